@@ -1,0 +1,245 @@
+"""The GPT-2 network, all of it, in one file that needs only torch.
+
+    python model.py        parameters and FLOPs a token of GPT-2 (small to xl) and GPT-3 175B, by part
+
+Dimensions: B batch, T time, C channels, H heads, D head size (C / H), V vocabulary, L layers.
+Parameter names are GPT-2's; matrices are nn.Linear's (out, in), where OpenAI's are stored (in, out).
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    block_size: int = 1024  # longest context, in tokens: rows of the position table
+    vocab_size: int = 50257  # token ids run from 0 to vocab_size - 1
+    n_layer: int = 12
+    n_head: int = 12  # must divide n_embd
+    n_embd: int = 768
+    bias: bool = True  # biases in the linear layers and norms, as in GPT-2
+    dropout: float = 0.0  # probability of zeroing; the three places below follow it unless set apart
+    embd_pdrop: float | None = None  # after the sum of token and position embeddings
+    attn_pdrop: float | None = None  # on the attention weights
+    resid_pdrop: float | None = None  # on what each half of a block adds to the residual stream
+
+    def pdrop(self, place: str) -> float:
+        """Dropout probability at "embd", "attn" or "resid"."""
+        own = getattr(self, f"{place}_pdrop")
+        return self.dropout if own is None else own
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Causal attention written out; scaled_dot_product_attention computes the same y without keeping the weights.
+
+    q, k, v: (B, H, T, D). Returns y (B, H, T, D) and the weights (B, H, T, T), each row of which sums to 1.
+    "Attention Is All You Need" (Vaswani et al. 2017), section 3.2.1, with the decoder's mask.
+    """
+    T, D = q.shape[-2:]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D)  # (B, H, T, T)
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(diagonal=1)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)  # (B, H, T, T)
+    return weights @ v, weights
+
+
+class CausalSelfAttention(nn.Module):
+    """Masked multi-head attention: each position looks at itself and what came before."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.n_head = config.n_head
+        self.attn_pdrop = config.pdrop("attn")
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.pdrop("resid"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        dropout_p = self.attn_pdrop if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)  # (B, H, T, D)
+        y = y.transpose(1, 2).reshape(B, T, C)
+        return self.dropout(self.c_proj(y))
+
+
+class MLP(nn.Module):
+    """Two matrices with GELU's tanh approximation between them, four times as wide inside."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.pdrop("resid"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.c_fc(x), approximate="tanh")  # (B, T, 4C)
+        return self.dropout(self.c_proj(x))  # (B, T, C)
+
+
+class Block(nn.Module):
+    """A pre-norm residual block."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.attn = CausalSelfAttention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x
+
+
+class GPT(nn.Module):
+    """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019).
+
+    Weights follow from `seed` and each parameter's name (see init_weights). Under `torch.device("meta")` nothing is
+    allocated or initialised, which is how checkpoints are loaded and large models are counted.
+    """
+
+    def __init__(self, config: GPTConfig, seed: int = 1337):
+        super().__init__()
+        self.config = config
+        self.transformer = nn.ModuleDict(
+            dict(
+                wte=nn.Embedding(config.vocab_size, config.n_embd),
+                wpe=nn.Embedding(config.block_size, config.n_embd),
+                drop=nn.Dropout(config.pdrop("embd")),
+                h=nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+                ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
+            )
+        )
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.tie_weights()
+        if not self.lm_head.weight.is_meta:
+            self.init_weights(seed)
+
+    def tie_weights(self) -> None:
+        """Make the output matrix the token-embedding table itself (Press & Wolf 2017)."""
+        self.lm_head.weight = self.transformer.wte.weight
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """GPT-2's initial values: N(0, 0.02), projections into the residual stream / sqrt(2 L), biases 0, gains 1.
+
+        Each tensor has a generator of its own, made from `seed` and the parameter's name, so that its values do not
+        depend on the order, on the device, or on which other parameters there are.
+        """
+        for name, p in self.named_parameters():
+            if name.endswith("bias"):
+                p.zero_()
+            elif p.dim() == 1:
+                p.fill_(1.0)
+            else:
+                std = 0.02 / math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 0.02
+                digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+                p.copy_(torch.empty(p.shape).normal_(0.0, std, generator=generator))
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Logits and, where there are targets, the mean cross-entropy in nats.
+
+        idx: (B, T) token ids, T <= block_size. targets: (B, T) ids that should come next; -1 is left out of the mean.
+        Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and None.
+        """
+        T = idx.shape[1]
+        if T > self.config.block_size:
+            raise ValueError(f"a sequence of {T} tokens is longer than block_size={self.config.block_size}")
+        positions = self.transformer.wpe.weight[:T]  # (T, C)
+        x = self.transformer.drop(self.transformer.wte(idx) + positions)  # (B, T, C)
+        for block in self.transformer.h:
+            x = block(x)
+        x = self.transformer.ln_f(x)
+        if targets is None:
+            return self.lm_head(x[:, [-1], :]), None
+        logits = self.lm_head(x)  # (B, T, V)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def crop_block_size(self, block_size: int) -> None:
+        """Keep the first `block_size` positions, for work on shorter text. Raises ValueError if there are fewer."""
+        if block_size > self.config.block_size:
+            raise ValueError(f"block_size={block_size} is more than the {self.config.block_size} positions there are")
+        self.config = replace(self.config, block_size=block_size)
+        kept = self.transformer.wpe.weight[:block_size].clone()
+        self.transformer.wpe = nn.Embedding.from_pretrained(kept, freeze=False)
+
+    @classmethod
+    def from_tensors(cls, config: GPTConfig, tensors: dict[str, Tensor]) -> "GPT":
+        """A model made of these tensors by parameter name, none of them copied; a tied weight is named once.
+
+        Raises RuntimeError, as load_state_dict does, where names or shapes do not fit `config`.
+        """
+        with torch.device("meta"):
+            model = cls(config)
+        tensors = {**tensors, "lm_head.weight": tensors["transformer.wte.weight"]}
+        model.load_state_dict(tensors, assign=True)
+        model.tie_weights()
+        return model
+
+    def num_params(self) -> dict[str, int]:
+        """Parameters by part, and their "total". The tied output matrix is counted once, with the embeddings.
+
+        "attention" and "MLP" are their matrices; "biases" are the biases of both.
+        """
+        parts = dict.fromkeys(("embeddings", "positions", "attention", "MLP", "biases", "norms"), 0)
+        for name, p in self.named_parameters():
+            if ".ln_" in name:
+                parts["norms"] += p.numel()
+            elif name.endswith("bias"):
+                parts["biases"] += p.numel()
+            elif ".attn." in name:
+                parts["attention"] += p.numel()
+            elif ".mlp." in name:
+                parts["MLP"] += p.numel()
+            else:
+                parts["positions" if "wpe" in name else "embeddings"] += p.numel()
+        return {**parts, "total": sum(parts.values())}
+
+    def flops_per_token(self) -> dict[str, int]:
+        """Training FLOPs a token (forward and backward) at full context, by part, as PaLM counts them (appendix B).
+
+        6 a matrix weight, the output matrix's among them, and 12 C T a layer for scores and weighted sums without
+        allowance for the causal half. Biases, norms and look-ups are left out.
+        """
+        c = self.config
+        matrices = {"attention": 4, "MLP": 8}  # in units of C * C a layer
+        parts = {name: 6 * n * c.n_layer * c.n_embd**2 for name, n in matrices.items()}
+        parts["attention"] += 12 * c.n_layer * c.n_embd * c.block_size
+        parts["embeddings"] = 6 * c.vocab_size * c.n_embd
+        return {**parts, "total": sum(parts.values())}
+
+
+SHAPES = {  # GPT-2: table 2 of Radford et al. 2019; GPT-3: table 2.1 of Brown et al. 2020
+    "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768),
+    "gpt2-medium": GPTConfig(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": GPTConfig(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600),
+    "gpt3-175b": GPTConfig(n_layer=96, n_head=96, n_embd=12288, block_size=2048),
+}
+
+
+def main() -> None:
+    for title in ("parameters", "training FLOPs a token"):
+        print(title)
+        rows = {}
+        for name, config in SHAPES.items():
+            with torch.device("meta"):
+                model = GPT(config)
+            rows[name] = model.num_params() if title == "parameters" else model.flops_per_token()
+        parts = list(next(iter(rows.values())))
+        print(f"  {'':12}" + "".join(f"{part:>19}" for part in parts))
+        for name, row in rows.items():
+            print(f"  {name:12}" + "".join(f"{row[part]:>19,}" for part in parts))
+
+
+if __name__ == "__main__":
+    main()
