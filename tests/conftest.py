@@ -1,9 +1,25 @@
-"""What the tests share: a seed that is printed."""
+"""What the tests share: a seed that is printed, a tiny text, a data set made of it, and no network."""
 
 import os
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models, and other work on this machine: threads would wait for each other
+os.environ["WANDB_MODE"] = "offline"
+os.environ["WANDB_SILENT"] = "true"
+
+from prepare import shakespeare_char
+from train import TrainConfig
+
+WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
+
+
+@pytest.fixture(autouse=True)
+def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -12,3 +28,34 @@ def seed() -> int:
     value = int(os.environ.get("SEED") or random.randrange(2**31))
     print(f"SEED={value}")
     return value
+
+
+@pytest.fixture(scope="session")
+def text() -> str:
+    """Some 20,000 characters of made-up verse."""
+    rng = random.Random(7)
+    verses = [" ".join(rng.choices(WORDS, k=6)).capitalize() + rng.choice(".;,?") + "\n" for _ in range(700)]
+    return "".join("ROMEO:\n" * (i % 20 == 0) + verse for i, verse in enumerate(verses))
+
+
+@pytest.fixture(scope="session")
+def data_dir(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds one data set, "verse", of characters."""
+    folder = tmp_path_factory.mktemp("data")
+    source = folder / "verse.txt"
+    source.write_text(text, encoding="utf-8")
+    shakespeare_char.main(shakespeare_char.PrepareConfig(input=str(source), data_dir=str(folder)))
+    return folder
+
+
+@pytest.fixture
+def tiny(data_dir: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """Settings for a run of a few seconds; keywords change them."""
+
+    def make(**settings) -> TrainConfig:
+        small = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=4, max_iters=12, warmup_iters=2)
+        small |= dict(learning_rate=3e-3, eval_interval=6, log_interval=1, eval_iters=4, dropout=0.1)
+        small |= dict(dataset="verse", data_dir=str(data_dir), out_dir=str(tmp_path / "out"), dtype="float32")
+        return TrainConfig(**{**small, **settings})
+
+    return make

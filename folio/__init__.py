@@ -1,0 +1,5 @@
+"""What Folio's scripts share. Nothing in here imports a script or the model."""
+
+
+class UserError(Exception):
+    """A mistake that the user can mend. Its message says what is wrong, where, and how to fix it."""

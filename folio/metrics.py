@@ -1,0 +1,83 @@
+"""Where a run's numbers go: a progress bar, out_dir/metrics.jsonl, and wandb when it is asked for."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from folio.files import replacing
+
+
+class Metrics:
+    """One line of JSON a logged step. A context manager; closing it ends the bar and the wandb run.
+
+    step: how many steps are done already; of an earlier run, only the lines up to there are kept. wandb_id: the run
+    that wandb continues, or None for a new one. config: what wandb shows.
+    """
+
+    def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
+        self.path = out_dir / "metrics.jsonl"
+        _cut(self.path, step)
+        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
+        self.bar = tqdm(total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05)
+        self.val_loss = math.nan
+        self.wandb = None
+        if config["wandb_log"]:
+            import wandb
+
+            self.wandb = wandb.init(
+                project=config["wandb_project"],
+                name=config["wandb_run_name"],
+                id=wandb_id,
+                resume="allow" if wandb_id else None,
+                config=config,
+                dir=str(out_dir),
+            )
+
+    @property
+    def wandb_id(self) -> str | None:
+        return self.wandb.id if self.wandb else None
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Record one step's numbers; "step" and "loss" are among them, None marks what is unknown,
+        and stands in the file for an infinite gradient norm, which JSON has no word for."""
+        line = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+        }
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        if self.wandb:
+            self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
+        self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
+        text = f"loss {line['loss']:.4f}"
+        if not math.isnan(self.val_loss):
+            text += f", val {self.val_loss:.4f}"
+        text += f", {line['tokens_per_second']:,.0f} tok/s" if line["tokens_per_second"] else ""
+        text += f", {line['mfu']:.1%} MFU" if line["mfu"] else ""
+        if self.bar.disable:  # not a terminal: a line in place of the bar
+            print(f"step {line['step']:,}/{self.bar.total:,}: {text}", flush=True)
+        else:
+            self.bar.set_postfix_str(text, refresh=False)
+
+    def advance(self) -> None:
+        """One more step is done."""
+        self.bar.update()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.bar.close()
+        self.file.close()
+        if self.wandb:
+            self.wandb.finish(exit_code=0 if exception[0] is None else 1)
+
+
+def _cut(path: Path, step: int) -> None:
+    """Drop the lines beyond `step`, and a last one that is not whole."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    with replacing(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")

@@ -1,0 +1,237 @@
+"""Device, dtype, compilation and seeds: decided once, said in one line, passed on as one frozen value."""
+
+import hashlib
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from folio import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how a run computes. `described` is the line that says so, with the reason for each choice."""
+
+    device: torch.device
+    dtype: torch.dtype  # of matmuls and activations; weights and optimizer state are float32
+    compile: bool
+    described: str
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What "auto" came to, as a checkpoint keeps it."""
+        return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch."), "compile": self.compile}
+
+    @contextmanager
+    def compute(self, T: int) -> Iterator[None]:
+        """The context of a forward pass over T tokens: autocast to `dtype`, and on a CPU the fastest attention."""
+        with ExitStack() as stack:
+            if self.dtype != torch.float32:
+                stack.enter_context(torch.autocast(self.device.type, self.dtype))
+                if self.device.type == "cpu" and T <= 256:
+                    # Plain matmuls beat the CPU's flash kernel in bfloat16 on short sequences (docs/performance.md).
+                    stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            yield
+
+    def to_device(self, *arrays: np.ndarray) -> list[Tensor]:
+        """The arrays as tensors on the device, through pinned memory and without waiting where that is CUDA."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        if self.device.type == "cuda":
+            return [tensor.pin_memory().to(self.device, non_blocking=True) for tensor in tensors]
+        return [tensor.to(self.device) for tensor in tensors]
+
+    def peak_flops(self) -> float | None:
+        """Dense FLOP/s that the device's maker states for `dtype`, or None where this is not known."""
+        if self.device.type != "cuda" or self.dtype == torch.float32:
+            return None
+        name = torch.cuda.get_device_name(self.device)
+        return next((1e12 * peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
+
+    def peak_memory(self) -> int | None:
+        """Bytes: the most that was allocated on a GPU, or the largest resident size of this process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        if sys.platform == "win32":
+            return None
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# Dense TFLOP/s in bfloat16 or float16 with float32 accumulation, from NVIDIA's datasheets; a longer name stands before
+# its own beginning. A GPU that is not here gets no MFU.
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.4,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.4,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10G": 70.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+    "V100": 125.0,
+    "T4": 65.0,
+}
+
+
+def decide(
+    device: str, dtype: str, compile: bool | str, deterministic: bool = False, earlier: dict[str, Any] | None = None
+) -> Runtime:
+    """Settle device, dtype and compile; each is taken by name, or chosen by capability when it is "auto".
+
+    earlier: `Runtime.resolved` of the run that is continued; "auto" then means the same again if the device is of the
+    same kind. Sets torch's global modes for the choice. Raises UserError for what cannot work here.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError("Folio trains in one process, on one device: start it with python, without torchrun")
+    reasons = []
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    place = _open_device(device)
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
+    threads = f", {torch.get_num_threads()} threads" if place.type == "cpu" else ""
+    reasons.append(f"{place} ({name}{threads})")
+    if earlier and earlier["device"] == place.type:
+        dtype = earlier["dtype"] if dtype == "auto" else dtype
+        compile = earlier["compile"] if compile == "auto" else compile
+    elif earlier:
+        reasons.append(f"continues a run from {earlier['device']}, so no longer bit for bit")
+
+    auto_dtype, why = _best_dtype(place) if dtype == "auto" else (dtype, "as set")
+    reasons.append(f"{auto_dtype} ({why})")
+    if place.type == "cuda" and auto_dtype == "bfloat16" and not _has_bf16():
+        raise UserError(f"dtype=bfloat16: {name} cannot compute in it; use --dtype=float16")
+    if place.type != "cuda" and auto_dtype == "float16":
+        raise UserError(f"dtype=float16: it needs a CUDA GPU, and this run is on {place}; use --dtype=auto")
+    # True float32 when it is asked for by name; "auto" may use the faster modes of float32 matmuls.
+    faster = "high" if place.type == "cuda" else "medium"
+    torch.set_float32_matmul_precision("highest" if dtype == "float32" else faster)
+
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+
+    auto_compile, why = _whether_to_compile(place, compile)
+    reasons.append(f"{'compiled' if auto_compile else 'eager'} ({why})")
+    return Runtime(place, DTYPES[auto_dtype], auto_compile, ", ".join(reasons))
+
+
+def _open_device(name: str) -> torch.device:
+    """The device of that name. Raises UserError if it is not there."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"device={name}: it cannot be used here ({first}); use --device=auto") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _best_dtype(device: torch.device) -> tuple[str, str]:
+    if device.type == "cuda":
+        if _has_bf16():
+            return "bfloat16", "this GPU computes in it"
+        return "float16", "this GPU has no bfloat16"
+    if device.type == "cpu":
+        ratio = _bf16_speedup()
+        if ratio > 1.3:
+            return "bfloat16", f"matmuls run {ratio:.1f}x as fast as in float32"
+        return "float32", f"bfloat16 matmuls would run {ratio:.1f}x as fast"
+    return "float32", "the safe choice on this device"
+
+
+def _has_bf16() -> bool:
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _bf16_speedup() -> float:
+    """How many times faster this CPU multiplies matrices in bfloat16; far below 1 where it emulates them."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.ones(384, 384, dtype=dtype)
+        times = []
+        for _ in range(6):
+            begin = time.perf_counter()
+            a @ a
+            times.append(time.perf_counter() - begin)
+        seconds[dtype] = min(times)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def _whether_to_compile(device: torch.device, wanted: bool | str) -> tuple[bool, str]:
+    """Whether torch.compile is used, and why. Raises UserError if it was asked for and does not work."""
+    if wanted is False:
+        return False, "as set"
+    if wanted == "auto" and device.type != "cuda":
+        return False, "in a short run, compiling costs more than it saves"
+    try:
+        x = torch.ones(8, device=device, requires_grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.compile(lambda x: (x.sin() * 2).sum())(x).backward()
+    except Exception as error:  # whatever the compiler, the driver or a missing tool raises
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if wanted is True:
+            raise UserError(f"compile=True: torch.compile does not work here: {first}; use --compile=False") from None
+        return False, f"torch.compile does not work here: {first}"
+    return True, "as set" if wanted is True else "a probe compiled and ran"
+
+
+def derive_seed(*parts: str | int) -> int:
+    """A seed for torch that follows from the parts alone, so that no generator's state has to be kept."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def compiled(model: nn.Module, runtime: Runtime) -> nn.Module:
+    """The module to call in training: the model itself, or a compiled view of the same weights."""
+    return torch.compile(model) if runtime.compile else model
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM within its block into a request to stop; the second does what it always did.
+
+    `requested` is the signal's name, or None. Outside the main thread, where Python lets nobody handle signals, it
+    does nothing.
+    """
+
+    requested: str | None = None
+
+    def __enter__(self) -> "StopRequest":
+        self.before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def note(self, number: int, frame: Any) -> None:
+        self.requested = signal.Signals(number).name
+        self.restore()
+
+    def restore(self) -> None:
+        while self.before:
+            signal.signal(*self.before.popitem())
+
+    def __exit__(self, *exception: Any) -> None:
+        self.restore()

@@ -1,0 +1,229 @@
+import contextlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from folio import configurator
+from folio.configurator import ConfigError
+from sample import SampleConfig
+from train import TrainConfig
+
+ROOT = configurator.ROOT
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the tests."""
+
+    # --- numbers ---
+    learning_rate: float = 0.1  # a rate
+    max_iters: int = 10  # steps
+    #                      in all
+    eval_iters: int | None = None  # a cap; None: off
+    # --- words ---
+    start: str = ""  # a text
+    name: str | None = None  # another
+    compile: bool | Literal["auto"] = "auto"  # a choice
+    dtype: Literal["auto", "float32"] = "auto"
+    flag: bool = False  # a switch
+
+    def problems(self) -> list[tuple[str, str]]:
+        return [(n, "it must be positive") for n in ("learning_rate", "max_iters") if getattr(self, n) <= 0]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str) -> str:
+        Path("x.py").write_text(content, encoding="utf-8")
+        return "x.py"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "argument, setting, value",
+    [
+        ("--learning_rate=1", "learning_rate", 1.0),
+        ("--learning_rate=1e-3", "learning_rate", 1e-3),
+        ("--max_iters=1e3", "max_iters", 1000),
+        ("--max_iters=5_000", "max_iters", 5000),
+        ("--eval_iters=None", "eval_iters", None),
+        ("--eval_iters=7", "eval_iters", 7),
+        ("--compile=false", "compile", False),
+        ("--compile=True", "compile", True),
+        ("--compile=auto", "compile", "auto"),
+        ("--dtype=float32", "dtype", "float32"),
+        ("--start=a=b", "start", "a=b"),
+        ("--start=", "start", ""),
+        ("--start=12", "start", "12"),
+        ("--name=123", "name", "123"),
+        ("--name=none", "name", None),
+        ("--flag=TRUE", "flag", True),
+    ],
+)
+def test_arguments(argument, setting, value):
+    found = getattr(configurator.load(Config, [argument]), setting)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--learning_rat=1"], "command line: there is no setting learning_rat; did you mean learning_rate?"),
+        (["--zzz=1"], "command line: there is no setting zzz"),
+        (["--max_iters", "5"], "command line: write --max_iters=VALUE in place of --max_iters"),
+        (["--max_iters", "5"], "command line: write --max_iters=5 as one word"),
+        (["-max_iters=5"], "command line: write --max_iters=VALUE in place of -max_iters=5"),
+        (
+            ["config/shakespear_char.py"],
+            "there is no config file config/shakespear_char.py; did you mean config/shakes",
+        ),
+        (["zzzz"], "there is no config file zzzz; there are config/"),
+        (["--max_iters=1.5"], "command line: max_iters=1.5: it takes a whole number"),
+        (["--max_iters=many"], "command line: max_iters=many: it takes a whole number"),
+        (["--max_iters=inf"], "command line: max_iters=inf: it takes a whole number"),
+        (["--eval_iters=x"], "it takes a whole number or None"),
+        (["--compile=1"], "command line: compile=1: it takes True or False or 'auto'"),
+        (["--dtype=fp32"], "it takes 'auto' or 'float32'"),
+        (["--flag=yes"], "it takes True or False"),
+        (["--learning_rate=0"], "command line: learning_rate=0.0: it must be positive"),
+    ],
+)
+def test_mistakes_say_how_to_mend_them(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        configurator.load(Config, arguments)
+    assert message in str(error.value)
+
+
+def test_a_file_holds_assignments_and_arithmetic(write):
+    path = write(
+        '"""A record."""\nimport_rate = 2\n'.replace("import_rate", "_scratch")
+        + "max_iters = 4 * 10**2 // _scratch\n"
+        + "eval_iters = max_iters / 100\n"
+        + "learning_rate: float = 1\n"
+        + "start = 'a' + 'b'  # a comment\n"
+        + "name = None\n"
+        + "flag = not False\n"
+    )
+    config = configurator.load(Config, [path, "--start=c"])
+    assert config == Config(learning_rate=1.0, max_iters=200, eval_iters=2, start="c", flag=True)
+    assert configurator.load(Config, ["--start=c", path]).start == "ab"  # the later one counts
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("max_iters = 1\nlerning_rate = 1", "x.py:2: there is no setting lerning_rate; did you mean learning_rate?"),
+        ("import os", "x.py:1: `import os` is not an assignment"),
+        ("start = open('f')", "`open('f')` is not a constant"),
+        ("start = __import__('os').system('x')", "is not a constant"),
+        ("max_iters = steps", "`steps` is not defined above"),
+        ("if True:\n    max_iters = 1", "`if True:` is not an assignment"),
+        ("max_iters = 9**9**9", "not arithmetic with numbers of a usual size"),
+        ("start = 'a' * 10**10", "not arithmetic"),
+        ("max_iters = 1 / 0", "division by zero"),
+        ("max_iters = 'a'", "x.py:1: max_iters=a: it takes a whole number"),
+        ("flag = 1", "it takes True or False"),
+        ("max_iters = True", "it takes a whole number"),
+        ("name = 5", "it takes text or None"),
+        ("max_iters =", "x.py:1: this is not Python"),
+        ("\n\nmax_iters = 0", "x.py:3: max_iters=0: it must be positive"),
+    ],
+)
+def test_mistakes_in_a_file_name_the_line(write, content, message):
+    with pytest.raises(ConfigError) as error:
+        configurator.load(Config, [write(content)])
+    assert message in str(error.value)
+
+
+def test_all_mistakes_are_told_at_once(write):
+    with pytest.raises(ConfigError) as error:
+        configurator.load(Config, [write("a = 1\nb = 2"), "--c=3"])
+    assert len(str(error.value).splitlines()) == 3
+    with pytest.raises(ConfigError) as error:
+        configurator.load(Config, ["--max_iters=0", "--learning_rate=-1"])
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("cls", [Config, TrainConfig, SampleConfig])
+def test_help_shows_every_setting(cls):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as exit:
+        configurator.load(cls, ["--help"])
+    assert exit.value.code == 0
+    for field in cls.__dataclass_fields__:
+        assert f"--{field}=" in out.getvalue()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
+def test_shipped_configs_load(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # found from any folder
+    config = configurator.load(TrainConfig, [f"config/{path.name}"])
+    assert config.out_dir != TrainConfig.out_dir
+    assert path.read_text(encoding="utf-8").startswith("# python train.py config/" + path.name)
+
+
+def test_impossible_training_settings_are_told_together():
+    wrong = ["--n_embd=30", "--n_head=4", "--learning_rate=-1", "--max_iters=10", "--dropout=1", "--batch_size=0"]
+    wrong += ["--total_batch_tokens=100", "--gradient_accumulation_steps=2", "--min_lr=1", "--beta2=1", "--patience=0"]
+    with pytest.raises(ConfigError) as error:
+        configurator.load(TrainConfig, wrong)
+    named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
+    assert named == set(
+        "n_head learning_rate warmup_iters dropout batch_size total_batch_tokens min_lr beta2 patience".split()
+    )
+    assert "n_embd=30 is not divisible by it; take 2 or 3 or 5" in str(error.value)
+
+
+def test_total_batch_tokens_gives_the_accumulation():
+    config = configurator.load(TrainConfig, ["--total_batch_tokens=1e5", "--batch_size=10", "--block_size=1000"])
+    assert config.accumulation == 10
+    with pytest.raises(ConfigError, match="multiple of batch_size \\* block_size = 10,000; take 90000"):
+        configurator.load(TrainConfig, ["--total_batch_tokens=91000", "--batch_size=10", "--block_size=1000"])
+
+
+NANOGPT = """
+out_dir = 'out-shakespeare-char'
+eval_interval = 250
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False
+wandb_log = False
+wandb_project = 'shakespeare-char'
+wandb_run_name = 'mini-gpt'
+dataset = 'shakespeare_char'
+gradient_accumulation_steps = 1
+batch_size = 64
+block_size = 256
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+learning_rate = 1e-3
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 1e-4
+beta2 = 0.99
+warmup_iters = 100
+eval_only = False
+init_from = 'scratch'
+bias = False
+weight_decay = 1e-1
+beta1 = 0.9
+grad_clip = 1.0
+decay_lr = True
+device = 'cuda'
+dtype = 'bfloat16'
+compile = True
+backend = 'nccl'
+"""
+
+
+def test_every_setting_of_nanogpt_is_taken(write):
+    config = configurator.load(TrainConfig, [write(NANOGPT)])
+    assert config.batch_size == 64 and config.wandb_run_name == "mini-gpt"

@@ -1,0 +1,255 @@
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folio import dataset
+from folio.dataset import DatasetError, TrainingWindows, ValidationWindows, open_dataset, permute
+from folio.files import read_json, write_json
+from folio.tokenizer import CharTokenizer
+
+T = 8
+
+
+@pytest.fixture
+def folder(data_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the data set, to be damaged."""
+    return Path(shutil.copytree(data_dir / "verse", tmp_path / "verse"))
+
+
+def shards(*lengths: int) -> list[np.ndarray]:
+    """Shards in which each token of all is another id."""
+    ends = np.cumsum(lengths)
+    return [np.arange(end - length, end, dtype="<u2") for end, length in zip(ends, lengths, strict=True)]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_what_is_read(data_dir, text):
+    data = open_dataset(data_dir / "verse")
+    tokenizer = data.load_tokenizer()
+    (train,), (val,) = data.train, data.val
+    assert tokenizer.decode(np.concatenate([train, val])) == text
+    assert len(train) == int(len(text) * 0.9)
+    assert train.dtype == np.dtype("<u2") and isinstance(train.base, np.memmap)  # mapped, not copied
+    meta = read_json(data_dir / "verse" / "meta.json")
+    assert meta["source"]["bytes"] == len(text.encode()) and meta["splits"]["train"][0]["tokens"] == len(train)
+
+
+def test_nanogpt_can_read_our_shards(data_dir, text):
+    raw = np.memmap(data_dir / "verse" / "train.bin", dtype=np.uint16, mode="r")
+    assert CharTokenizer.of(text).decode(raw) == text[: len(raw)]
+
+
+@pytest.mark.parametrize("ids", [[3, 10], [-1, 3]])
+def test_an_id_that_does_not_fit_is_not_written(tmp_path, ids):
+    """numpy would wrap silently: 70,000 as uint16 is 4,464."""
+    with pytest.raises(DatasetError, match="does not fit a vocabulary of 10"):
+        dataset.write_shard(tmp_path / "train.bin", [np.array([1, 2]), np.array(ids)], 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_large_vocabularies_take_uint32(tmp_path):
+    dataset.write_shard(tmp_path / "train.bin", [np.array([1, 70_000])], 70_001)
+    assert np.fromfile(tmp_path / "train.bin", dtype="<u4").tolist() == [1, 70_000]
+
+
+def nanogpt_folder(folder: Path, meta: bytes | None) -> Path:
+    folder.mkdir()
+    np.array([0, 1, 2, 1] * 10, dtype=np.uint16).tofile(folder / "train.bin")
+    np.array([2, 1, 0] * 4, dtype=np.uint16).tofile(folder / "val.bin")
+    if meta is not None:
+        (folder / "meta.pkl").write_bytes(meta)
+    return folder
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nanogpt_folder_with_characters(tmp_path, protocol):
+    characters = "\nab"
+    meta = dict(vocab_size=3, itos=dict(enumerate(characters)), stoi={c: i for i, c in enumerate(characters)})
+    if protocol == 0:  # text opcodes; Python has not written them by default since 2008
+        with pytest.raises(DatasetError, match="not plain data"):
+            open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(meta, protocol)))
+        return
+    data = open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(meta, protocol)))
+    assert data.vocab_size == 3 and data.load_tokenizer().decode(data.train[0][:4]) == "\naba"
+
+
+def test_nanogpt_folder_without_meta_is_gpt2(tmp_path):
+    data = open_dataset(nanogpt_folder(tmp_path / "d", None))
+    assert data.vocab_size == 50257 and data.tokenizer_json is None
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("echo this must not run",)
+
+
+@pytest.mark.parametrize("meta", [pickle.dumps({"itos": Bomb()}), b"\x80\x04", b"nonsense", pickle.dumps({"a": 1})])
+def test_a_strange_meta_pkl_is_not_opened(tmp_path, meta, capfd):
+    with pytest.raises(DatasetError, match=r"meta\.pkl"):
+        open_dataset(nanogpt_folder(tmp_path / "d", meta))
+    assert capfd.readouterr().out == ""
+
+
+def test_a_huge_meta_pkl_is_not_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "PLAIN_BYTES", 10)
+    with pytest.raises(DatasetError, match="larger than 10 bytes"):
+        open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": {}})))
+
+
+def llmc_shard(path: Path, ids: np.ndarray, magic: int = 20240520, count: int | None = None) -> None:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, 1, len(ids) if count is None else count
+    path.write_bytes(header.tobytes() + ids.astype("<u2").tobytes())
+
+
+def test_llmc_shards(tmp_path):
+    first, second, val = np.arange(100), np.arange(100, 150), np.arange(30)
+    llmc_shard(tmp_path / "fineweb_train_000001.bin", first)
+    llmc_shard(tmp_path / "fineweb_train_000002.bin", second)
+    llmc_shard(tmp_path / "fineweb_val_000000.bin", val)
+    data = open_dataset(tmp_path)
+    assert np.array_equal(np.concatenate(data.train), np.arange(150)) and np.array_equal(data.val[0], val)
+    assert data.vocab_size == 50257
+
+
+@pytest.mark.parametrize(
+    "shard, message",
+    [
+        (dict(magic=1), "wrong magic: it begins with 1"),
+        (dict(count=99), "speaks of 99 tokens"),
+    ],
+)
+def test_bad_llmc_shards(tmp_path, shard, message):
+    llmc_shard(tmp_path / "x_train_1.bin", np.arange(100), **shard)
+    llmc_shard(tmp_path / "x_val_0.bin", np.arange(100))
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(tmp_path)
+    (tmp_path / "x_train_1.bin").write_bytes(b"short")
+    with pytest.raises(DatasetError, match="cut off"):
+        open_dataset(tmp_path)
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda f: cut(f / "train.bin", 0), r"train\.bin is empty"),
+        (lambda f: cut(f / "train.bin", 1000), r"train\.bin is truncated: 500 of"),
+        (lambda f: cut(f / "train.bin", 1001), "not a whole number of uint16 tokens"),
+        (lambda f: (f / "val.bin").unlink(), r"val\.bin is missing"),
+        (lambda f: flip(f / "val.bin"), "has changed since it was written: its sha256"),
+        (lambda f: (f / "meta.json").write_text("{"), r"meta\.json"),
+        (lambda f: write_json(f / "meta.json", {"format_version": 99}), "format version 99 is not 1"),
+        (lambda f: [path.unlink() for path in f.iterdir()], "is not a data set"),
+    ],
+)
+def test_damage_is_told(folder, damage, message):
+    damage(folder)
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(folder)
+
+
+# --- sequences --------------------------------------------------------------------------------------------------------
+
+
+def test_permute_is_a_permutation_for_every_key(seed):
+    rng = np.random.default_rng(seed)
+    for n in (1, 2, 3, 4, 5, 16, 17, 1000, 1025, *rng.integers(1, 5000, 10).tolist()):
+        key = rng.integers(2**63, dtype=np.uint64)
+        places = permute(np.arange(n, dtype=np.uint64), n, np.full(n, key))
+        assert sorted(places.tolist()) == list(range(n))
+
+
+def test_permute_shuffles(seed):
+    """Over many keys, each element comes to each place about equally often."""
+    n, keys = 7, np.random.default_rng(seed).integers(2**63, size=14_000, dtype=np.uint64)
+    for i in range(n):
+        counts = np.bincount(permute(np.full(len(keys), i, dtype=np.uint64), n, keys).astype(int), minlength=n)
+        chi_square = ((counts - 2000) ** 2 / 2000).sum()
+        assert chi_square < 40  # 6 degrees of freedom: beyond this in fewer than 1 of 1,000,000
+
+
+@pytest.mark.parametrize("lengths", [(100,), (T + 1,), (2 * T,), (2 * T - 1, 50, 3, 77)])
+def test_an_epoch_has_each_window_once(lengths, seed):
+    data = shards(*lengths)
+    windows = TrainingWindows(data, T, 1000, seed, "epoch")
+    assert windows.per_epoch == sum(max(1, (n - T) // T) for n in lengths if n > T)
+    orders = []
+    for epoch in range(4):
+        x, y = windows.batch(epoch * windows.per_epoch, windows.per_epoch)
+        assert np.array_equal(x[:, 1:], y[:, :-1]) and (np.diff(x) == 1).all()  # no window crosses a shard
+        tokens = y.ravel().tolist()
+        assert len(set(tokens)) == len(tokens)  # none overlap
+        orders.append(x[:, 0].tolist())
+    if windows.per_epoch > 3:
+        assert len({tuple(order) for order in orders}) > 1
+
+
+def test_every_phase_comes(seed):
+    windows = TrainingWindows(shards(4 * T), T, 1000, seed, "epoch")
+    starts, _ = windows.batch(0, 600)
+    assert set((starts[:, 0] % T).tolist()) == set(range(T))
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_sequence_i_does_not_depend_on_the_batch(sampling, seed):
+    windows = TrainingWindows(shards(300, 200), T, 1000, seed, sampling)
+    whole, _ = windows.batch(0, 128)
+    parts = np.concatenate([windows.batch(first, 8)[0] for first in range(0, 128, 8)])
+    alone = np.concatenate([windows.batch(i, 1)[0] for i in range(128)])
+    assert np.array_equal(whole, parts) and np.array_equal(whole, alone)
+    other, _ = TrainingWindows(shards(300, 200), T, 1000, seed + 1, sampling).batch(0, 128)
+    assert not np.array_equal(whole, other)
+
+
+def test_random_sampling_draws_any_start(seed):
+    windows = TrainingWindows(shards(T + 3, 5, T + 2), T, 1000, seed, "random")
+    x, y = windows.batch(0, 5000)
+    counts = np.bincount(x[:, 0])
+    assert np.flatnonzero(counts).tolist() == [0, 1, 2, 16, 17]  # T tokens and a target from each, in its shard
+    assert counts[[0, 1, 2, 16, 17]].min() > 800 and np.array_equal(y, x + 1)
+
+
+@pytest.mark.parametrize("lengths", [(100,), (T,), (2,), (50, 1, 17)])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_validation_predicts_every_token_once(lengths, batch_size):
+    data = shards(*lengths)
+    targets = []
+    for x, y in ValidationWindows(data, T, 1000).batches(batch_size):
+        assert x.shape == y.shape == (batch_size, T) and x.min() >= 0
+        targets += y[y != -1].tolist()
+        assert np.array_equal(x[y != -1], y[y != -1] - 1)
+    assert targets == [token for shard in data for token in shard[1:].tolist()]
+
+
+def test_capped_validation_is_spread_and_fixed():
+    windows = ValidationWindows(shards(10 * T + 1), T, 1000, max_windows=4)
+    first = [x[0, 0].item() // T for x, _ in windows.batches(1)]
+    assert first == [0, 2, 5, 7] == [x[0, 0].item() // T for x, _ in windows.batches(1)]
+
+
+def test_an_id_outside_the_vocabulary_is_found_at_first_use():
+    with pytest.raises(DatasetError, match="token id 99 in the shards is outside the vocabulary of 50"):
+        TrainingWindows([np.full(100, 99, dtype="<u2")], T, 50, 1, "epoch").batch(0, 4)
+
+
+def test_too_little_text():
+    with pytest.raises(DatasetError, match=r"fewer than block_size \+ 1 = 9"):
+        TrainingWindows(shards(T), T, 1000, 1, "epoch")
+    with pytest.raises(DatasetError, match="fewer than 2 tokens"):
+        ValidationWindows(shards(1), T, 1000)

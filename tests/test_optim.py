@@ -1,0 +1,84 @@
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
+from model import GPT, GPTConfig
+
+CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
+BASE = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
+    return make_optimizer(model, 1e-2, (0.9, 0.95), 0.1)
+
+
+def steps(model: GPT, optimizer: torch.optim.Optimizer, n: int) -> None:
+    idx = torch.arange(16).view(2, 8)
+    for _ in range(n):
+        model(idx, idx + 1)[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = GPT(CONFIG)
+    decayed, plain = (set(map(id, group["params"])) for group in optimizer_of(model).param_groups)
+    for name, p in model.named_parameters():
+        assert (id(p) in decayed) == (p.dim() == 2) != (id(p) in plain), name
+
+
+def test_steps_equal_adamw_by_hand():
+    """The algorithm of Loshchilov & Hutter 2019, in float64."""
+    model = GPT(CONFIG).double()
+    optimizer = optimizer_of(model)
+    idx = torch.arange(16).view(2, 8)
+    by_hand = {name: p.detach().clone() for name, p in model.named_parameters()}
+    m = {name: torch.zeros_like(p) for name, p in by_hand.items()}
+    v = {name: torch.zeros_like(p) for name, p in by_hand.items()}
+    for t in range(1, 4):
+        model(idx, idx + 1)[1].backward()
+        for name, p in model.named_parameters():
+            m[name] = 0.9 * m[name] + 0.1 * p.grad
+            v[name] = 0.95 * v[name] + 0.05 * p.grad**2
+            step = m[name] / (1 - 0.9**t) / ((v[name] / (1 - 0.95**t)).sqrt() + 1e-8)
+            decay = 0.1 if p.dim() == 2 else 0.0
+            by_hand[name] = by_hand[name] * (1 - 1e-2 * decay) - 1e-2 * step
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), by_hand[name])
+
+
+def test_state_comes_back_by_name():
+    first, second = GPT(CONFIG), GPT(CONFIG)
+    before, after = optimizer_of(first), optimizer_of(second)
+    steps(first, before, 3)
+    second.load_state_dict(first.state_dict())
+    load_state_tensors(second, after, {name: tensor.clone() for name, tensor in state_tensors(first, before).items()})
+    steps(first, before, 2)
+    steps(second, after, 2)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert "transformer.wte.weight/exp_avg" in state_tensors(first, before)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_schedules_rise_and_reach_their_end(schedule):
+    rates = [lr_at(step, schedule=schedule, **BASE) for step in range(130)]
+    assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    assert rates[10] == 1.0 and rates[110:] == [0.1] * 20
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+
+
+def test_schedules_at_their_middles():
+    middle = dict(step=60, **BASE)
+    assert lr_at(schedule="linear", **middle) == pytest.approx(0.55)
+    assert lr_at(schedule="cosine", **middle) == pytest.approx(0.55)
+    quarter = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert lr_at(35, schedule="cosine", **BASE) == pytest.approx(quarter)
+    assert lr_at(89, schedule="wsd", **BASE) == 1.0
+    assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
+    assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}

@@ -1,0 +1,129 @@
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError, runtime
+from folio.runtime import StopRequest, decide, derive_seed
+
+
+@pytest.fixture(autouse=True)
+def modes():
+    """torch's global modes, put back."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for ratio, dtype in ((2.0, torch.bfloat16), (0.02, torch.float32)):
+        monkeypatch.setattr(runtime, "_bf16_speedup", lambda ratio=ratio: ratio)
+        chosen = decide("auto", "auto", "auto")
+        assert chosen.device.type == "cpu" and chosen.dtype == dtype and not chosen.compile
+        assert f"{ratio:.1f}x as fast" in chosen.described
+        assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_the_probe_measures():
+    assert 0.001 < runtime._bf16_speedup() < 1000
+
+
+def test_float32_by_name_is_true_float32():
+    decide("cpu", "auto", False)
+    assert torch.get_float32_matmul_precision() == "medium"
+    decide("cpu", "float32", False)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_run_that_goes_on_keeps_what_auto_meant():
+    earlier = {"device": "cpu", "dtype": "bfloat16", "compile": False}
+    assert decide("cpu", "auto", "auto", earlier=earlier).dtype == torch.bfloat16
+    assert decide("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
+    elsewhere = decide("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
+    assert "no longer bit for bit" in elsewhere.described
+    assert earlier == decide("cpu", "auto", "auto", earlier=earlier).resolved
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (("cuda:99", "auto", False), "device=cuda:99: it cannot be used here"),
+        (("gpu", "auto", False), "device=gpu: it cannot be used here"),
+        (("cpu", "float16", False), "dtype=float16: it needs a CUDA GPU"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        decide(*settings)
+
+
+def test_compile_falls_back_on_auto_and_fails_by_name(monkeypatch):
+    def broken(function):
+        raise RuntimeError("no compiler here\nand much more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(UserError, match=r"compile=True: torch.compile does not work here: no compiler here; use"):
+        decide("cpu", "float32", True)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
+    assert runtime._whether_to_compile(cuda, "auto") == (False, "torch.compile does not work here: no compiler here")
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="without torchrun"):
+        decide("cpu", "float32", False)
+
+
+def test_compute_sets_the_dtype():
+    a = torch.ones(4, 4)
+    for dtype in (torch.float32, torch.bfloat16):
+        with decide("cpu", str(dtype).removeprefix("torch."), False).compute(T=8):
+            assert (a @ a).dtype == dtype
+        assert (a @ a).dtype == torch.float32
+
+
+def test_arrays_come_to_the_device():
+    x, y = decide("cpu", "float32", False).to_device(np.arange(6).reshape(2, 3)[:, :-1], np.ones((2, 2)))
+    assert x.tolist() == [[0, 1], [3, 4]] and y.shape == (2, 2)
+
+
+def test_peaks_are_told_only_where_known(monkeypatch):
+    cpu = decide("cpu", "float32", False)
+    assert cpu.peak_flops() is None and cpu.peak_memory() > 1e6
+    gpu = runtime.Runtime(torch.device("cuda"), torch.bfloat16, True, "")
+    for name, peak in (("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("Some GPU", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert gpu.peak_flops() == peak
+    assert runtime.Runtime(torch.device("cuda"), torch.float32, True, "").peak_flops() is None
+
+
+def test_derived_seeds_differ():
+    seeds = {derive_seed("dropout", seed, step, micro) for seed in range(3) for step in range(3) for micro in range(3)}
+    assert len(seeds) == 27 and all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed("dropout", 1, 23) != derive_seed("dropout", 12, 3)
+
+
+def test_the_first_signal_asks_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        assert stop.requested is None
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_in_its_dtype():
+    chosen = decide("auto", "auto", "auto")
+    assert chosen.device.type == "cuda"
+    (a,) = chosen.to_device(np.ones((4, 4), dtype=np.float32))
+    with chosen.compute(T=8):
+        assert (a @ a).dtype == chosen.dtype

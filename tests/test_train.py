@@ -1,0 +1,282 @@
+import json
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sample
+import train as train_script
+from folio import UserError, checkpoint
+from folio.dataset import ValidationWindows
+from folio.metrics import Metrics
+from folio.runtime import decide
+from model import GPT, GPTConfig
+from train import evaluate, train
+
+
+def logged(out_dir: str) -> list[dict]:
+    return [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(out_dir: str) -> list[tuple]:
+    return [(line["step"], line["loss"], line["val_loss"], line["lr"], line["grad_norm"]) for line in logged(out_dir)]
+
+
+def assert_same_end(first: str, second: str) -> None:
+    """Weights, moments, place in the data and logged losses of two runs are the same to the bit."""
+    a, b = checkpoint.load(Path(first)), checkpoint.load(Path(second))
+    assert a.state["step"] == b.state["step"] and a.state["next_sequence"] == b.state["next_sequence"]
+    for mine, other in ((a.model, b.model), (a.optimizer(), b.optimizer())):
+        assert mine.keys() == other.keys() and mine
+        for name in mine:
+            assert torch.equal(mine[name], other[name]), name
+    assert losses(first) == losses(second)
+
+
+def test_a_run_learns_and_leaves_its_record(tiny, text, capsys):
+    cfg = tiny(max_iters=60, eval_interval=20, log_interval=5)
+    best = train(cfg)
+    record = logged(cfg.out_dir)
+    assert [line["step"] for line in record] == [1, *range(5, 61, 5)]
+    assert [line["step"] for line in record if line["val_loss"] is not None] == [20, 40, 60]
+    assert abs(record[0]["loss"] - np.log(len(set(text)))) < 0.2 and best < 3.0
+    assert best == min(line["val_loss"] for line in record if line["val_loss"] is not None)
+    assert record[-1]["tokens"] == 60 * 4 * 32 and record[-1]["tokens_per_second"] > 0 and record[-1]["peak_memory"] > 0
+    saved = checkpoint.load(Path(cfg.out_dir), "best")
+    assert saved.state["best_val_loss"] == best and saved.state["config"]["n_layer"] == 2
+    out = capsys.readouterr().out
+    assert "step 1/60: loss 3." in out and f"best validation loss {best:.4f}" in out
+
+
+def test_stopping_and_going_on_changes_no_bit(tiny, tmp_path):
+    straight, parts = tiny(), tiny(out_dir=str(tmp_path / "parts"))
+    train(straight)
+    # the rate depends on max_iters, so the first part is told where the whole ends
+    train(tiny(out_dir=parts.out_dir, max_iters=5, lr_decay_iters=12))
+    train(tiny(out_dir=parts.out_dir, max_iters=9, lr_decay_iters=12, init_from="resume"))
+    train(tiny(out_dir=parts.out_dir, init_from="resume"))
+    mine = [(line["step"], line["loss"]) for line in logged(straight.out_dir)]
+    assert mine == [(line["step"], line["loss"]) for line in logged(parts.out_dir)]
+    a, b = checkpoint.load(Path(straight.out_dir)), checkpoint.load(Path(parts.out_dir))
+    assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+    assert all(torch.equal(a.optimizer()[name], b.optimizer()[name]) for name in a.optimizer())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tiny, tmp_path, monkeypatch, number):
+    straight, stopped = tiny(), tiny(out_dir=str(tmp_path / "stopped"))
+    train(straight)
+    log = Metrics.log
+
+    def interrupted(self, line):
+        log(self, line)
+        if line["step"] == 7:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Metrics, "log", interrupted)
+    train(stopped)
+    monkeypatch.undo()
+    assert checkpoint.last_step(Path(stopped.out_dir)) == 7
+    train(tiny(out_dir=stopped.out_dir, init_from="resume"))
+    assert_same_end(straight.out_dir, stopped.out_dir)
+
+
+def test_evaluations_do_not_shift_training(tiny, tmp_path):
+    often, seldom = tiny(eval_interval=2), tiny(eval_interval=100, out_dir=str(tmp_path / "seldom"))
+    train(often)
+    train(seldom)
+    a, b = checkpoint.load(Path(often.out_dir)), checkpoint.load(Path(seldom.out_dir))
+    assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+
+
+def test_accumulation_is_one_large_batch(tiny, tmp_path):
+    whole = tiny(batch_size=8, dropout=0.0, eval_iters=None)
+    parts = tiny(batch_size=2, total_batch_tokens=8 * 32, dropout=0.0, eval_iters=None, out_dir=str(tmp_path / "parts"))
+    train(whole)
+    train(parts)
+    a, b = checkpoint.load(Path(whole.out_dir)), checkpoint.load(Path(parts.out_dir))
+    assert a.state["next_sequence"] == b.state["next_sequence"] == 12 * 8
+    for name in a.model:
+        torch.testing.assert_close(a.model[name], b.model[name], atol=1e-4, rtol=1e-3)
+    for one, other in zip(losses(whole.out_dir), losses(parts.out_dir), strict=True):
+        assert one[1] == pytest.approx(other[1], rel=1e-4)
+        assert one[4] == pytest.approx(other[4], rel=1e-3)
+
+
+def test_the_validation_loss_is_that_of_every_token(seed):
+    """At any batch size it is the mean over all tokens, not over batches."""
+    data = [np.random.default_rng(seed).integers(20, size=203).astype("<u2")]
+    model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
+    runtime = decide("cpu", "float32", False)
+    total = 0.0
+    for start in range(0, 202, 8):
+        row = torch.from_numpy(data[0][None, start : start + 9].astype(int))
+        total += model(row[:, :-1], row[:, 1:])[1].item() * (row.shape[1] - 1)
+    expected = total / 202
+    for batch_size in (1, 3, 26, 100):
+        assert evaluate(model, ValidationWindows(data, 8, 20), runtime, batch_size) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(tiny):
+    train(tiny())
+    before = checkpoint.load(Path(tiny().out_dir))
+    with pytest.raises(UserError, match=r"--init_from=resume.*--overwrite=True"):
+        train(tiny(seed=2))
+    assert all(torch.equal(t, before.model[name]) for name, t in checkpoint.load(before.path).model.items())
+    train(tiny(seed=2, max_iters=6, overwrite=True))
+    assert checkpoint.last_step(Path(tiny().out_dir)) == 6
+    assert [line["step"] for line in logged(tiny().out_dir)] == [*range(1, 7)]
+
+
+def test_a_run_does_not_go_on_as_another(tiny):
+    train(tiny(max_iters=3))
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        train(tiny(init_from="resume", n_layer=3))
+    with pytest.raises(UserError, match="block_size: 32 then, 16 now; seed: 1337 then, 5 now"):
+        train(tiny(init_from="resume", block_size=16, seed=5))
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        train(tiny(init_from="resume", out_dir="nowhere"))
+
+
+def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path):
+    first = tiny(max_iters=30, eval_interval=30)
+    before = train(first)
+    new = dict(init_from=first.out_dir, out_dir=str(tmp_path / "new"), max_iters=6, learning_rate=1e-5)
+    default = {name: getattr(train_script.TrainConfig, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
+    after = train(tiny(**new, **default))
+    assert after == pytest.approx(before, abs=0.05)
+    assert checkpoint.load(tmp_path / "new").state["config"]["n_layer"] == 2
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        train(tiny(**new, n_layer=3))
+    train(tiny(**{**new, **default, "init_from": "resume", "max_iters": 8}))  # and so does going on with it
+    with pytest.raises(UserError, match="init_from=gone: it is not scratch, resume, or the folder"):
+        train(tiny(**{**new, "init_from": "gone"}))
+    train(tiny(**new, block_size=16, overwrite=True))
+    assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
+
+
+def test_another_tokenizer_is_refused(tiny, tmp_path):
+    train(tiny(max_iters=3))
+    other = nanogpt_folder(tmp_path / "other")
+    with pytest.raises(UserError, match=r"another tokenizer \(char, 4\d tokens\) than .*\(char, 3 tokens\)"):
+        train(tiny(init_from=tiny().out_dir, out_dir="new", dataset=str(other)))
+
+
+def nanogpt_folder(folder: Path) -> Path:
+    folder.mkdir()
+    np.tile(np.array([0, 1, 2, 1], dtype=np.uint16), 100).tofile(folder / "train.bin")
+    np.tile(np.array([0, 1, 2, 1], dtype=np.uint16), 20).tofile(folder / "val.bin")
+    characters = "\nab"
+    meta = dict(vocab_size=3, itos=dict(enumerate(characters)), stoi={c: i for i, c in enumerate(characters)})
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+    return folder
+
+
+def test_a_data_folder_of_nanogpt_trains_and_samples(tiny, tmp_path, capsys):
+    cfg = tiny(dataset=str(nanogpt_folder(tmp_path / "theirs")), max_iters=150, learning_rate=1e-2, dropout=0.0)
+    assert train(cfg) < 0.5
+    capsys.readouterr()
+    sample.main(sample.SampleConfig(out_dir=cfg.out_dir, start="\na", max_new_tokens=6, temperature=0.0))
+    assert capsys.readouterr().out == "\naba\naba\n\n"[: 2 + 6] + "\n"
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(tiny):
+    cfg = tiny(max_iters=200, eval_interval=1, grad_clip=0.0, learning_rate=1e30, lr_schedule="constant")
+    with pytest.raises(UserError, match="no longer a number"):
+        train(cfg)
+    for tensor in checkpoint.load(Path(cfg.out_dir)).model.values() if checkpoint.exists(Path(cfg.out_dir)) else []:
+        assert tensor.isfinite().all()
+    assert all(np.isfinite(line["loss"]) for line in logged(cfg.out_dir))
+
+
+def test_patience_ends_a_run_that_does_not_improve(tiny):
+    cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
+    train(cfg)
+    assert checkpoint.last_step(Path(cfg.out_dir)) == 8  # the first is the best, then three without
+    assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == 2
+
+
+def test_only_better_ones_are_saved_if_asked(tiny, monkeypatch):
+    saved = []
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda out, step, *a, **k: saved.append(step) or save(out, step, *a, **k))
+    train(tiny(max_iters=9, eval_interval=2, learning_rate=0.0, min_lr=0.0, always_save_checkpoint=False))
+    assert saved == [2, 9]  # and the last step
+    saved.clear()
+    train(tiny(max_iters=9, eval_interval=2, learning_rate=0.0, min_lr=0.0, overwrite=True))
+    assert saved == [2, 4, 6, 8, 9]
+
+
+def test_eval_only_says_the_loss_and_touches_nothing(tiny, capsys):
+    best = train(tiny())
+    files = {path: path.stat().st_mtime_ns for path in Path(tiny().out_dir).rglob("*")}
+    again = train(tiny(eval_only=True, init_from="resume"))
+    assert again == logged(tiny().out_dir)[-1]["val_loss"] >= best
+    assert files == {path: path.stat().st_mtime_ns for path in Path(tiny().out_dir).rglob("*")}
+
+
+def test_a_missing_data_set_is_prepared_by_the_script_of_its_name(tiny, tmp_path, monkeypatch):
+    (tmp_path / "prepare").mkdir()
+    source = Path(train_script.ROOT, "prepare", "shakespeare_char.py").read_text(encoding="utf-8")
+    root = f"Path({str(train_script.ROOT)!r})"
+    source = source.replace("Path(__file__).resolve().parent.parent", root)
+    text = tmp_path / "text.txt"
+    text.write_text("some words of my own\n" * 100, encoding="utf-8")
+    source = source.replace("input: str | None = None", f"input: str | None = {str(text)!r}")
+    source = source.replace("name: str | None = None", "name: str | None = 'mine'")
+    (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(train_script, "ROOT", tmp_path)
+    train(tiny(dataset="mine", data_dir=None, max_iters=3))
+    assert (tmp_path / "data" / "mine" / "meta.json").exists()
+
+
+def test_a_missing_data_set_says_what_to_do(tiny, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="prepared are: verse; for a text of your own: python prepare"):
+        train(tiny(dataset="prose"))
+    (tmp_path / "prepare").mkdir()
+    (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)")
+    monkeypatch.setattr(train_script, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
+        train(tiny(dataset="broken"))
+
+
+def test_wandb_offline_goes_on_in_its_run(tiny):
+    train(tiny(wandb_log=True, max_iters=3))
+    first = checkpoint.load(Path(tiny().out_dir)).state["wandb_id"]
+    train(tiny(wandb_log=True, max_iters=6, init_from="resume"))
+    assert first and checkpoint.load(Path(tiny().out_dir)).state["wandb_id"] == first
+    assert list(Path(tiny().out_dir, "wandb").glob(f"offline-run-*-{first}"))
+
+
+def test_bfloat16_on_a_cpu(tiny):
+    assert train(tiny(dtype="bfloat16", max_iters=30)) < 3.2
+
+
+@pytest.mark.slow
+def test_compiled_on_a_cpu(tiny, tmp_path):
+    """Needs a C++ compiler; takes about a minute."""
+    eager = train(tiny(dropout=0.0))
+    assert train(tiny(dropout=0.0, compile=True, out_dir=str(tmp_path / "compiled"))) == pytest.approx(eager, abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_on_a_gpu(tiny, dtype, monkeypatch):
+    cfg = tiny(device="cuda", dtype=dtype, max_iters=60)
+    assert train(cfg) < 3.0
+    train(tiny(device="cuda", dtype=dtype, max_iters=70, init_from="resume"))
+    assert checkpoint.last_step(Path(cfg.out_dir)) == 70
+
+
+@pytest.mark.gpu
+def test_a_gpu_repeats_itself_when_deterministic(tiny, tmp_path):
+    settings = dict(device="cuda", dtype="bfloat16", compile=False, deterministic=True)
+    straight, parts = tiny(**settings), tiny(**settings, out_dir=str(tmp_path / "parts"))
+    train(straight)
+    train(tiny(**settings, out_dir=parts.out_dir, max_iters=6, lr_decay_iters=12))
+    train(tiny(**settings, out_dir=parts.out_dir, init_from="resume"))
+    assert_same_end(straight.out_dir, parts.out_dir)

@@ -1,0 +1,434 @@
+"""Train a GPT on a prepared data set. Every setting below can be set in a config file or as --key=value.
+
+    python train.py config/shakespeare_char.py                            a recipe, prepared and trained
+    python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 the same, tweaked
+    python train.py config/shakespeare_char.py --init_from=resume         go on where it stopped
+    python train.py config/mine.py --init_from=out-shakespeare-char       finetune from a checkpoint
+
+Dimensions: B batch (batch_size sequences), T time (block_size tokens).
+"""
+
+import math
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from folio import UserError, checkpoint, configurator
+from folio.checkpoint import Checkpoint
+from folio.dataset import Dataset, DatasetError, TrainingWindows, ValidationWindows, open_dataset
+from folio.generate import generate, opening
+from folio.metrics import Metrics
+from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
+from folio.runtime import Runtime, StopRequest, compiled, decide, derive_seed
+from model import GPT, GPTConfig
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    # --- files ---
+    out_dir: str = "out"  # folder of the checkpoints and metrics.jsonl
+    overwrite: bool = False  # True: a new run may replace the checkpoints that are in out_dir
+    init_from: str = "scratch"  # "scratch", "resume" (out_dir's last checkpoint), or a checkpoint to finetune
+    print_config: bool = False  # True: print all settings and exit
+    # --- data ---
+    dataset: str = "shakespeare_char"  # folder under data_dir, or a path
+    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+    block_size: int = 1024  # T, tokens a sequence sees at most
+    batch_size: int = 12  # B, sequences a forward pass (the micro-batch)
+    gradient_accumulation_steps: int | None = None  # micro-batches a step; None: 1
+    total_batch_tokens: int | None = None  # tokens a step, from which accumulation follows; None: off
+    sampling: Literal["epoch", "random"] = "epoch"  # each window once an epoch, or nanoGPT's draws with replacement
+    # --- model ---
+    n_layer: int = 12  # L, blocks
+    n_head: int = 12  # H, attention heads; divides n_embd
+    n_embd: int = 768  # C, channels
+    bias: bool = False  # biases in linear layers and norms, as GPT-2 has them
+    dropout: float = 0.0  # probability, for small data; 0: off
+    embd_pdrop: float | None = None  # dropout after the embeddings; None: as dropout
+    attn_pdrop: float | None = None  # dropout on attention weights; None: as dropout
+    resid_pdrop: float | None = None  # dropout on what each block adds; None: as dropout
+    # --- optimizer ---
+    max_iters: int = 600_000  # optimizer steps in all
+    learning_rate: float = 6e-4  # at its highest
+    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # from learning_rate down to min_lr
+    decay_lr: bool = True  # False: a constant rate without warmup, whatever lr_schedule says
+    warmup_iters: int = 2000  # steps of linear rise; 0: off
+    lr_decay_iters: int | None = None  # step at which min_lr is reached; None: max_iters
+    wsd_decay_iters: int | None = None  # steps of decay at the end of "wsd"; None: a fifth of lr_decay_iters
+    min_lr: float | None = None  # None: a tenth of learning_rate
+    weight_decay: float = 0.1  # of matrices and embeddings; 0: off
+    beta1: float = 0.9  # AdamW's decay of the mean gradient
+    beta2: float = 0.95  # AdamW's decay of the mean squared gradient
+    grad_clip: float = 1.0  # largest norm of the gradient; 0: off
+    # --- evaluation, checkpoints, logs ---
+    eval_interval: int = 2000  # steps between evaluations, each with a checkpoint; the last step always has both
+    eval_iters: int | None = None  # validation batches, the same ones each time; None: the whole set
+    eval_only: bool = False  # True: evaluate once and exit
+    always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
+    patience: int | None = None  # stop after this many evaluations without improvement; None: never
+    log_interval: int = 10  # steps between lines of metrics.jsonl
+    wandb_log: bool = False  # log to wandb too (WANDB_MODE=offline works)
+    wandb_project: str = "folio"
+    wandb_run_name: str | None = None  # None: wandb makes one up
+    # --- machine ---
+    seed: int = 1337  # of the weights, the order of the data and dropout
+    device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what this device is fast in
+    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on CUDA, if it works
+    backend: str = "nccl"  # of torch.distributed, for several processes; a single one uses none
+    deterministic: bool = False  # True: only kernels that repeat bit for bit on a GPU (a CPU always does)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(setting, what is wrong with it and how to mend it) for all that cannot work."""
+        found = []
+
+        def require(good: bool, name: str, rule: str) -> None:
+            if not good:
+                found.append((name, rule))
+
+        for name in "block_size batch_size n_layer n_head n_embd max_iters eval_interval log_interval".split():
+            require(getattr(self, name) > 0, name, "it must be at least 1")
+        for name in "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters".split():
+            require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
+        for name in "learning_rate warmup_iters weight_decay grad_clip seed".split():
+            require(getattr(self, name) >= 0, name, "it must not be negative")
+        require(self.min_lr is None or 0 <= self.min_lr <= self.learning_rate, "min_lr", "from 0 to learning_rate")
+        for name in "dropout embd_pdrop attn_pdrop resid_pdrop beta1 beta2".split():
+            require(0 <= (getattr(self, name) or 0) < 1, name, "it must be at least 0 and less than 1")
+        if self.n_head > 0:
+            near = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
+            near = sorted(sorted(near, key=lambda h: abs(h - self.n_head))[:3])
+            rule = f"n_embd={self.n_embd} is not divisible by it; take {' or '.join(map(str, near))}"
+            require(self.n_embd % self.n_head == 0, "n_head", rule)
+        if self.decay_lr and self.lr_schedule != "constant":
+            last = min(self.max_iters, self.lr_decay_iters or self.max_iters)
+            rule = f"the rise must end before max_iters and lr_decay_iters ({last:,}); take --warmup_iters={last // 20}"
+            require(self.warmup_iters < last, "warmup_iters", rule)
+        both = self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None
+        require(not both, "total_batch_tokens", "gradient_accumulation_steps says the same another way; give only one")
+        micro = self.batch_size * self.block_size
+        if self.total_batch_tokens is not None and micro > 0 and not both:
+            nearest = max(1, round(self.total_batch_tokens / micro)) * micro
+            rule = f"it must be a multiple of batch_size * block_size = {micro:,}; take {nearest}"
+            require(self.total_batch_tokens % micro == 0, "total_batch_tokens", rule)
+        return found
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step."""
+        if self.total_batch_tokens is not None:
+            return self.total_batch_tokens // (self.batch_size * self.block_size)
+        return self.gradient_accumulation_steps or 1
+
+    def learning_rate_at(self, step: int) -> float:
+        decay_iters = self.lr_decay_iters or self.max_iters
+        return lr_at(
+            step,
+            schedule=self.lr_schedule if self.decay_lr else "constant",
+            learning_rate=self.learning_rate,
+            min_lr=self.learning_rate / 10 if self.min_lr is None else self.min_lr,
+            warmup_iters=self.warmup_iters,
+            lr_decay_iters=decay_iters,
+            wsd_decay_iters=decay_iters // 5 if self.wsd_decay_iters is None else self.wsd_decay_iters,
+        )
+
+
+SHAPE = ("block_size", "n_layer", "n_head", "n_embd", "bias")  # of the model, given by a checkpoint that has one
+DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # of the model, free to change
+FIXED = (*SHAPE, "seed", "sampling")  # what a run that is continued cannot change
+
+
+def train(cfg: TrainConfig) -> float:
+    """Train as `cfg` says; returns the lowest validation loss, in nats a token. Raises UserError."""
+    configurator.check(cfg)
+    out_dir = Path(cfg.out_dir)
+
+    # --- start: from nothing, from where this run stopped, or from another run's weights ---
+    start = None
+    resuming = cfg.init_from == "resume"
+    if resuming:
+        start = checkpoint.load(out_dir)
+    elif cfg.init_from != "scratch":
+        if not Path(cfg.init_from).exists():
+            raise UserError(f"init_from={cfg.init_from}: it is not scratch, resume, or the folder of a checkpoint")
+        start = checkpoint.load(Path(cfg.init_from), "best")
+    if start:
+        cfg = with_shape_of(cfg, start)
+    if resuming:
+        refuse_changes(cfg, start)
+    state = start.state if resuming else {}
+    if checkpoint.exists(out_dir) and not (state or cfg.overwrite or cfg.eval_only):
+        raise UserError(
+            f"{out_dir} holds the checkpoints of an earlier run: continue it with --init_from=resume, "
+            f"give this one another --out_dir, or replace them with --overwrite=True"
+        )
+
+    # --- machine ---
+    runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, state.get("resolved"))
+    print(runtime.described)
+
+    # --- data ---
+    dataset = find_dataset(cfg)
+    tokenizer = dataset.load_tokenizer()
+    if start and start.tokenizer.hash != tokenizer.hash:
+        raise UserError(
+            f"the checkpoint {start.path} was trained with another tokenizer ({start.tokenizer.kind}, "
+            f"{start.tokenizer.vocab_size:,} tokens) than {dataset.folder} ({tokenizer.kind}, "
+            f"{tokenizer.vocab_size:,} tokens); its ids would mean other text"
+        )
+    if state and state["dataset"]["hash"] != dataset.hash:
+        raise UserError(
+            f"{dataset.folder} is not the data that this run began with; begin a run from its weights with "
+            f"--init_from={out_dir} and another --out_dir"
+        )
+    windows = TrainingWindows(dataset.train, cfg.block_size, dataset.vocab_size, cfg.seed, cfg.sampling)
+    eval_windows = cfg.eval_iters and cfg.eval_iters * cfg.batch_size
+    validation = ValidationWindows(dataset.val, cfg.block_size, dataset.vocab_size, eval_windows)
+    step_sequences = cfg.accumulation * cfg.batch_size
+    step_tokens = step_sequences * cfg.block_size
+    print(
+        f"{dataset.folder.name}: {sum(map(len, dataset.train)):,} training and {sum(map(len, dataset.val)):,} "
+        f"validation tokens, a vocabulary of {dataset.vocab_size:,} ({tokenizer.kind})"
+    )
+    print(
+        f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
+        f"{step_tokens:,} tokens; an epoch: {windows.per_epoch / step_sequences:,.1f} steps"
+    )
+
+    # --- model ---
+    shape = GPTConfig(vocab_size=dataset.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
+    if start:
+        model = GPT.from_tensors(replace(shape, block_size=start.state["model"]["block_size"]), start.model)
+        model.crop_block_size(cfg.block_size)
+    else:
+        model = GPT(shape, cfg.seed)
+    model.to(runtime.device)
+    forward = compiled(model, runtime)  # `model` stays the plain module, and is what gets saved
+    print(f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}")
+    if cfg.eval_only:
+        val_loss = evaluate(forward, validation, runtime, cfg.batch_size)
+        print(f"validation loss {val_loss:.4f}")
+        return val_loss
+
+    # --- optimizer ---
+    optimizer = make_optimizer(model, cfg.learning_rate, (cfg.beta1, cfg.beta2), cfg.weight_decay)
+    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+    if state:
+        load_state_tensors(model, optimizer, start.optimizer())
+        scaler.load_state_dict(state["grad_scaler"])
+    elif cfg.overwrite:
+        checkpoint.remove_all(out_dir)
+
+    # --- loop ---
+    step = state.get("step", 0)  # steps that are done
+    sequence = state.get("next_sequence", 0)  # the whole state of the data: sequence i follows from (seed, i)
+    best, best_step = math.inf, state.get("best_step", 0)
+    if best_step:
+        best = state["best_val_loss"]
+    stale = state.get("evaluations_since_best", 0)
+    patience = cfg.patience or math.inf
+    peak_flops, flops_per_token = runtime.peak_flops(), model.flops_per_token()["total"]
+    finite = torch.ones((), dtype=torch.bool, device=runtime.device)  # read only where the loop waits anyway
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with Metrics(out_dir, step, cfg.max_iters, asdict(cfg), state.get("wandb_id")) as metrics, StopRequest() as stop:
+        clock, clock_step = time.perf_counter(), step
+        first = step
+        while step < cfg.max_iters and not stop.requested and stale < patience:
+            lr = cfg.learning_rate_at(step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
+            # --- one step: forward, backward, update ---
+            model.train()
+            loss = torch.zeros((), device=runtime.device)
+            for micro_step in range(cfg.accumulation):
+                torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
+                x, y = runtime.to_device(*windows.batch(sequence, cfg.batch_size))  # (B, T) each
+                sequence += cfg.batch_size
+                with runtime.compute(cfg.block_size):
+                    _, micro_loss = forward(x, y)
+                micro_loss = micro_loss / cfg.accumulation
+                scaler.scale(micro_loss).backward()
+                loss += micro_loss.detach()
+            scaler.unscale_(optimizer)
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+            finite &= loss.isfinite() & (grad_norm.isfinite() | scaler.is_enabled())  # fp16's scaler skips a bad step
+
+            # --- evaluate, log, save ---
+            evaluating = step == cfg.max_iters or step % cfg.eval_interval == 0
+            logging = evaluating or step % cfg.log_interval == 0 or step == first + 1
+            if not (logging or stop.requested):
+                metrics.advance()
+                continue
+            sound = finite.item()
+            seconds = time.perf_counter() - clock
+            speed = (step - clock_step) * step_tokens / seconds if step > first + 1 else None  # the first one warms up
+            val_loss = evaluate(forward, validation, runtime, cfg.batch_size) if evaluating else None
+            if not sound or not math.isfinite(val_loss or 0.0):
+                raise UserError(
+                    f"step {step:,}: the loss or its gradient is no longer a number, so nothing more is saved; "
+                    f"go on from the last checkpoint with a smaller --learning_rate, or --dtype=float32"
+                )
+            improved = evaluating and val_loss < best
+            if evaluating:
+                best, best_step, stale = (val_loss, step, 0) if improved else (best, best_step, stale + 1)
+            line = {
+                "step": step,
+                "tokens": step * step_tokens,
+                "loss": loss.item(),
+                "val_loss": val_loss,
+                "lr": lr,
+                "grad_norm": grad_norm.item(),
+                "tokens_per_second": speed,
+                "mfu": speed * flops_per_token / peak_flops if speed and peak_flops else None,
+                "peak_memory": runtime.peak_memory(),
+            }
+            metrics.log(line)
+            metrics.advance()
+            ending = step == cfg.max_iters or stop.requested or stale >= patience
+            if ending or improved or (evaluating and cfg.always_save_checkpoint):
+                checkpoint.save(
+                    out_dir,
+                    step,
+                    dict(model.named_parameters()),
+                    state_tensors(model, optimizer),
+                    tokenizer,
+                    best=improved,
+                    state={
+                        "next_sequence": sequence,
+                        "best_val_loss": best if best_step else None,
+                        "best_step": best_step,
+                        "evaluations_since_best": stale,
+                        "grad_scaler": scaler.state_dict(),
+                        "wandb_id": metrics.wandb_id,
+                        "resolved": runtime.resolved,
+                        "dataset": {"folder": dataset.folder.name, "hash": dataset.hash},
+                        "model": asdict(model.config),
+                        "config": asdict(cfg),
+                        "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
+                    },
+                )
+            clock, clock_step = time.perf_counter(), step
+
+    # --- what came of it ---
+    if stop.requested:
+        print(f"stopped by {stop.requested} and saved after step {step:,}")
+    else:
+        print(f"best validation loss {best:.4f}, at step {best_step:,}; what the model writes now:\n")
+        show_sample(model, tokenizer, runtime, cfg)
+    return best
+
+
+@torch.no_grad()
+def evaluate(forward: nn.Module, validation: ValidationWindows, runtime: Runtime, batch_size: int) -> float:
+    """The mean loss over every token of the validation windows, in nats."""
+    forward.eval()
+    losses: list[Tensor] = []
+    counts: list[int] = []
+    for x, y in validation.batches(batch_size):
+        counts.append(int((y != -1).sum()))
+        x, y = runtime.to_device(x, y)  # (B, T) each
+        with runtime.compute(x.shape[1]):
+            losses.append(forward(x, y)[1])
+    weights = torch.tensor(counts, dtype=torch.float64)
+    return float(torch.stack(losses).cpu().double() @ weights / weights.sum())
+
+
+def find_dataset(cfg: TrainConfig) -> Dataset:
+    """Open the data set; one that is missing is prepared first, if there is a script of its name."""
+    data_dir = Path(cfg.data_dir) if cfg.data_dir else ROOT / "data"
+    folder = data_dir / cfg.dataset
+    script = ROOT / "prepare" / f"{cfg.dataset}.py"
+    if not folder.exists():
+        if not script.exists():
+            there = sorted(path.parent.name for path in data_dir.glob("*/meta.json"))
+            raise DatasetError(
+                f"dataset={cfg.dataset}: there is no {folder}, and no prepare/{cfg.dataset}.py to make it; "
+                f"prepared are: {', '.join(there) or 'none'}; for a text of your own: "
+                f"python prepare/shakespeare_char.py --input=FILE --name={cfg.dataset}"
+            )
+        print(f"{folder.name} is not prepared yet; running prepare/{script.name}")
+        if subprocess.run([sys.executable, str(script), f"--data_dir={data_dir}"]).returncode:
+            raise DatasetError(f"prepare/{script.name} failed; mend what it says above, or run it by itself")
+    return open_dataset(folder)
+
+
+def refuse_changes(cfg: TrainConfig, start: Checkpoint) -> None:
+    """Raise UserError if `cfg` differs from the run to be continued in what such a run cannot change."""
+    saved = start.state["config"]
+    now = asdict(cfg)
+    changes = [f"{name}: {saved[name]} then, {now[name]} now" for name in FIXED if saved[name] != now[name]]
+    if changes:
+        raise UserError(
+            f"{start.path} cannot go on with other settings: {'; '.join(changes)}; set them back, or begin a run "
+            f"from its weights with --init_from={cfg.out_dir} and another --out_dir"
+        )
+
+
+def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:
+    """`cfg` with the model's shape taken from the checkpoint; a shorter block_size is kept, and crops the positions.
+
+    Raises UserError for a setting of the shape that is neither the checkpoint's nor the default.
+    """
+    default = {field.name: field.default for field in fields(cfg)}
+    shape = {name: start.state["model"][name] for name in SHAPE}
+    for name, there in shape.items():
+        here = getattr(cfg, name)
+        if here in (there, default[name]):
+            continue
+        if name == "block_size" and here < there:
+            shape[name] = here
+        else:
+            raise UserError(f"{name}={here}: the checkpoint {start.path} has {name}={there}; leave the setting out")
+    cfg = replace(cfg, **shape)
+    configurator.check(cfg)
+    return cfg
+
+
+def show_sample(model: GPT, tokenizer, runtime: Runtime, cfg: TrainConfig) -> None:
+    tokens = generate(
+        model,
+        opening(tokenizer),
+        runtime,
+        max_new_tokens=300,
+        block_size=cfg.block_size,
+        temperature=0.8,
+        eot=tokenizer.eot,
+        seed=cfg.seed,
+    )
+    for piece in tokenizer.stream(tokens):
+        print(piece, end="", flush=True)
+    print("\n")
+
+
+def main(cfg: TrainConfig) -> None:
+    if cfg.print_config:
+        for name, value in asdict(cfg).items():
+            print(f"{name} = {value!r}")
+        return
+    train(cfg)
+    if cfg.eval_only:
+        return
+    script, *given = sys.argv
+    given = [a for a in given if not a.startswith(("--init_from=", "--overwrite=", "--max_iters="))]
+    done = checkpoint.last_step(Path(cfg.out_dir)) == cfg.max_iters
+    given += ["--init_from=resume", f"--max_iters={(2 if done else 1) * cfg.max_iters}"]
+    print(f"sample:   {shlex.join(['python', str(Path(script).with_name('sample.py')), f'--out_dir={cfg.out_dir}'])}")
+    print(f"continue: {shlex.join(['python', script, *given])}")
+
+
+if __name__ == "__main__":
+    configurator.run_script(main, TrainConfig)
