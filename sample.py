@@ -22,7 +22,7 @@ class SampleConfig:
     init_from: str = "resume"  # "resume": the run in out_dir; or the path of a checkpoint
     checkpoint: Literal["best", "last"] = "best"  # which of the run's
     # --- text ---
-    start: str = ""  # what the text begins with; "FILE:path" reads it from a file; "": out of nothing
+    start: str = ""  # what the text begins with, \n is a line break; "FILE:path" reads it from a file; "": from nothing
     num_samples: int = 1  # texts to write
     max_new_tokens: int = 500  # tokens a text has at most, after its start
     stop: str | None = None  # text at which a sample ends, not printed; \n is a line break
@@ -72,7 +72,7 @@ def main(cfg: SampleConfig) -> None:
             eot=loaded.tokenizer.eot,
             seed=derive_seed("sample", cfg.seed, k),
         )
-        stop = cfg.stop and cfg.stop.replace("\\n", "\n")
+        stop = cfg.stop and line_breaks(cfg.stop)
         pieces = until(loaded.tokenizer.stream(tokens), stop)
         print(start, end="", flush=True)
         for piece in pieces if cfg.stream else ["".join(pieces)]:
@@ -83,7 +83,7 @@ def main(cfg: SampleConfig) -> None:
 def read_start(start: str) -> str:
     """The prompt itself, or what the file of "FILE:path" holds. Raises UserError."""
     if not start.startswith("FILE:"):
-        return start
+        return line_breaks(start)
     path = Path(start.removeprefix("FILE:"))
     try:
         return path.read_text(encoding="utf-8")
@@ -91,6 +91,11 @@ def read_start(start: str) -> str:
         raise UserError(f"start={start}: there is no file {path}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"start={start}: the file is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+
+
+def line_breaks(text: str) -> str:
+    """The text with each \\n, as one types it in a shell, made a line break."""
+    return text.replace("\\n", "\n")
 
 
 if __name__ == "__main__":

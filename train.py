@@ -101,6 +101,7 @@ class TrainConfig:
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
         for name in "learning_rate warmup_iters weight_decay grad_clip seed".split():
             require(getattr(self, name) >= 0, name, "it must not be negative")
+        require(self.seed < 2**63, "seed", "it must be below 2**63")
         require(self.min_lr is None or 0 <= self.min_lr <= self.learning_rate, "min_lr", "from 0 to learning_rate")
         for name in "dropout embd_pdrop attn_pdrop resid_pdrop beta1 beta2".split():
             require(0 <= (getattr(self, name) or 0) < 1, name, "it must be at least 0 and less than 1")
@@ -351,9 +352,9 @@ def find_dataset(cfg: TrainConfig) -> Dataset:
     """Open the data set; one that is missing is prepared first, if there is a script of its name."""
     data_dir = Path(cfg.data_dir) if cfg.data_dir else ROOT / "data"
     folder = data_dir / cfg.dataset
-    script = ROOT / "prepare" / f"{cfg.dataset}.py"
+    script = ROOT / "prepare" / f"{folder.name}.py"
     if not folder.exists():
-        if not script.exists():
+        if cfg.dataset != folder.name or not script.exists():
             there = sorted(path.parent.name for path in data_dir.glob("*/meta.json"))
             raise DatasetError(
                 f"dataset={cfg.dataset}: there is no {folder}, and no prepare/{cfg.dataset}.py to make it; "

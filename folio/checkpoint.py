@@ -11,7 +11,6 @@
 docs/checkpoints.md describes each file.
 """
 
-import json
 import os
 import shutil
 from dataclasses import dataclass
@@ -116,16 +115,18 @@ def _drop_unnamed(out_dir: Path) -> None:
 def load(path: Path, which: str = "last") -> Checkpoint:
     """Load a checkpoint: `path` is its directory, or a run's folder, of which `which` ("last" or "best") is taken.
 
-    The size and sha256 of every file are checked against the manifest. Raises CheckpointError.
+    A run that has not been evaluated yet has no best one; there the last is taken. The size and sha256 of every file
+    are checked against the manifest. Raises CheckpointError.
     """
-    if (path / f"{which}.json").exists():
-        path = path / read_json(path / f"{which}.json")["checkpoint"]
-    manifest = path / "manifest.json"
-    if not manifest.exists():
-        advice = "train one first, or check --out_dir" if not path.exists() else "it is not a checkpoint's folder"
-        raise CheckpointError(f"{path} holds no checkpoint: {advice}")
     try:
-        for name, entry in read_json(manifest).items():
+        for pointer in (which, "last"):
+            if (path / f"{pointer}.json").exists():
+                path = path / read_json(path / f"{pointer}.json")["checkpoint"]
+                break
+        if not (path / "manifest.json").exists():
+            advice = "it is not a checkpoint's folder" if path.exists() else "train one first, or check --out_dir"
+            raise CheckpointError(f"{path} holds no checkpoint: {advice}")
+        for name, entry in read_json(path / "manifest.json").items():
             file = path / name
             if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
                 what = "has changed since it was written" if file.exists() else "is missing"
@@ -134,6 +135,6 @@ def load(path: Path, which: str = "last") -> Checkpoint:
         if state["format_version"] != FORMAT_VERSION:
             raise CheckpointError(f"{path}: format version {state['format_version']} is not {FORMAT_VERSION}")
         made_with = tokenizer.from_json(read_json(path / "tokenizer.json"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of JSON
         raise CheckpointError(f"{path} is damaged: {error}; use another one") from None
     return Checkpoint(path, load_file(path / "model.safetensors"), made_with, state)

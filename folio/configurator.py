@@ -8,6 +8,7 @@ import ast
 import difflib
 import inspect
 import operator
+import os
 import re
 import sys
 import textwrap
@@ -90,6 +91,9 @@ def run_script(main: Callable[[Config], Any], cls: type[Config]) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # whoever read the output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

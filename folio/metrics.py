@@ -41,11 +41,9 @@ class Metrics:
         return self.wandb.id if self.wandb else None
 
     def log(self, line: dict[str, Any]) -> None:
-        """Record one step's numbers; "step" and "loss" are among them, None marks what is unknown,
-        and stands in the file for an infinite gradient norm, which JSON has no word for."""
-        line = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-        }
+        """Record one step's numbers, None where one is unknown. An infinite one (of float16) becomes None too."""
+        infinite = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
+        line = {**line, **dict.fromkeys(infinite)}
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
         if self.wandb:

@@ -42,6 +42,12 @@ def test_last_and_best_are_kept(tmp_path):
     assert checkpoint.load(tmp_path, "last").state["step"] == 4 == checkpoint.last_step(tmp_path)
 
 
+def test_without_an_evaluation_the_last_is_the_best_there_is(tmp_path):
+    """A run stopped early had no best.json, and the command that it printed for sampling failed."""
+    save(tmp_path, 1, best=False)
+    assert checkpoint.load(tmp_path, "best").state["step"] == 1
+
+
 def test_the_same_step_can_be_saved_again(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 1, best=False)
@@ -91,6 +97,9 @@ def test_what_is_no_checkpoint_is_told(tmp_path):
     with pytest.raises(CheckpointError, match="it is not a checkpoint's folder"):
         checkpoint.load(tmp_path)
     (save(tmp_path, 1) / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoint.load(tmp_path)
+    (tmp_path / "last.json").write_text("")
     with pytest.raises(CheckpointError, match="is damaged"):
         checkpoint.load(tmp_path)
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model import GPT, SHAPES, GPTConfig, attention
+from model import GPT, SHAPES, GPTConfig, attention, main
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 
@@ -132,3 +132,10 @@ def test_each_dropout_follows_unless_set_apart(place):
         assert torch.equal(model(idx, idx)[0], model(idx, idx)[0]) != differs
         model.eval()
         assert torch.equal(model(idx, idx)[0], model(idx, idx)[0])
+
+
+def test_the_table_shows_the_counts(capsys):
+    main()
+    out = capsys.readouterr().out
+    for total in ("124,439,808", "354,823,168", "774,030,080", "1,557,611,200", "57,982,058,496"):
+        assert total in out

@@ -43,6 +43,11 @@ def test_stop_ends_the_text(run):
     assert written(run, temperature=0.0, start="The", stop=stop) == "The" + whole[3:].split(stop)[0] + "\n"
 
 
+def test_line_breaks_can_be_typed(run):
+    assert written(run, start=r"The\nking").startswith("The\nking")
+    assert "\n" not in written(run, start="The", stop=r"\n", max_new_tokens=200).removesuffix("\n")
+
+
 def test_greedy_ignores_the_seed(run):
     assert written(run, temperature=0.0, seed=1) == written(run, temperature=0.0, seed=2)
 

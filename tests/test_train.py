@@ -1,6 +1,7 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 from pathlib import Path
 
@@ -234,6 +235,20 @@ def test_a_missing_data_set_is_prepared_by_the_script_of_its_name(tiny, tmp_path
     assert (tmp_path / "data" / "mine" / "meta.json").exists()
 
 
+def test_all_settings_are_printed_before_any_work(tiny, capsys):
+    train_script.main(tiny(print_config=True, dataset="prose"))
+    out = capsys.readouterr().out.splitlines()
+    assert "n_layer = 2" in out and "dataset = 'prose'" in out and len(out) == len(train_script.fields(tiny()))
+    assert not Path(tiny().out_dir).exists()
+
+
+def test_only_the_projects_own_scripts_are_run(tiny, tmp_path):
+    """A data set given by a path once ran the Python file beside it."""
+    (tmp_path / "other.py").write_text("raise SystemExit('this must not run')")
+    with pytest.raises(UserError, match="there is no"):
+        train(tiny(dataset=str(tmp_path / "other")))
+
+
 def test_a_missing_data_set_says_what_to_do(tiny, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="prepared are: verse; for a text of your own: python prepare"):
         train(tiny(dataset="prose"))
@@ -256,9 +271,8 @@ def test_bfloat16_on_a_cpu(tiny):
     assert train(tiny(dtype="bfloat16", max_iters=30)) < 3.2
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 def test_compiled_on_a_cpu(tiny, tmp_path):
-    """Needs a C++ compiler; takes about a minute."""
     eager = train(tiny(dropout=0.0))
     assert train(tiny(dropout=0.0, compile=True, out_dir=str(tmp_path / "compiled"))) == pytest.approx(eager, abs=1e-3)
 

@@ -1,0 +1,75 @@
+"""The house: which file may import which, and that nothing happens at import."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted(path for folder in ("", "folio", "prepare", "tools", "tests") for path in (ROOT / folder).glob("*.py"))
+SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *(ROOT / "prepare").glob("*.py"), *(ROOT / "tools").glob("*.py")]
+ALLOWED = {  # importer -> what of ours it may import
+    "model": set(),
+    "folio": {"folio"},
+    "train": {"folio", "model"},
+    "sample": {"folio", "model"},
+    "prepare": {"folio", "model"},
+    "tools": {"folio", "model", "train", "sample"},
+    "tests": {"folio", "model", "train", "sample", "prepare", "tools", "tests"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The first names of all modules that the file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_arrows_point_one_way(path):
+    place = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    ours, others = imports(path) & ALLOWED.keys(), imports(path) - ALLOWED.keys() - sys.stdlib_module_names
+    assert ours <= ALLOWED[place]
+    required = re.findall(r"^([\w-]+)", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert others <= {*required, "tiktoken_ext"}
+    if place == "model":
+        assert others == {"torch"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_nothing_happens_at_import(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree) or path.parent.name == "tests"
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            assert ast.unparse(node) == "sys.path.insert(0, str(ROOT))", ast.unparse(node)
+        elif isinstance(node, ast.If):
+            assert ast.unparse(node.test) == "__name__ == '__main__'"
+        else:
+            assert not isinstance(node, (ast.For, ast.While, ast.With, ast.Try))
+
+
+def test_no_drawers():
+    names = {path.name for path in FILES}
+    assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
+    assert not {path.name for path in ROOT.glob("*.py")} & {"config.py", "data.py", "prepare.py"}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_scripts_run_from_any_folder(path, tmp_path):
+    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and path.name in done.stdout and done.stderr == ""
+
+
+def test_prepare_scripts_run_as_modules():
+    done = subprocess.run([sys.executable, "-m", "prepare.shakespeare_char", "--help"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0 and done.stderr == b""
