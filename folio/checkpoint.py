@@ -72,6 +72,7 @@ def save(
         manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
         write_json(temporary / "manifest.json", manifest)
         for path in files:
+            shutil.copymode(temporary / "manifest.json", path)  # safetensors' own files are for the user alone
             sync(path)
         sync(temporary)
         if final.exists():  # saved at this step before: by a run that was then continued

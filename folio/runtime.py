@@ -110,17 +110,18 @@ def decide(
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
     threads = f", {torch.get_num_threads()} threads" if place.type == "cpu" else ""
     reasons.append(f"{place} ({name}{threads})")
-    if earlier and earlier["device"] == place.type:
-        dtype = earlier["dtype"] if dtype == "auto" else dtype
-        compile = earlier["compile"] if compile == "auto" else compile
-    elif earlier:
+    same = bool(earlier) and earlier["device"] == place.type
+    if earlier and not same:
         reasons.append(f"continues a run from {earlier['device']}, so no longer bit for bit")
 
-    auto_dtype, why = _best_dtype(place) if dtype == "auto" else (dtype, "as set")
-    reasons.append(f"{auto_dtype} ({why})")
-    if place.type == "cuda" and auto_dtype == "bfloat16" and not _has_bf16():
+    if dtype != "auto":
+        chosen, why = dtype, "as set"
+    else:
+        chosen, why = (earlier["dtype"], "as before") if same else _best_dtype(place)
+    reasons.append(f"{chosen} ({why})")
+    if place.type == "cuda" and chosen == "bfloat16" and not _has_bf16():
         raise UserError(f"dtype=bfloat16: {name} cannot compute in it; use --dtype=float16")
-    if place.type != "cuda" and auto_dtype == "float16":
+    if place.type != "cuda" and chosen == "float16":
         raise UserError(f"dtype=float16: it needs a CUDA GPU, and this run is on {place}; use --dtype=auto")
     # True float32 when it is asked for by name; "auto" may use the faster modes of float32 matmuls.
     faster = "high" if place.type == "cuda" else "medium"
@@ -130,9 +131,12 @@ def decide(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
 
-    auto_compile, why = _whether_to_compile(place, compile)
-    reasons.append(f"{'compiled' if auto_compile else 'eager'} ({why})")
-    return Runtime(place, DTYPES[auto_dtype], auto_compile, ", ".join(reasons))
+    if compile == "auto" and same:
+        compiles, why = earlier["compile"], "as before"
+    else:
+        compiles, why = _whether_to_compile(place, compile)
+    reasons.append(f"{'compiled' if compiles else 'eager'} ({why})")
+    return Runtime(place, DTYPES[chosen], compiles, ", ".join(reasons))
 
 
 def _open_device(name: str) -> torch.device:

@@ -32,6 +32,7 @@ def test_what_is_saved_comes_back(tmp_path):
         for saved, back in ((WEIGHTS, loaded.model), (MOMENTS, loaded.optimizer())):
             assert saved.keys() == back.keys() and all(torch.equal(saved[name], back[name]) for name in saved)
     assert not list(tmp_path.glob(".*"))
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # whoever may read one may read all
 
 
 def test_last_and_best_are_kept(tmp_path):

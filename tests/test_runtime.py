@@ -42,11 +42,18 @@ def test_float32_by_name_is_true_float32():
 
 def test_a_run_that_goes_on_keeps_what_auto_meant():
     earlier = {"device": "cpu", "dtype": "bfloat16", "compile": False}
-    assert decide("cpu", "auto", "auto", earlier=earlier).dtype == torch.bfloat16
+    again = decide("cpu", "auto", "auto", earlier=earlier)
+    assert again.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in again.described
     assert decide("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
     elsewhere = decide("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
     assert "no longer bit for bit" in elsewhere.described
     assert earlier == decide("cpu", "auto", "auto", earlier=earlier).resolved
+
+
+def test_a_run_that_goes_on_keeps_its_float32_mode():
+    """Continued, a run in which auto had meant float32 once left the faster mode, and so its own bits."""
+    decide("cpu", "auto", "auto", earlier={"device": "cpu", "dtype": "float32", "compile": False})
+    assert torch.get_float32_matmul_precision() == "medium"
 
 
 @pytest.mark.parametrize(
