@@ -55,13 +55,14 @@ def main(cfg: SampleConfig) -> None:
     loaded = checkpoint.load(source, cfg.checkpoint)
     runtime = decide(cfg.device, cfg.dtype, cfg.compile)
     model = GPT.from_tensors(GPTConfig(**loaded.state["model"]), loaded.model).to(runtime.device)
+    forward = compiled(model, runtime)
     start = read_start(cfg.start)
     prompt = loaded.tokenizer.encode(start).tolist() if start else opening(loaded.tokenizer)
     for k in range(cfg.num_samples):
         if k:
             print("\n---------------")
         tokens = generate(
-            compiled(model, runtime),
+            forward,
             prompt,
             runtime,
             max_new_tokens=cfg.max_new_tokens,

@@ -27,6 +27,7 @@ from folio.generate import generate, opening
 from folio.metrics import Metrics
 from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
 from folio.runtime import Runtime, StopRequest, compiled, decide, derive_seed
+from folio.tokenizer import Tokenizer
 from model import GPT, GPTConfig
 
 ROOT = Path(__file__).resolve().parent
@@ -97,7 +98,8 @@ class TrainConfig:
 
         for name in "block_size batch_size n_layer n_head n_embd max_iters eval_interval log_interval".split():
             require(getattr(self, name) > 0, name, "it must be at least 1")
-        for name in "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters".split():
+        optional = "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters wsd_decay_iters"
+        for name in optional.split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
         for name in "learning_rate warmup_iters weight_decay grad_clip seed".split():
             require(getattr(self, name) >= 0, name, "it must not be negative")
@@ -399,7 +401,8 @@ def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:
     return cfg
 
 
-def show_sample(model: GPT, tokenizer, runtime: Runtime, cfg: TrainConfig) -> None:
+def show_sample(model: GPT, tokenizer: Tokenizer, runtime: Runtime, cfg: TrainConfig) -> None:
+    """Print what the model writes out of nothing."""
     tokens = generate(
         model,
         opening(tokenizer),
