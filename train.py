@@ -8,25 +8,30 @@
 Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
 
+import json
 import math
 import shlex
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from folio import UserError, checkpoint, configurator
 from folio.checkpoint import Checkpoint
 from folio.dataset import Dataset, DatasetError, TrainingWindows, ValidationWindows, open_dataset
+from folio.files import write_json
 from folio.generate import generate, opening
+from folio.guard import StepGuard
 from folio.metrics import Metrics
 from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
-from folio.runtime import Runtime, StopRequest, compiled, decide, derive_seed
+from folio.runtime import Runtime, Signals, compiled, decide, derive_seed
 from folio.tokenizer import Tokenizer
 from model import GPT, GPTConfig
 
@@ -70,10 +75,14 @@ class TrainConfig:
     beta1: float = 0.9  # AdamW's decay of the mean gradient
     beta2: float = 0.95  # AdamW's decay of the mean squared gradient
     grad_clip: float = 1.0  # largest norm of the gradient; 0: off
+    max_bad_steps: int = 10  # stop when this many steps in a row had to be skipped, as not finite or as spikes
+    skip_spikes: float | None = None  # skip steps whose loss or norm is so many deviations above its mean; None: off
     # --- evaluation, checkpoints, logs ---
     eval_interval: int = 2000  # steps between evaluations, each with a checkpoint; the last step always has both
     eval_iters: int | None = None  # validation batches, the same ones each time; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
+    save_interval_minutes: float | None = 30.0  # also save when this long has passed; None: off
+    keep_last: int = 2  # newest checkpoints to keep, besides the best
     always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
     patience: int | None = None  # stop after this many evaluations without improvement; None: never
     log_interval: int = 10  # steps between lines of metrics.jsonl
@@ -96,13 +105,18 @@ class TrainConfig:
             if not good:
                 found.append((name, rule))
 
-        for name in "block_size batch_size n_layer n_head n_embd max_iters eval_interval log_interval".split():
+        counts = (
+            "block_size batch_size n_layer n_head n_embd max_iters eval_interval log_interval keep_last max_bad_steps"
+        )
+        for name in counts.split():
             require(getattr(self, name) > 0, name, "it must be at least 1")
         optional = "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters wsd_decay_iters"
         for name in optional.split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
         for name in "learning_rate warmup_iters weight_decay grad_clip seed".split():
             require(getattr(self, name) >= 0, name, "it must not be negative")
+        for name in "save_interval_minutes skip_spikes".split():
+            require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be above 0, or None")
         require(self.seed < 2**63, "seed", "it must be below 2**63")
         require(self.min_lr is None or 0 <= self.min_lr <= self.learning_rate, "min_lr", "from 0 to learning_rate")
         for name in "dropout embd_pdrop attn_pdrop resid_pdrop beta1 beta2".split():
@@ -148,6 +162,14 @@ class TrainConfig:
 SHAPE = ("block_size", "n_layer", "n_head", "n_embd", "bias")  # of the model, given by a checkpoint that has one
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # of the model, free to change
 FIXED = (*SHAPE, "seed", "sampling")  # what a run that is continued cannot change
+INEXACT = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens", "dtype", "device", "compile")
+PLACES = ("out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only")  # of no consequence
+
+
+class TrainingError(UserError):
+    """A run that cannot go on, though its settings are possible."""
+
+    exit_code = 1
 
 
 def train(cfg: TrainConfig) -> float:
@@ -166,9 +188,8 @@ def train(cfg: TrainConfig) -> float:
         start = checkpoint.load(Path(cfg.init_from), "best")
     if start:
         cfg = with_shape_of(cfg, start)
-    if resuming:
-        refuse_changes(cfg, start)
     state = start.state if resuming else {}
+    changes = changes_since(start, cfg) if resuming else {}
     if checkpoint.exists(out_dir) and not (state or cfg.overwrite or cfg.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: continue it with --init_from=resume, "
@@ -178,6 +199,13 @@ def train(cfg: TrainConfig) -> float:
     # --- machine ---
     runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, state.get("resolved"))
     print(runtime.described)
+    resumes = state.get("resumes", [])
+    if resuming:
+        exact = not changes.keys() & set(INEXACT) and state["resolved"] == runtime.resolved
+        exact = exact and state["versions"] == versions()
+        resumes = [*resumes, {"step": state["step"], "changes": changes, "exact": exact}]
+        told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
+        print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- data ---
     dataset = find_dataset(cfg)
@@ -230,6 +258,7 @@ def train(cfg: TrainConfig) -> float:
         scaler.load_state_dict(state["grad_scaler"])
     elif cfg.overwrite:
         checkpoint.remove_all(out_dir)
+    checkpoint.clear_unfinished(out_dir)
 
     # --- loop ---
     step = state.get("step", 0)  # steps that are done
@@ -240,12 +269,14 @@ def train(cfg: TrainConfig) -> float:
     stale = state.get("evaluations_since_best", 0)
     patience = cfg.patience or math.inf
     peak_flops, flops_per_token = runtime.peak_flops(), model.flops_per_token()["total"]
-    finite = torch.ones((), dtype=torch.bool, device=runtime.device)  # read only where the loop waits anyway
+    guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
+    recent: deque[dict] = deque(maxlen=50)  # the last steps, for the record of one that is skipped
     out_dir.mkdir(parents=True, exist_ok=True)
-    with Metrics(out_dir, step, cfg.max_iters, asdict(cfg), state.get("wandb_id")) as metrics, StopRequest() as stop:
-        clock, clock_step = time.perf_counter(), step
-        first = step
-        while step < cfg.max_iters and not stop.requested and stale < patience:
+    with Metrics(out_dir, step, cfg.max_iters, asdict(cfg), state.get("wandb_id")) as metrics, Signals() as signals:
+        clock = saved_at = time.perf_counter()
+        clock_step = None  # the step from which the clock runs; the first step warms up
+        stopped_by = None
+        while step < cfg.max_iters and not stopped_by and stale < patience:
             lr = cfg.learning_rate_at(step)
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -264,45 +295,50 @@ def train(cfg: TrainConfig) -> float:
                 loss += micro_loss.detach()
             scaler.unscale_(optimizer)
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
-            scaler.step(optimizer)
+            optimizer.found_inf = guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
+            optimizer.step()
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-            finite &= loss.isfinite() & (grad_norm.isfinite() | scaler.is_enabled())  # fp16's scaler skips a bad step
 
             # --- evaluate, log, save ---
             evaluating = step == cfg.max_iters or step % cfg.eval_interval == 0
-            logging = evaluating or step % cfg.log_interval == 0 or step == first + 1
-            if not (logging or stop.requested):
+            minutes = (time.perf_counter() - saved_at) / 60
+            stopped_by = signals.stop  # read once a step, so that a run never ends on a signal without having saved
+            saving = stopped_by or signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
+            if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
                 metrics.advance()
                 continue
-            sound = finite.item()
+            judged = guard.read()
             seconds = time.perf_counter() - clock
-            speed = (step - clock_step) * step_tokens / seconds if step > first + 1 else None  # the first one warms up
+            for number, found in enumerate(judged, start=step - len(judged) + 1):
+                recent.append({"step": number, "loss": found.loss, "grad_norm": found.grad_norm})
+                if found.skipped:
+                    first = sequence - (step - number + 1) * step_sequences
+                    record_skipped(out_dir, list(recent), first, windows.batch(first, step_sequences)[0], tokenizer)
             val_loss = evaluate(forward, validation, runtime, cfg.batch_size) if evaluating else None
-            if not sound or not math.isfinite(val_loss or 0.0):
-                raise UserError(
-                    f"step {step:,}: the loss or its gradient is no longer a number, so nothing more is saved; "
-                    f"go on from the last checkpoint with a smaller --learning_rate, or --dtype=float32"
-                )
+            if guard.in_a_row >= cfg.max_bad_steps or not math.isfinite(val_loss or 0.0):
+                raise TrainingError(f"stopped at step {step:,}: {diagnosis(model, recent[-1], val_loss)}")
             improved = evaluating and val_loss < best
             if evaluating:
                 best, best_step, stale = (val_loss, step, 0) if improved else (best, best_step, stale + 1)
+            speed = (step - clock_step) * step_tokens / seconds if clock_step is not None else None
             line = {
                 "step": step,
                 "tokens": step * step_tokens,
-                "loss": loss.item(),
+                "loss": judged[-1].loss,
                 "val_loss": val_loss,
                 "lr": lr,
-                "grad_norm": grad_norm.item(),
+                "grad_norm": judged[-1].grad_norm,
+                "skipped": guard.skipped.item(),
                 "tokens_per_second": speed,
                 "mfu": speed * flops_per_token / peak_flops if speed and peak_flops else None,
                 "peak_memory": runtime.peak_memory(),
             }
             metrics.log(line)
             metrics.advance()
-            ending = step == cfg.max_iters or stop.requested or stale >= patience
-            if ending or improved or (evaluating and cfg.always_save_checkpoint):
+            ending = step == cfg.max_iters or stale >= patience
+            if saving or ending or improved or (evaluating and cfg.always_save_checkpoint):
                 checkpoint.save(
                     out_dir,
                     step,
@@ -310,25 +346,29 @@ def train(cfg: TrainConfig) -> float:
                     state_tensors(model, optimizer),
                     tokenizer,
                     best=improved,
+                    keep_last=cfg.keep_last,
                     state={
                         "next_sequence": sequence,
                         "best_val_loss": best if best_step else None,
                         "best_step": best_step,
                         "evaluations_since_best": stale,
+                        "guard": guard.state(),
                         "grad_scaler": scaler.state_dict(),
                         "wandb_id": metrics.wandb_id,
                         "resolved": runtime.resolved,
                         "dataset": {"folder": dataset.folder.name, "hash": dataset.hash},
                         "model": asdict(model.config),
                         "config": asdict(cfg),
-                        "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
+                        "resumes": resumes,
+                        "versions": versions(),
                     },
                 )
+                saved_at, signals.save = time.perf_counter(), False
             clock, clock_step = time.perf_counter(), step
 
     # --- what came of it ---
-    if stop.requested:
-        print(f"stopped by {stop.requested} and saved after step {step:,}")
+    if stopped_by:
+        print(f"stopped by {stopped_by} and saved after step {step:,}")
     else:
         print(f"best validation loss {best:.4f}, at step {best_step:,}; what the model writes now:\n")
         show_sample(model, tokenizer, runtime, cfg)
@@ -369,16 +409,53 @@ def find_dataset(cfg: TrainConfig) -> Dataset:
     return open_dataset(folder)
 
 
-def refuse_changes(cfg: TrainConfig, start: Checkpoint) -> None:
-    """Raise UserError if `cfg` differs from the run to be continued in what such a run cannot change."""
-    saved = start.state["config"]
-    now = asdict(cfg)
-    changes = [f"{name}: {saved[name]} then, {now[name]} now" for name in FIXED if saved[name] != now[name]]
-    if changes:
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def changes_since(start: Checkpoint, cfg: TrainConfig) -> dict[str, list]:
+    """The settings that differ from those of the run to be continued: name -> [then, now].
+
+    Raises UserError for those that such a run cannot change: they define the model, or which sequence comes when.
+    """
+    then, now = start.state["config"], asdict(cfg)
+    then_cfg = TrainConfig(**{name: value for name, value in then.items() if name in now})
+    then, now = ({**c, "sequences a step": k.accumulation * k.batch_size} for c, k in ((then, then_cfg), (now, cfg)))
+    changes = {name: [then[name], now[name]] for name in now if name in then and then[name] != now[name]}
+    refused = [
+        f"{name}: {then[name]} then, {now[name]} now" for name in (*FIXED, "sequences a step") if name in changes
+    ]
+    if refused:
         raise UserError(
-            f"{start.path} cannot go on with other settings: {'; '.join(changes)}; set them back, or begin a run "
+            f"{start.path} cannot go on with other settings: {'; '.join(refused)}; set them back, or begin a run "
             f"from its weights with --init_from={cfg.out_dir} and another --out_dir"
         )
+    return {name: change for name, change in changes.items() if name not in PLACES}
+
+
+def record_skipped(out_dir: Path, recent: list[dict], first: int, inputs: np.ndarray, tokenizer: Tokenizer) -> None:
+    """Write skipped/step-N.json about the newest of the `recent` steps: its sequences, from number `first` on."""
+    step = {**recent[-1], "sequences": [first, first + len(inputs) - 1], "text": [tokenizer.decode(x) for x in inputs]}
+    plain = json.loads(json.dumps({**step, "before": recent[:-1]}), parse_constant=str)  # NaN as "NaN"
+    write_json(out_dir / "skipped" / f"step-{step['step']:06d}.json", plain)
+
+
+def diagnosis(model: GPT, last: dict, val_loss: float | None) -> str:
+    """Why a run cannot go on, by its last step and validation loss, and what helps against that."""
+    if not all(p.isfinite().all() for p in model.parameters()):
+        seen, remedy = "the weights are not finite", "begin anew, or from another checkpoint"
+    elif val_loss is not None and not math.isfinite(val_loss):
+        seen, remedy = f"the validation loss is {val_loss}", "go on with a smaller --learning_rate"
+    elif not math.isfinite(last["loss"]):
+        seen, remedy = f"the loss is {last['loss']}", "look at the text in skipped/, or take a smaller --learning_rate"
+    elif not math.isfinite(last["grad_norm"]):
+        seen, remedy = "the gradient is not finite", "go on with a smaller --learning_rate, or --dtype=float32"
+    else:
+        seen = (
+            f"too many spikes in a row, the last of loss {last['loss']:.4g} and gradient norm {last['grad_norm']:.4g}"
+        )
+        remedy = "look at the text in skipped/; if it is as it should be, raise --skip_spikes or leave it out"
+    return f"{seen}; none of it was saved, and the last checkpoint is good; {remedy}"
 
 
 def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:

@@ -8,15 +8,19 @@
     OUT_DIR/last.json       names the newest checkpoint
     OUT_DIR/best.json       names the one with the lowest validation loss
 
+What is being written or removed has a name that begins with a dot; after a kill, the next start clears it away.
+
 docs/checkpoints.md describes each file.
 """
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,7 +29,6 @@ from folio.files import read_json, sha256, sync, write_json
 from folio.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
-POINTERS = ("last", "best")
 
 
 class CheckpointError(UserError):
@@ -53,11 +56,13 @@ def save(
     tokenizer: Tokenizer,
     state: dict[str, Any],
     best: bool,
+    keep_last: int = 1,
 ) -> Path:
-    """Write step-N, point last.json at it, and best.json too if it is the best; then drop what neither names.
+    """Write step-N, point last.json at it, and best.json too if it is the best.
 
-    The directory is written and synced under a temporary name and renamed, so that at no moment a checkpoint is lost
-    or half there.
+    Of the older checkpoints the best and the newest `keep_last` (this one among them) stay; the others go when this one
+    is safe. The directory is written and synced under a temporary name and renamed, so that at no moment a checkpoint
+    is lost or half there.
     """
     final = out_dir / f"step-{step:06d}"
     temporary = out_dir / f".{final.name}.{os.getpid()}.tmp"
@@ -75,67 +80,110 @@ def save(
             shutil.copymode(temporary / "manifest.json", path)  # safetensors' own files are for the user alone
             sync(path)
         sync(temporary)
-        if final.exists():  # saved at this step before: by a run that was then continued
-            replaced = out_dir / f".{final.name}.replaced.tmp"
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
+        _remove(final)  # of a run that went back to an earlier checkpoint and has come here again
         temporary.rename(final)
         sync(out_dir)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for pointer in POINTERS if best else POINTERS[:1]:
+    # best.json first: a run killed between the two goes on from the checkpoint before, and comes to this best again.
+    for pointer in ("best", "last") if best else ("last",):
         write_json(out_dir / f"{pointer}.json", {"checkpoint": final.name})
-    _drop_unnamed(out_dir)
+    there = _directories(out_dir)
+    upto = there.index(final) + 1
+    keep = {*there[max(0, upto - keep_last) : upto], _named(out_dir, "best")}
+    for path in there:
+        if path not in keep:
+            _remove(path)
     return final
 
 
 def exists(out_dir: Path) -> bool:
     """Whether the folder holds a checkpoint, so that a new run would write over an old one."""
-    return any((out_dir / f"{pointer}.json").exists() for pointer in POINTERS)
+    return bool(_directories(out_dir))
 
 
 def last_step(out_dir: Path) -> int:
     """The step of the newest checkpoint."""
-    return int(read_json(out_dir / "last.json")["checkpoint"].removeprefix("step-"))
+    return int((_named(out_dir, "last") or _directories(out_dir)[-1]).name.removeprefix("step-"))
+
+
+def clear_unfinished(out_dir: Path) -> None:
+    """Remove what a run that was killed left half-written or half-removed. Not while another run writes there."""
+    for path in [*out_dir.glob(".step-*.tmp"), *out_dir.glob(".*.json*.tmp")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def remove_all(out_dir: Path) -> None:
-    """Remove the checkpoints of an earlier run, pointers first."""
-    for pointer in POINTERS:
+    """Remove the checkpoints of an earlier run."""
+    for pointer in ("last", "best"):
         (out_dir / f"{pointer}.json").unlink(missing_ok=True)
-    _drop_unnamed(out_dir)
+    for path in _directories(out_dir):
+        _remove(path)
 
 
-def _drop_unnamed(out_dir: Path) -> None:
-    named = {read_json(path)["checkpoint"] for pointer in POINTERS if (path := out_dir / f"{pointer}.json").exists()}
-    for path in [*out_dir.glob("step-*"), *out_dir.glob(".step-*.tmp")]:
-        if path.is_dir() and path.name not in named:
-            shutil.rmtree(path, ignore_errors=True)
+def _directories(out_dir: Path) -> list[Path]:
+    """The checkpoints in a run's folder, oldest first."""
+    found = [path for path in out_dir.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _named(out_dir: Path, pointer: str) -> Path | None:
+    """The checkpoint that last.json or best.json names, or None if it is not there."""
+    try:
+        name = read_json(out_dir / f"{pointer}.json")["checkpoint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return next((path for path in _directories(out_dir) if path.name == name), None)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that it is never seen half there."""
+    if path.exists():
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.removed.tmp")
+        path.rename(hidden)
+        shutil.rmtree(hidden)
 
 
 def load(path: Path, which: str = "last") -> Checkpoint:
     """Load a checkpoint: `path` is its directory, or a run's folder, of which `which` ("last" or "best") is taken.
 
-    A run that has not been evaluated yet has no best one; there the last is taken. The size and sha256 of every file
-    are checked against the manifest. Raises CheckpointError.
+    The size and sha256 of every file are checked against the manifest. In a run's folder a checkpoint that is damaged
+    is named and passed over for the newest one before it; a run that has not been evaluated yet has no best one, and
+    there the last is taken. Raises CheckpointError.
     """
+    if (path / "manifest.json").exists() or not (others := _directories(path)):
+        return _read(path)
+    first = [_named(path, which), _named(path, "last")]
+    if first[1]:
+        others = others[: others.index(first[1])]  # not those of a run that went back behind them
+    candidates = list(dict.fromkeys(c for c in [*first, *reversed(others)] if c))
+    for number, candidate in enumerate(candidates, start=1):
+        try:
+            return _read(candidate)
+        except CheckpointError as error:
+            if number == len(candidates):
+                raise
+            print(f"{error}; taking {candidates[number].name}", file=sys.stderr)
+    raise AssertionError("there was a candidate")
+
+
+def _read(path: Path) -> Checkpoint:
+    if not (path / "manifest.json").exists():
+        advice = "it is not a checkpoint's folder" if path.exists() else "train one first, or check --out_dir"
+        raise CheckpointError(f"{path} holds no checkpoint: {advice}")
     try:
-        for pointer in (which, "last"):
-            if (path / f"{pointer}.json").exists():
-                path = path / read_json(path / f"{pointer}.json")["checkpoint"]
-                break
-        if not (path / "manifest.json").exists():
-            advice = "it is not a checkpoint's folder" if path.exists() else "train one first, or check --out_dir"
-            raise CheckpointError(f"{path} holds no checkpoint: {advice}")
         for name, entry in read_json(path / "manifest.json").items():
             file = path / name
             if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
                 what = "has changed since it was written" if file.exists() else "is missing"
-                raise CheckpointError(f"{file} {what}: this checkpoint is damaged; use another one")
+                raise CheckpointError(f"{file} {what}: this checkpoint is damaged")
         state = read_json(path / "state.json")
         if state["format_version"] != FORMAT_VERSION:
             raise CheckpointError(f"{path}: format version {state['format_version']} is not {FORMAT_VERSION}")
         made_with = tokenizer.from_json(read_json(path / "tokenizer.json"))
-    except ValueError as error:  # of JSON
-        raise CheckpointError(f"{path} is damaged: {error}; use another one") from None
-    return Checkpoint(path, load_file(path / "model.safetensors"), made_with, state)
+        return Checkpoint(path, load_file(path / "model.safetensors"), made_with, state)
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged: {error or type(error).__name__}") from None

@@ -81,14 +81,14 @@ def check(config: Any, origins: dict[str, str] | None = None) -> None:
 
 
 def run_script(main: Callable[[Config], Any], cls: type[Config]) -> None:
-    """Load the settings from the command line and call `main`. A UserError prints its message and exits with 2."""
+    """Load the settings from the command line and call `main`. A UserError prints its message and exits."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have encodings of their own
     try:
         main(load(cls, sys.argv[1:]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:  # whoever read the output has left, as `| head` does

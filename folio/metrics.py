@@ -41,15 +41,16 @@ class Metrics:
         return self.wandb.id if self.wandb else None
 
     def log(self, line: dict[str, Any]) -> None:
-        """Record one step's numbers, None where one is unknown. An infinite one (of float16) becomes None too."""
-        infinite = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
-        line = {**line, **dict.fromkeys(infinite)}
+        """Record one step's numbers, None where one is unknown. What is not finite becomes None in the file."""
+        loss = line["loss"]
+        unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
+        line = {**line, **dict.fromkeys(unwritable)}
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
         if self.wandb:
             self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
         self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
-        text = f"loss {line['loss']:.4f}"
+        text = f"loss {loss:.4f}"
         if not math.isnan(self.val_loss):
             text += f", val {self.val_loss:.4f}"
         text += f", {line['tokens_per_second']:,.0f} tok/s" if line["tokens_per_second"] else ""

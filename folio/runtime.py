@@ -213,29 +213,34 @@ def compiled(model: nn.Module, runtime: Runtime) -> nn.Module:
     return torch.compile(model) if runtime.compile else model
 
 
-class StopRequest:
-    """Turns the first SIGINT or SIGTERM within its block into a request to stop; the second does what it always did.
+class Signals:
+    """What signals ask of a run, while its block lasts.
 
-    `requested` is the signal's name, or None. Outside the main thread, where Python lets nobody handle signals, it
-    does nothing.
+    The first SIGINT or SIGTERM asks it to save and stop (`stop` is the signal's name); the second does what it always
+    did. SIGUSR1, where the system has it, asks it to save and go on (`save`, which the run sets back). Outside the main
+    thread, where Python lets nobody handle signals, nothing is asked.
     """
 
-    requested: str | None = None
+    stop: str | None = None
+    save: bool = False
 
-    def __enter__(self) -> "StopRequest":
+    def __enter__(self) -> "Signals":
         self.before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self.note)
+                self.before[number] = signal.signal(number, self.ask_to_stop)
+            if hasattr(signal, "SIGUSR1"):
+                self.before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self.ask_to_save)
         return self
 
-    def note(self, number: int, frame: Any) -> None:
-        self.requested = signal.Signals(number).name
-        self.restore()
+    def ask_to_stop(self, number: int, frame: Any) -> None:
+        self.stop = signal.Signals(number).name
+        for again in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(again, self.before[again])
 
-    def restore(self) -> None:
-        while self.before:
-            signal.signal(*self.before.popitem())
+    def ask_to_save(self, number: int, frame: Any) -> None:
+        self.save = True
 
     def __exit__(self, *exception: Any) -> None:
-        self.restore()
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

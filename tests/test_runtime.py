@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from folio import UserError, runtime
-from folio.runtime import StopRequest, decide, derive_seed
+from folio.runtime import Signals, decide, derive_seed
 
 
 @pytest.fixture(autouse=True)
@@ -117,14 +117,15 @@ def test_derived_seeds_differ():
 
 
 def test_the_first_signal_asks_and_the_second_interrupts():
-    before = signal.getsignal(signal.SIGINT)
-    with StopRequest() as stop:
-        assert stop.requested is None
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.requested == "SIGINT"
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.save and signals.stop is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop == "SIGTERM"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
 
 
 @pytest.mark.gpu

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pickle
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import sample
 import train as train_script
@@ -16,7 +18,7 @@ from folio.dataset import ValidationWindows
 from folio.metrics import Metrics
 from folio.runtime import decide
 from model import GPT, GPTConfig
-from train import evaluate, train
+from train import TrainingError, evaluate, train
 
 
 def logged(out_dir: str) -> list[dict]:
@@ -81,7 +83,7 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tiny, tmp_path, monkeypat
     monkeypatch.setattr(Metrics, "log", interrupted)
     train(stopped)
     monkeypatch.undo()
-    assert checkpoint.last_step(Path(stopped.out_dir)) == 7
+    assert checkpoint.last_step(Path(stopped.out_dir)) == 8  # the next step
     train(tiny(out_dir=stopped.out_dir, init_from="resume"))
     assert_same_end(straight.out_dir, stopped.out_dir)
 
@@ -185,13 +187,125 @@ def test_a_data_folder_of_nanogpt_trains_and_samples(tiny, tmp_path, capsys):
     assert capsys.readouterr().out == "\naba\naba\n\n"[: 2 + 6] + "\n"
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_is_not_saved(tiny):
+def test_a_diverged_run_stops_and_saves_nothing_of_it(tiny):
     cfg = tiny(max_iters=200, eval_interval=1, grad_clip=0.0, learning_rate=1e30, lr_schedule="constant")
-    with pytest.raises(UserError, match="no longer a number"):
+    with pytest.raises(TrainingError, match=r"the validation loss is nan.*smaller --learning_rate"):
         train(cfg)
-    for tensor in checkpoint.load(Path(cfg.out_dir)).model.values() if checkpoint.exists(Path(cfg.out_dir)) else []:
-        assert tensor.isfinite().all()
-    assert all(np.isfinite(line["loss"]) for line in logged(cfg.out_dir))
+    assert not checkpoint.exists(Path(cfg.out_dir))
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Training in which the gradients of some steps are not finite, as a faulty GPU or an overflow makes them."""
+
+    def poison(steps: range, value: float = float("nan")) -> None:
+        clip, taken = nn.utils.clip_grad_norm_, iter(range(1, 1000))
+
+        def clip_poisoned(parameters, *args):
+            parameters = list(parameters)
+            if next(taken) in steps:
+                parameters[3].grad[0] = value
+            return clip(parameters, *args)
+
+        monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip_poisoned)
+
+    return poison
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_gradient_reaches_nothing(tiny, poisoned, value):
+    poisoned(range(5, 6), value)
+    first = tiny(max_iters=5, lr_decay_iters=12, save_interval_minutes=None, eval_interval=4, keep_last=5)
+    train(first)
+    before, after = (checkpoint.load(Path(first.out_dir, f"step-{step:06d}")) for step in (4, 5))
+    assert all(torch.equal(before.model[name], after.model[name]) for name in before.model)
+    assert all(torch.equal(before.optimizer()[name], after.optimizer()[name]) for name in before.optimizer())
+    assert after.state["guard"]["skipped"] == 1 and after.state["next_sequence"] == 5 * 4
+    assert [line["skipped"] for line in logged(first.out_dir)] == [0, 0, 0, 0, 1]
+    record = json.loads(Path(first.out_dir, "skipped", "step-000005.json").read_text(encoding="utf-8"))
+    assert record["sequences"] == [16, 19] and len(record["text"]) == 4 and len(record["text"][0]) == 32
+    assert [step["step"] for step in record["before"]] == [1, 2, 3, 4]
+    train(tiny(init_from="resume"))
+    assert checkpoint.load(Path(first.out_dir)).state["guard"] == {**after.state["guard"], "in_a_row": 0}
+
+
+def test_many_bad_steps_in_a_row_stop_the_run(tiny, poisoned):
+    poisoned(range(7, 100))
+    with pytest.raises(TrainingError, match=r"stopped at step 10: the gradient is not finite.*--dtype=float32"):
+        train(tiny(max_bad_steps=4))
+    assert checkpoint.last_step(Path(tiny().out_dir)) == 6
+    assert all(tensor.isfinite().all() for tensor in checkpoint.load(Path(tiny().out_dir)).model.values())
+    assert TrainingError.exit_code == 1
+
+
+def test_weights_that_are_not_finite_are_told(tiny, monkeypatch):
+    train(tiny(max_iters=3))
+    init = GPT.from_tensors.__func__
+
+    def broken(cls, config, tensors):
+        tensors["transformer.ln_f.weight"][0] = float("nan")
+        return init(cls, config, tensors)
+
+    monkeypatch.setattr(GPT, "from_tensors", classmethod(broken))
+    with pytest.raises(TrainingError, match="the weights are not finite"):
+        train(tiny(init_from="resume", max_bad_steps=2))
+    assert checkpoint.last_step(Path(tiny().out_dir)) == 3
+
+
+def test_a_damaged_shard_stops_the_run_before_it_learns_from_it(tiny, data_dir, tmp_path):
+    folder = shutil.copytree(data_dir / "verse", tmp_path / "verse")
+    ids = np.fromfile(folder / "train.bin", dtype="<u2")
+    ids[:] = np.where(np.arange(len(ids)) % 1000 == 0, 60_000, ids)
+    ids.tofile(folder / "train.bin")
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta["splits"]["train"][0]["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    with pytest.raises(UserError, match="token id 60000 in the shards is outside the vocabulary"):
+        train(tiny(dataset=str(folder), max_iters=100))
+
+
+def test_spikes_are_skipped_if_asked(tiny, poisoned):
+    poisoned(range(110, 112), 1e4)
+    train(tiny(max_iters=115, eval_interval=200, skip_spikes=20.0, log_interval=50))
+    assert sorted(path.name for path in Path(tiny().out_dir, "skipped").iterdir()) == [
+        "step-000110.json",
+        "step-000111.json",
+    ]
+    assert logged(tiny().out_dir)[-1]["skipped"] == 2
+
+
+def test_sigusr1_saves_and_goes_on(tiny, monkeypatch):
+    saved, save, log = [], checkpoint.save, Metrics.log
+
+    def asked(self, line):
+        log(self, line)
+        if line["step"] == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(Metrics, "log", asked)
+    monkeypatch.setattr(checkpoint, "save", lambda out, step, *a, **k: saved.append(step) or save(out, step, *a, **k))
+    train(tiny(eval_interval=100))
+    assert saved == [4, 12]
+
+
+def test_time_saves_too(tiny, monkeypatch):
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda out, step, *a, **k: saved.append(step) or save(out, step, *a, **k))
+    train(tiny(eval_interval=100, save_interval_minutes=1e-9, max_iters=4, always_save_checkpoint=False))
+    assert saved == [1, 2, 3, 4]
+
+
+def test_what_changes_in_a_run_is_told_and_recorded(tiny, capsys):
+    train(tiny(max_iters=3))
+    train(tiny(max_iters=6, learning_rate=1e-3, init_from="resume"))
+    assert "learning_rate 0.001 (was 0.003)" in capsys.readouterr().out
+    train(tiny(max_iters=9, learning_rate=1e-3, init_from="resume", batch_size=2, gradient_accumulation_steps=2))
+    assert "no longer bit for bit" in capsys.readouterr().out
+    first, second = checkpoint.load(Path(tiny().out_dir)).state["resumes"]
+    assert first == {"step": 3, "changes": {"max_iters": [3, 6], "learning_rate": [0.003, 0.001]}, "exact": True}
+    assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
+    with pytest.raises(UserError, match="sequences a step: 4 then, 8 now"):
+        train(tiny(init_from="resume", batch_size=8))
 
 
 def test_patience_ends_a_run_that_does_not_improve(tiny):

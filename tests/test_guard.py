@@ -1,0 +1,63 @@
+import json
+
+import pytest
+import torch
+
+from folio.guard import StepGuard
+
+NAN, INF = float("nan"), float("inf")
+
+
+def guard(skip_spikes: float | None = None, scaling: bool = False, state: dict | None = None) -> StepGuard:
+    return StepGuard(torch.device("cpu"), skip_spikes, scaling, state)
+
+
+def judge(guard: StepGuard, loss: float, grad_norm: float) -> float:
+    return guard.judge(torch.tensor(loss), torch.tensor(grad_norm)).item()
+
+
+@pytest.mark.parametrize("loss, grad_norm, bad", [(1, 1, 0), (NAN, 1, 1), (1, NAN, 1), (1, INF, 1), (-INF, 1, 1)])
+def test_what_is_not_finite_is_bad(loss, grad_norm, bad):
+    found = guard()
+    assert judge(found, float(loss), float(grad_norm)) == bad
+    (step,) = found.read()
+    assert step.skipped == bool(bad) and found.read() == []
+    assert found.state()["skipped"] == bad == found.state()["in_a_row"]
+
+
+def test_bad_steps_in_a_row_are_counted():
+    found = guard()
+    for loss in (1.0, NAN, NAN, 1.0, NAN, NAN, NAN):
+        judge(found, loss, 1.0)
+    assert found.state()["in_a_row"] == 3 and found.state()["skipped"] == 5
+
+
+def test_an_overflow_of_the_loss_scale_is_passed_over_uncounted():
+    found = guard(scaling=True)
+    assert judge(found, 1.0, INF) == 1 and found.state()["skipped"] == 0
+    assert judge(found, NAN, NAN) == 1 and found.state()["skipped"] == 1
+
+
+def test_spikes_are_those_above_the_running_deviation(seed):
+    torch.manual_seed(seed)
+    found = guard(skip_spikes=6.0)
+    for _ in range(300):
+        judge(found, 2 + 0.1 * torch.rand(()).item(), 1 + 0.1 * torch.rand(()).item())
+    (_, loss, loss_variance), (_, norm, _) = found.state()["moments"]
+    assert loss == pytest.approx(2.05, abs=0.02) and norm == pytest.approx(1.05, abs=0.02)
+    assert loss_variance**0.5 == pytest.approx(0.1 / 12**0.5, rel=0.3)
+    before = found.state()["moments"]
+    assert judge(found, 2.5, 1.05) == 1 and judge(found, 2.05, 3.0) == 1
+    assert found.state()["moments"] == before  # a spike does not move the mean
+    assert judge(found, 2.1, 1.05) == 0 and judge(found, 1.0, 0.5) == 0  # to fall is no spike
+
+
+def test_its_state_comes_back_to_the_bit(seed):
+    torch.manual_seed(seed)
+    values = (torch.rand(400, 2) + 1).tolist()
+    straight, first = guard(3.0), guard(3.0)
+    whole = [judge(straight, *value) for value in values]
+    half = [judge(first, *value) for value in values[:200]]
+    second = guard(3.0, state=json.loads(json.dumps(first.state())))
+    assert half + [judge(second, *value) for value in values[200:]] == whole
+    assert second.state() == straight.state()
