@@ -14,7 +14,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -238,7 +238,8 @@ def help_text(cls: type) -> str:
     """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
     lines = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""]
     names = {field.name for field in fields(cls)}
-    for line in textwrap.dedent(inspect.getsource(cls)).splitlines():
+    sources = [inspect.getsource(base) for base in reversed(cls.__mro__) if is_dataclass(base)]
+    for line in "\n".join(map(textwrap.dedent, sources)).splitlines():
         heading = re.match(r"    # --- (.*?) -*$", line)
         field = re.match(r"    (\w+): .*? = (.*?)(?:  # (.*))?$", line)
         if heading:

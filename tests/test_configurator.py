@@ -9,6 +9,7 @@ import pytest
 from folio import configurator
 from folio.configurator import ConfigError
 from sample import SampleConfig
+from tools.verify_resume import VerifyConfig
 from train import TrainConfig
 
 ROOT = configurator.ROOT
@@ -150,7 +151,7 @@ def test_all_mistakes_are_told_at_once(write):
     assert len(str(error.value).splitlines()) == 2
 
 
-@pytest.mark.parametrize("cls", [Config, TrainConfig, SampleConfig])
+@pytest.mark.parametrize("cls", [Config, TrainConfig, SampleConfig, VerifyConfig])
 def test_help_shows_every_setting(cls):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as exit:

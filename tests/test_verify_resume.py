@@ -1,0 +1,49 @@
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from folio import UserError, checkpoint
+from folio.files import read_json, sha256, write_json
+from tools.verify_resume import VerifyConfig, compare, main
+from train import train
+
+
+def test_killed_and_continued_it_is_the_same_run(tiny, tmp_path, capsys):
+    """The short form; docs/reproducibility.md has the long one."""
+    cfg = tiny(max_iters=1500, eval_interval=25, eval_iters=1, patience=1000)
+    main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
+    out = capsys.readouterr().out
+    certificate = json.loads(out[out.index("{") :])
+    assert certificate["kills"] == 3 and certificate["runs lost"] == 0
+    assert certificate["differences"].startswith("none")
+    assert len(checkpoint.load(tmp_path / "work" / "killed").state["resumes"]) >= 1
+
+
+def test_a_run_too_short_for_its_kills_says_so(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"the run was over after .* kills; give it more --max_iters"):
+        main(
+            VerifyConfig(
+                **asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=1, work_dir=str(tmp_path)
+            )
+        )
+
+
+def test_a_single_bit_is_found(tiny, tmp_path):
+    train(tiny())
+    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
+    assert compare(Path(tiny().out_dir), other) == []
+    folder = checkpoint.load(other).path
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.weight"].view("u4")[0] ^= 1
+    save_file(tensors, folder / "model.safetensors")
+    manifest = read_json(folder / "manifest.json")
+    manifest["model.safetensors"]["sha256"] = sha256(folder / "model.safetensors")
+    write_json(folder / "manifest.json", manifest)
+    assert "last: 1 bits of the weights" in compare(Path(tiny().out_dir), other)
+    log = (other / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(log[:-1]), encoding="utf-8")
+    assert "metrics.jsonl, first at their length" in compare(Path(tiny().out_dir), other)

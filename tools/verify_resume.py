@@ -1,0 +1,177 @@
+"""Prove on this machine that a run survives SIGKILL to the bit.
+
+    python tools/verify_resume.py config/shakespeare_char.py --kills=20 --eval_interval=10 --eval_iters=1
+
+Trains once undisturbed. Then trains again with the same settings, killed at random moments and each time continued
+with --init_from=resume, and compares weights, optimizer, place in the data and all logged numbers bit for bit. Prints a
+certificate; exits with 1 on any difference. Every setting of train.py is taken; on a GPU, add --deterministic=True.
+"""
+
+import hashlib
+import json
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import UserError, checkpoint, configurator  # noqa: E402
+from train import TrainConfig, find_dataset, versions  # noqa: E402
+
+LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # not the speed
+KEPT = ("step", "next_sequence", "best_val_loss", "best_step", "evaluations_since_best", "guard", "grad_scaler")
+
+
+@dataclass(frozen=True)
+class VerifyConfig(TrainConfig):
+    # --- verification ---
+    kills: int = 20  # times the second run is killed
+    kills_in_write: float = 0.3  # share of them that waits for a checkpoint to be half-written
+    work_dir: str | None = None  # where both runs go; None: a temporary folder, removed at the end
+
+    def problems(self) -> list[tuple[str, str]]:
+        """As for training."""
+        found = super().problems()
+        if self.kills < 1:
+            found.append(("kills", "it must be at least 1"))
+        if not 0 <= self.kills_in_write <= 1:
+            found.append(("kills_in_write", "it must be from 0 to 1"))
+        return found
+
+
+def main(cfg: VerifyConfig) -> None:
+    find_dataset(cfg)  # prepared before anything is timed
+    with work_folder(cfg) as folder:
+        straight, killed = folder / "straight", folder / "killed"
+        began = time.perf_counter()
+        process = start(cfg, straight)
+        while not (straight / "metrics.jsonl").exists() and process.poll() is None:
+            time.sleep(0.01)
+        startup = time.perf_counter() - began
+        finish(process, straight)
+        seconds = time.perf_counter() - began - startup
+        print(f"undisturbed: {startup:.1f} s to start and {seconds:.1f} s of training")
+        kills, in_write, lost = kill_and_resume(cfg, killed, startup, seconds)
+        finish(start(cfg, killed), killed)
+        differences = compare(straight, killed)
+        weights = checkpoint.load(killed).model
+        digest = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+        certificate = {
+            "settings": {f.name: v for f in fields(TrainConfig) if (v := getattr(cfg, f.name)) != f.default},
+            "computed": checkpoint.load(killed).state["resolved"],
+            "machine": f"{platform.platform()}, {platform.machine()}, {torch.get_num_threads()} threads",
+            "versions": versions(),
+            "kills": kills,
+            "kills inside a checkpoint write": in_write,
+            "runs lost": lost,
+            "differences": differences or "none: 0 bits of weights, optimizer, data state and logged numbers",
+            "sha256 of the weights": digest,
+        }
+        print(json.dumps(certificate, indent=1, ensure_ascii=False))
+        if differences or lost:
+            raise SystemExit(1)
+
+
+@contextmanager
+def work_folder(cfg: VerifyConfig) -> Iterator[Path]:
+    if cfg.work_dir:
+        yield Path(cfg.work_dir)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="verify-resume-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(cfg: VerifyConfig, out_dir: Path) -> subprocess.Popen:
+    """Start train.py in `out_dir`, from its last checkpoint if there is one. Its output goes to out_dir.log."""
+    places = {"out_dir": out_dir, "init_from": "resume" if checkpoint.exists(out_dir) else cfg.init_from}
+    settings = {f.name: places.get(f.name, getattr(cfg, f.name)) for f in fields(TrainConfig)}
+    arguments = [f"--{name}={value}" for name, value in settings.items()]
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{out_dir}.log", "ab") as log:
+        command = [sys.executable, str(ROOT / "train.py"), *arguments]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def finish(process: subprocess.Popen, out_dir: Path) -> None:
+    if process.wait():
+        tail = Path(f"{out_dir}.log").read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise UserError(f"a run ended with exit code {process.returncode}:\n{tail}")
+
+
+def kill_and_resume(cfg: VerifyConfig, out_dir: Path, startup: float, seconds: float) -> tuple[int, int, int]:
+    """Kill the run in `out_dir` cfg.kills times. Returns the kills, those inside a write, and the checkpoints lost."""
+    rng = random.Random(cfg.seed)
+    in_write = lost = reached = 0
+    pace = seconds / cfg.max_iters * cfg.eval_interval  # seconds from one checkpoint to the next
+    for kill in range(1, cfg.kills + 1):
+        process = start(cfg, out_dir)
+        mark = f".{process.pid}.tmp"  # of what this process has half-written
+        if rng.random() < cfg.kills_in_write:
+            while process.poll() is None and not any(path.name.endswith(mark) for path in out_dir.glob(".step-*")):
+                time.sleep(0.0005)
+            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))
+        else:
+            time.sleep(startup * rng.uniform(0.3, 1) + rng.uniform(0, 2 * pace))
+        ended = process.poll()
+        process.kill()
+        process.wait()
+        if ended is not None:
+            finish(process, out_dir)
+            raise UserError(f"the run was over after {kill - 1} kills; give it more --max_iters, or take fewer --kills")
+        in_write += any(path.name.endswith(mark) for path in out_dir.glob(".step-*"))
+        if checkpoint.exists(out_dir) or reached:
+            try:
+                step = checkpoint.load(out_dir).state["step"]
+            except UserError:
+                step = -1
+            lost += step < reached
+            reached = max(step, reached)
+        print(f"kill {kill} of {cfg.kills}: {in_write} inside a write, step {reached:,} is safe", flush=True)
+    return cfg.kills, in_write, lost
+
+
+def compare(first: Path, second: Path) -> list[str]:
+    """What differs between two finished runs; an empty list if nothing does."""
+    found = []
+    for which in ("last", "best"):
+        a, b = checkpoint.load(first, which), checkpoint.load(second, which)
+        for part, mine, other in (("weights", a.model, b.model), ("optimizer", a.optimizer(), b.optimizer())):
+            if mine.keys() != other.keys():
+                found.append(f"{which}: {part} have other names")
+                continue
+            bits = sum(different_bits(mine[name], other[name]) for name in mine)
+            if bits:
+                found.append(f"{which}: {bits:,} bits of the {part}")
+        found += [f"{which}: {key}: {a.state[key]} and {b.state[key]}" for key in KEPT if a.state[key] != b.state[key]]
+    logs = []
+    for out_dir in (first, second):
+        lines = map(json.loads, (out_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+        logs.append([[line[name] for name in LOGGED] for line in lines])
+    if logs[0] != logs[1]:
+        at = next((a for a, b in zip(*logs, strict=False) if a != b), "their length")
+        found.append(f"metrics.jsonl, first at {at}")
+    return found
+
+
+def different_bits(a: torch.Tensor, b: torch.Tensor) -> int:
+    first, second = (tensor.numpy().reshape(-1).view(np.uint8) for tensor in (a, b))
+    return int(np.unpackbits(first ^ second).sum())
+
+
+if __name__ == "__main__":
+    configurator.run_script(main, VerifyConfig)
