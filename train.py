@@ -258,7 +258,6 @@ def train(cfg: TrainConfig) -> float:
         scaler.load_state_dict(state["grad_scaler"])
     elif cfg.overwrite:
         checkpoint.remove_all(out_dir)
-    checkpoint.clear_unfinished(out_dir)
 
     # --- loop ---
     step = state.get("step", 0)  # steps that are done
@@ -271,8 +270,13 @@ def train(cfg: TrainConfig) -> float:
     peak_flops, flops_per_token = runtime.peak_flops(), model.flops_per_token()["total"]
     guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
     recent: deque[dict] = deque(maxlen=50)  # the last steps, for the record of one that is skipped
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with Metrics(out_dir, step, cfg.max_iters, asdict(cfg), state.get("wandb_id")) as metrics, Signals() as signals:
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        checkpoint.clear_unfinished(out_dir)
+        metrics = Metrics(out_dir, step, cfg.max_iters, asdict(cfg), state.get("wandb_id"))
+    except OSError as error:
+        raise UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir") from None
+    with metrics, Signals() as signals:
         clock = saved_at = time.perf_counter()
         clock_step = None  # the step from which the clock runs; the first step warms up
         stopped_by = None
@@ -315,11 +319,15 @@ def train(cfg: TrainConfig) -> float:
                 recent.append({"step": number, "loss": found.loss, "grad_norm": found.grad_norm})
                 if found.skipped:
                     first = sequence - (step - number + 1) * step_sequences
-                    record_skipped(out_dir, list(recent), first, windows.batch(first, step_sequences)[0], tokenizer)
+                    try:
+                        record_skipped(out_dir, list(recent), first, windows.batch(first, step_sequences)[0], tokenizer)
+                    except OSError as error:
+                        metrics.say(f"step {number:,} was skipped, and its record could not be written ({error})")
             val_loss = evaluate(forward, validation, runtime, cfg.batch_size) if evaluating else None
             if guard.in_a_row >= cfg.max_bad_steps or not math.isfinite(val_loss or 0.0):
                 raise TrainingError(f"stopped at step {step:,}: {diagnosis(model, recent[-1], val_loss)}")
             improved = evaluating and val_loss < best
+            before = best, best_step, stale
             if evaluating:
                 best, best_step, stale = (val_loss, step, 0) if improved else (best, best_step, stale + 1)
             speed = (step - clock_step) * step_tokens / seconds if clock_step is not None else None
@@ -339,30 +347,30 @@ def train(cfg: TrainConfig) -> float:
             metrics.advance()
             ending = step == cfg.max_iters or stale >= patience
             if saving or ending or improved or (evaluating and cfg.always_save_checkpoint):
-                checkpoint.save(
-                    out_dir,
-                    step,
-                    dict(model.named_parameters()),
-                    state_tensors(model, optimizer),
-                    tokenizer,
-                    best=improved,
-                    keep_last=cfg.keep_last,
-                    state={
-                        "next_sequence": sequence,
-                        "best_val_loss": best if best_step else None,
-                        "best_step": best_step,
-                        "evaluations_since_best": stale,
-                        "guard": guard.state(),
-                        "grad_scaler": scaler.state_dict(),
-                        "wandb_id": metrics.wandb_id,
-                        "resolved": runtime.resolved,
-                        "dataset": {"folder": dataset.folder.name, "hash": dataset.hash},
-                        "model": asdict(model.config),
-                        "config": asdict(cfg),
-                        "resumes": resumes,
-                        "versions": versions(),
-                    },
-                )
+                kept = {
+                    "next_sequence": sequence,
+                    "best_val_loss": best if best_step else None,
+                    "best_step": best_step,
+                    "evaluations_since_best": stale,
+                    "guard": guard.state(),
+                    "grad_scaler": scaler.state_dict(),
+                    "wandb_id": metrics.wandb_id,
+                    "resolved": runtime.resolved,
+                    "dataset": {"folder": dataset.folder.name, "hash": dataset.hash},
+                    "model": asdict(model.config),
+                    "config": asdict(cfg),
+                    "resumes": resumes,
+                    "versions": versions(),
+                }
+                weights, moments = dict(model.named_parameters()), state_tensors(model, optimizer)
+                try:
+                    checkpoint.save(out_dir, step, weights, moments, tokenizer, kept, improved, cfg.keep_last)
+                except OSError as error:
+                    best, best_step, stale = before  # what could not be saved is not the best there is
+                    failed = f"step {step:,} could not be saved ({error})"
+                    if ending or stopped_by:
+                        raise TrainingError(f"{failed}; the checkpoints before it are as they were") from None
+                    metrics.say(f"{failed}; training goes on, and the next save tries again")
                 saved_at, signals.save = time.perf_counter(), False
             clock, clock_step = time.perf_counter(), step
 

@@ -62,7 +62,7 @@ def save(
 
     Of the older checkpoints the best and the newest `keep_last` (this one among them) stay; the others go when this one
     is safe. The directory is written and synced under a temporary name and renamed, so that at no moment a checkpoint
-    is lost or half there.
+    is lost or half there. Raises OSError where the disk does not take it, and then leaves all as it was.
     """
     final = out_dir / f"step-{step:06d}"
     temporary = out_dir / f".{final.name}.{os.getpid()}.tmp"
@@ -83,6 +83,8 @@ def save(
         _remove(final)  # of a run that went back to an earlier checkpoint and has come here again
         temporary.rename(final)
         sync(out_dir)
+    except SafetensorError as error:  # its word for a full disk
+        raise OSError(str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     # best.json first: a run killed between the two goes on from the checkpoint before, and comes to this best again.

@@ -20,9 +20,10 @@ class Metrics:
     def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
         self.path = out_dir / "metrics.jsonl"
         _cut(self.path, step)
-        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = tqdm(total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05)
         self.val_loss = math.nan
+        self.gaps = False  # whether a line could not be written
         self.wandb = None
         if config["wandb_log"]:
             import wandb
@@ -45,8 +46,7 @@ class Metrics:
         loss = line["loss"]
         unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
         line = {**line, **dict.fromkeys(unwritable)}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        self.append(json.dumps(line).encode() + b"\n")
         if self.wandb:
             self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
         self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
@@ -59,6 +59,24 @@ class Metrics:
             print(f"step {line['step']:,}/{self.bar.total:,}: {text}", flush=True)
         else:
             self.bar.set_postfix_str(text, refresh=False)
+
+    def append(self, line: bytes) -> None:
+        """Add the whole line to the file, or nothing of it if the disk does not take it; that is said once."""
+        size = self.path.stat().st_size
+        try:
+            if self.file.write(line) == len(line):
+                return
+            error = "the disk is full"
+        except OSError as refused:
+            error = refused
+        self.file.truncate(size)
+        if not self.gaps:
+            self.say(f"{self.path} cannot be written ({error}); training goes on without it until it can")
+        self.gaps = True
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        tqdm.write(text)
 
     def advance(self) -> None:
         """One more step is done."""

@@ -4,6 +4,8 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -306,6 +308,60 @@ def test_what_changes_in_a_run_is_told_and_recorded(tiny, capsys):
     assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
     with pytest.raises(UserError, match="sequences a step: 4 then, 8 now"):
         train(tiny(init_from="resume", batch_size=8))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of 1,500 KiB; a checkpoint of the tiny model takes some 340. Needs root on Linux."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
+    """It is told, training goes on, and saves again when there is room."""
+    ballast, evaluate = small_disk / "ballast", train_script.evaluate
+
+    def fill(*args):
+        if evaluations[0] == 1:
+            ballast.write_bytes(bytes(900_000))
+        if evaluations[0] == 3:
+            ballast.unlink()
+        evaluations[0] += 1
+        return evaluate(*args)
+
+    evaluations = [0]
+    monkeypatch.setattr(train_script, "evaluate", fill)
+    out_dir = small_disk / "out"
+    train(tiny(out_dir=str(out_dir), max_iters=10, eval_interval=2, keep_last=1))
+    out = capsys.readouterr().out
+    assert [step for step in (2, 4, 6, 8, 10) if f"step {step} could not be saved" in out] == [4, 6]
+    assert checkpoint.load(out_dir).state["step"] == 10
+    assert not list(out_dir.glob(".*"))
+
+
+def test_a_last_step_that_cannot_be_saved_is_an_error(tiny, small_disk):
+    out_dir = small_disk / "out"
+    train(tiny(out_dir=str(out_dir), max_iters=2, warmup_iters=0))
+    (small_disk / "ballast").write_bytes(bytes(900_000))
+    with pytest.raises(
+        TrainingError, match=r"step 4 could not be saved .*; the checkpoints before it are as they were"
+    ):
+        train(tiny(out_dir=str(out_dir), max_iters=4, warmup_iters=0, init_from="resume"))
+    assert checkpoint.load(out_dir).state["step"] == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_the_start(tiny, small_disk, tmp_path):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(UserError, match=r"out_dir=.*cannot be written .*; choose another --out_dir"):
+        train(tiny(out_dir=str(small_disk / "out")))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"out_dir=.*cannot be written"):
+        train(tiny(out_dir=str(tmp_path / "file" / "out")))
 
 
 def test_patience_ends_a_run_that_does_not_improve(tiny):

@@ -126,7 +126,8 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path, startup: float, seconds: f
                 time.sleep(0.0005)
             time.sleep(rng.choice((0, rng.uniform(0, 0.03))))
         else:
-            time.sleep(startup * rng.uniform(0.3, 1) + rng.uniform(0, 2 * pace))
+            early = rng.random() < 0.2  # while it starts; else within the next few checkpoints
+            time.sleep(startup * rng.uniform(0.3, 1) if early else startup + rng.uniform(0, 4 * pace))
         ended = process.poll()
         process.kill()
         process.wait()
