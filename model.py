@@ -29,6 +29,11 @@ class GPTConfig:
     attn_pdrop: float | None = None  # on the attention weights
     resid_pdrop: float | None = None  # on what each half of a block adds to the residual stream
 
+    def __post_init__(self) -> None:
+        sizes = (self.block_size, self.vocab_size, self.n_layer, self.n_head, self.n_embd)
+        if not all(isinstance(size, int) and size > 0 for size in sizes) or self.n_embd % self.n_head:
+            raise ValueError(f"sizes must be whole numbers above 0, and n_head must divide n_embd: {self}")
+
     def pdrop(self, place: str) -> float:
         """Dropout probability at "embd", "attn" or "resid"."""
         own = getattr(self, f"{place}_pdrop")
@@ -176,8 +181,10 @@ class GPT(nn.Module):
     def from_tensors(cls, config: GPTConfig, tensors: dict[str, Tensor]) -> "GPT":
         """A model made of these tensors by parameter name, none of them copied; a tied weight is named once.
 
-        Raises RuntimeError, as load_state_dict does, where names or shapes do not fit `config`.
+        Raises KeyError, ValueError, or RuntimeError as load_state_dict does, where names or shapes do not fit `config`.
         """
+        if sum(name.endswith("ln_1.weight") for name in tensors) != config.n_layer:  # before any number is built
+            raise ValueError(f"these are not the weights of {config.n_layer} layers")
         with torch.device("meta"):
             model = cls(config)
         tensors = {**tensors, "lm_head.weight": tensors["transformer.wte.weight"]}

@@ -54,7 +54,7 @@ def main(cfg: SampleConfig) -> None:
     source = Path(cfg.out_dir if cfg.init_from == "resume" else cfg.init_from)
     loaded = checkpoint.load(source, cfg.checkpoint)
     runtime = decide(cfg.device, cfg.dtype, cfg.compile)
-    model = GPT.from_tensors(GPTConfig(**loaded.state["model"]), loaded.model).to(runtime.device)
+    model = loaded.build(GPT, GPTConfig).to(runtime.device)
     forward = compiled(model, runtime)
     start = read_start(cfg.start)
     prompt = loaded.tokenizer.encode(start).tolist() if start else opening(loaded.tokenizer)

@@ -236,12 +236,14 @@ def train(cfg: TrainConfig) -> float:
     )
 
     # --- model ---
-    shape = GPTConfig(vocab_size=dataset.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
     if start:
-        model = GPT.from_tensors(replace(shape, block_size=start.state["model"]["block_size"]), start.model)
-        model.crop_block_size(cfg.block_size)
+        model = start.build(GPT, GPTConfig, **{name: getattr(cfg, name) for name in DROPOUT})
+        if cfg.block_size < model.config.block_size:
+            print(f"block_size {cfg.block_size}: of the {model.config.block_size} trained positions the first are kept")
+            model.crop_block_size(cfg.block_size)
     else:
-        model = GPT(shape, cfg.seed)
+        shape = {name: getattr(cfg, name) for name in SHAPE + DROPOUT}
+        model = GPT(GPTConfig(vocab_size=dataset.vocab_size, **shape), cfg.seed)
     model.to(runtime.device)
     forward = compiled(model, runtime)  # `model` stays the plain module, and is what gets saved
     print(f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}")

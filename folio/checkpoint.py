@@ -18,7 +18,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -35,6 +35,17 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or does not fit."""
 
 
+Model = TypeVar("Model")
+STATE = {  # what state.json holds at least
+    "format_version": int,
+    "step": int,
+    "next_sequence": int,
+    "best_step": int,
+    "evaluations_since_best": int,
+    **dict.fromkeys(("model", "config", "resolved", "dataset", "guard", "grad_scaler", "versions"), dict),
+}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What one directory held. Tensors are on the CPU; `state` is state.json."""
@@ -43,6 +54,13 @@ class Checkpoint:
     model: dict[str, Tensor]
     tokenizer: Tokenizer
     state: dict[str, Any]
+
+    def build(self, model: type[Model], config: type, **changes: Any) -> Model:
+        """The model: model.GPT made from its GPTConfig, some of whose fields may be changed. Raises CheckpointError."""
+        try:
+            return model.from_tensors(config(**{**self.state["model"], **changes}), self.model)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{self.path}: the weights do not fit state.json: {error}") from None
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.path / "optimizer.safetensors")
@@ -178,6 +196,8 @@ def _read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} holds no checkpoint: {advice}")
     try:
         for name, entry in read_json(path / "manifest.json").items():
+            if Path(name).name != name:
+                raise CheckpointError(f"{path}: manifest.json names a file outside its folder: {name}")
             file = path / name
             if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
                 what = "has changed since it was written" if file.exists() else "is missing"
@@ -185,6 +205,8 @@ def _read(path: Path) -> Checkpoint:
         state = read_json(path / "state.json")
         if state["format_version"] != FORMAT_VERSION:
             raise CheckpointError(f"{path}: format version {state['format_version']} is not {FORMAT_VERSION}")
+        if wrong := [name for name, kind in STATE.items() if not isinstance(state[name], kind)]:
+            raise CheckpointError(f"{path}: state.json is not as Folio writes it: {', '.join(wrong)}")
         made_with = tokenizer.from_json(read_json(path / "tokenizer.json"))
         return Checkpoint(path, load_file(path / "model.safetensors"), made_with, state)
     except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:

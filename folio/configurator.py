@@ -48,7 +48,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         try:
             values[name] = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
             origins[name] = origin
-        except ValueError:
+        except (ValueError, OverflowError):
             errors.append(f"{origin}: {name}={value}: it takes {_describe(hints[name])}")
 
     for argument in argv:
@@ -131,7 +131,7 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
     """The assignments (name, value, line) of a config file; what is wrong with others goes to `errors`."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=shown)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         errors.append(f"{shown}:{line}: this is not Python: {getattr(error, 'msg', error)}")
         return []
@@ -147,7 +147,7 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
             if not targets or not all(isinstance(target, ast.Name) for target in targets):
                 raise ValueError(f"`{ast.unparse(node).splitlines()[0]}` is not an assignment to a setting")
             value = _evaluate(node.value, scope)
-        except (ValueError, TypeError, ArithmeticError) as error:
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             rule = "a config file holds assignments of constants, arithmetic and names above"
             errors.append(f"{shown}:{node.lineno}: {error}; {rule}")
             continue

@@ -27,6 +27,7 @@ from folio.files import read_json, replacing, sha256, write_json
 from folio.tokenizer import CharTokenizer, Tokenizer
 
 FORMAT_VERSION = 1
+SPLITS = ("train", "val")
 VERIFY_BYTES = 1 << 26  # shards up to this size (64 MiB, under 0.1 s) have their sha256 checked at every open
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # llm.c's and modded-nanogpt's header, in int32
 
@@ -123,25 +124,38 @@ def _open_folio(folder: Path) -> Dataset:
     again = "prepare the data set again"
     try:
         meta = read_json(folder / "meta.json")
-    except ValueError as error:
-        raise DatasetError(f"{folder / 'meta.json'} is not JSON: {error}; {again}") from None
-    if meta["format_version"] != FORMAT_VERSION:
-        version = meta["format_version"]
-        raise DatasetError(f"{folder / 'meta.json'}: format version {version} is not {FORMAT_VERSION}; {again}")
-    splits: dict[str, list[np.ndarray]] = {}
-    for split, shards in meta["splits"].items():
-        splits[split] = []
-        for shard in shards:
-            path = folder / shard["file"]
-            ids = _map_raw(path, np.dtype(meta["dtype"]).newbyteorder("<"))
-            if len(ids) != shard["tokens"]:
-                what = "truncated" if len(ids) < shard["tokens"] else "too long"
-                raise DatasetError(f"{path} is {what}: {len(ids):,} of {shard['tokens']:,} tokens; {again}")
-            if ids.nbytes <= VERIFY_BYTES and sha256(path) != shard["sha256"]:
-                raise DatasetError(f"{path} has changed since it was written: its sha256 is not meta.json's; {again}")
-            splits[split].append(ids)
-    content = hashlib.sha256("".join(s["sha256"] for split in splits for s in meta["splits"][split]).encode())
-    return Dataset(folder, splits["train"], splits["val"], meta["vocab_size"], content.hexdigest(), meta["tokenizer"])
+        if meta["format_version"] != FORMAT_VERSION:
+            version = meta["format_version"]
+            raise DatasetError(f"{folder / 'meta.json'}: format version {version} is not {FORMAT_VERSION}; {again}")
+        dtype = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[meta["dtype"]]
+        splits = {split: [(s["file"], s["tokens"], s["sha256"]) for s in meta["splits"][split]] for split in SPLITS}
+        content = hashlib.sha256("".join(digest for split in SPLITS for _, _, digest in splits[split]).encode())
+        vocab_size, made_with = int(meta["vocab_size"]), meta["tokenizer"]
+        if vocab_size < 1 or not all(splits.values()) or not isinstance(made_with, dict):
+            raise ValueError("a split, the vocabulary or the tokenizer is missing")
+        names = [file for split in SPLITS for file, _, _ in splits[split]]
+        if outside := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"it names a file outside its folder: {outside[0]!r}")
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise DatasetError(f"{folder / 'meta.json'} is not as Folio writes it ({what}); {again}") from None
+    shards = {split: [_map_checked(folder / file, dtype, *entry) for file, *entry in splits[split]] for split in SPLITS}
+    return Dataset(folder, shards["train"], shards["val"], vocab_size, content.hexdigest(), made_with)
+
+
+def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str) -> np.ndarray:
+    """A shard whose number of tokens and, where it is small, sha256 are those of meta.json."""
+    ids = _map_raw(path, dtype)
+    if len(ids) != tokens:
+        raise DatasetError(
+            f"{path} is truncated or another file: it has {len(ids):,} tokens, and meta.json speaks of {tokens}; "
+            f"prepare the data set again"
+        )
+    if ids.nbytes <= VERIFY_BYTES and sha256(path) != digest:
+        raise DatasetError(
+            f"{path} has changed since it was written: its sha256 is not meta.json's; prepare the data set again"
+        )
+    return ids
 
 
 def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
@@ -158,7 +172,7 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
 
 
 def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
-    size = path.stat().st_size if path.exists() else None
+    size = path.stat().st_size if path.is_file() else None
     if not size:
         raise DatasetError(f"{path} is {'missing' if size is None else 'empty'}; prepare the data set again")
     if size % dtype.itemsize:
@@ -216,12 +230,19 @@ def load_plain_pickle(path: Path) -> dict[str, Any]:
         raise DatasetError(f"{path} is larger than {PLAIN_BYTES:,} bytes: not nanoGPT's meta.pkl")
     content = path.read_bytes()
     try:
-        strange = {opcode.name for opcode, _, _ in pickletools.genops(content)} - PLAIN_OPCODES
+        strange = set()
+        for opcode, argument, _ in pickletools.genops(content):
+            # a number for the memo makes room for as many entries, so it must not exceed what the file can fill
+            if opcode.name not in PLAIN_OPCODES or (opcode.name.endswith("PUT") and argument > len(content)):
+                strange.add(opcode.name)
         if strange:
             raise DatasetError(f"{path} is not plain data: it uses {', '.join(sorted(strange))}; it was not opened")
-        return pickle.load(io.BytesIO(content))
-    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError) as error:
+        value = pickle.load(io.BytesIO(content))
+    except (ValueError, TypeError, LookupError, EOFError, OverflowError, pickle.UnpicklingError) as error:
         raise DatasetError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise DatasetError(f"{path} holds no table, as nanoGPT's meta.pkl does")
+    return value
 
 
 # --- sequences --------------------------------------------------------------------------------------------------------

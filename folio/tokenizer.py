@@ -59,8 +59,8 @@ class CharTokenizer(Tokenizer):
     kind = "char"
 
     def __init__(self, characters: str):
-        if len(set(characters)) != len(characters):
-            raise ValueError("a character stands twice in the vocabulary")
+        if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
+            raise ValueError("the vocabulary must be a text in which each character stands once")
         self.characters = characters
         self.vocab_size = len(characters)
         self.points = np.array([ord(c) for c in characters], dtype=np.uint32)
@@ -103,6 +103,8 @@ class GPT2Tokenizer(Tokenizer):
         import tiktoken
         from tiktoken_ext.openai_public import r50k_pat_str
 
+        if len(set(ranks)) != len(ranks) or not {bytes([b]) for b in range(256)} <= set(ranks):
+            raise ValueError("the ranks must hold each of the 256 bytes, and no token twice")
         self.ranks = ranks
         self.eot = len(ranks)
         self.vocab_size = len(ranks) + 1
@@ -145,10 +147,13 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
     return GPT2Tokenizer(sorted(ranks, key=ranks.__getitem__))
 
 
-def from_json(value: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_json` described. Raises UserError for a kind that this version does not know."""
-    if value.get("kind") == "char":
-        return CharTokenizer(value["characters"])
-    if value.get("kind") == "gpt2":
-        return GPT2Tokenizer([base64.b64decode(token) for token in value["ranks"]])
-    raise UserError(f"unknown kind of tokenizer {value.get('kind')!r}: this version knows char and gpt2")
+def from_json(value: Any) -> Tokenizer:
+    """The tokenizer that `to_json` described. Raises UserError for anything else."""
+    try:
+        if value["kind"] == "char":
+            return CharTokenizer(value["characters"])
+        if value["kind"] == "gpt2":
+            return GPT2Tokenizer([base64.b64decode(token, validate=True) for token in value["ranks"]])
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"this is no tokenizer: {error}") from None
+    raise UserError(f"unknown kind of tokenizer {value['kind']!r}: this version knows char and gpt2")

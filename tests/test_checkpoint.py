@@ -14,7 +14,8 @@ MOMENTS = {"a.weight/exp_avg": torch.rand(2, 3), "a.weight/step": torch.tensor(3
 
 
 def save(out_dir: Path, step: int, best: bool = True, keep_last: int = 1) -> Path:
-    state = {"next_sequence": 7 * step, "config": {"start": "é\n"}}
+    state = {"next_sequence": 7 * step, "config": {"start": "é\n"}, "best_step": 0, "evaluations_since_best": 0}
+    state |= {key: {} for key in ("model", "resolved", "dataset", "guard", "grad_scaler", "versions")}
     return checkpoint.save(out_dir, step, WEIGHTS, MOMENTS, CharTokenizer("ab"), state, best, keep_last)
 
 
@@ -24,12 +25,8 @@ def test_what_is_saved_comes_back(tmp_path):
     for source in (tmp_path, path):
         loaded = checkpoint.load(source)
         assert loaded.path == path and loaded.tokenizer.characters == "ab"
-        assert loaded.state == {
-            "format_version": 1,
-            "step": 250,
-            "next_sequence": 1750,
-            "config": {"start": "é\n"},
-        }
+        assert loaded.state["step"] == 250 and loaded.state["next_sequence"] == 1750
+        assert loaded.state["config"] == {"start": "é\n"}
         for saved, back in ((WEIGHTS, loaded.model), (MOMENTS, loaded.optimizer())):
             assert saved.keys() == back.keys() and all(torch.equal(saved[name], back[name]) for name in saved)
     assert not list(tmp_path.glob(".*"))

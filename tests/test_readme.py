@@ -72,5 +72,10 @@ def test_links_lead_somewhere(file):
 def test_every_file_is_in_the_tree():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     paths = [*ROOT.glob("*.py"), *(ROOT / "folio").glob("[a-z]*.py"), *(ROOT / "docs").glob("*.md")]
-    for path in [*paths, *(ROOT / "prepare").glob("*.py"), *(ROOT / "config").glob("*.py")]:
+    for path in [
+        *paths,
+        *(ROOT / "prepare").glob("*.py"),
+        *(ROOT / "config").glob("*.py"),
+        *(ROOT / "tools").glob("*.py"),
+    ]:
         assert re.search(rf"\b{re.escape(path.name)}\b", readme), path.name

@@ -147,7 +147,7 @@ def test_a_run_does_not_go_on_as_another(tiny):
         train(tiny(init_from="resume", out_dir="nowhere"))
 
 
-def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path):
+def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path, capsys):
     first = tiny(max_iters=30, eval_interval=30)
     before = train(first)
     new = dict(init_from=first.out_dir, out_dir=str(tmp_path / "new"), max_iters=6, learning_rate=1e-5)
@@ -162,6 +162,7 @@ def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path):
         train(tiny(**{**new, "init_from": "gone"}))
     train(tiny(**new, block_size=16, overwrite=True))
     assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
+    assert "block_size 16: of the 32 trained positions the first are kept" in capsys.readouterr().out
 
 
 def test_another_tokenizer_is_refused(tiny, tmp_path):

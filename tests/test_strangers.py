@@ -1,0 +1,182 @@
+"""Files from strangers: whatever stands in them, opening them works or ends in UserError, and runs no code."""
+
+import copy
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from folio import UserError, checkpoint, configurator
+from folio.dataset import load_plain_pickle, open_dataset
+from folio.files import read_json, sha256
+from model import GPT, GPTConfig
+from train import TrainConfig, train
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["../x", "/etc/hosts"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@st.composite
+def altered(draw: st.DrawFn, content: bytes) -> bytes:
+    """Other bytes; the content cut, or with bits flipped; or its JSON with a value somewhere replaced or removed."""
+    way = draw(st.sampled_from(["bytes", "cut", "flip", "json", "json", "json"]))
+    if way == "bytes":
+        return draw(st.binary(max_size=200))
+    if way == "cut":
+        return content[: draw(st.integers(0, len(content) - 1))]
+    if way == "json":
+        try:
+            document = json.loads(content)
+        except ValueError:
+            way = "flip"
+    if way == "flip":
+        flipped = bytearray(content)
+        for _ in range(draw(st.integers(1, 4))):
+            flipped[draw(st.integers(0, len(content) - 1))] ^= 1 << draw(st.integers(0, 7))
+        return bytes(flipped)
+    box = {"": document}
+    place: dict | list = box
+    key: str | int = ""
+    while draw(st.booleans()) and isinstance(place[key], (dict, list)) and place[key]:
+        place = place[key]
+        key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    if place is not box and draw(st.booleans()):
+        del place[key]
+    else:
+        place[key] = draw(VALUES)
+    return json.dumps(box[""]).encode()
+
+
+@pytest.fixture(scope="module")
+def run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of one checkpoint."""
+    out_dir = tmp_path_factory.mktemp("run") / "out"
+    small = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=2, max_iters=2, warmup_iters=0, eval_iters=1)
+    train(TrainConfig(**small, dataset="verse", data_dir=str(data_dir), out_dir=str(out_dir), dtype="float32"))
+    return checkpoint.load(out_dir).path
+
+
+def in_checkpoint(name: str) -> Callable[[Path, Path, Path], tuple[bytes, Callable[[bytes], object]]]:
+    """A file of a checkpoint, with a manifest that fits, as somebody would make it who wants it to be opened."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+        step = Path(shutil.copytree(run, folder / "step-000002"))
+        manifest = read_json(step / "manifest.json")
+
+        def attempt(content: bytes) -> None:
+            (step / name).write_bytes(content)
+            if name != "manifest.json":
+                described = copy.deepcopy(manifest)
+                described[name] = {"bytes": len(content), "sha256": sha256(step / name)}
+                (step / "manifest.json").write_text(json.dumps(described), encoding="utf-8")
+            loaded = checkpoint.load(step)
+            loaded.build(GPT, GPTConfig)
+            loaded.tokenizer.decode([0])
+
+        return (step / name).read_bytes(), attempt
+
+    return prepare
+
+
+def meta_json(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+    copied = Path(shutil.copytree(data, folder / "data"))
+
+    def attempt(content: bytes) -> None:
+        (copied / "meta.json").write_bytes(content)
+        opened = open_dataset(copied)
+        opened.load_tokenizer()
+        assert {path.parent for path in (opened.folder / "train.bin", opened.folder)} == {copied, folder}
+
+    return (copied / "meta.json").read_bytes(), attempt
+
+
+def shard_header(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, 10
+    good = header.tobytes() + bytes(20)
+    (folder / "x_val_0.bin").write_bytes(good)
+
+    def attempt(content: bytes) -> None:
+        (folder / "x_train_0.bin").write_bytes(content)
+        open_dataset(folder)
+
+    return good, attempt
+
+
+def meta_pkl(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+    def attempt(content: bytes) -> None:
+        (folder / "meta.pkl").write_bytes(content)
+        load_plain_pickle(folder / "meta.pkl")
+
+    return pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "b", 2: "c"}, "stoi": {"a": 0, "b": 1, "c": 2}}), attempt
+
+
+def config_text(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+    def attempt(content: bytes) -> None:
+        (folder / "config.py").write_bytes(content)
+        configurator.load(TrainConfig, [str(folder / "config.py")])
+
+    text = "n_layer = 4\nn_head = 4\nn_embd = 64 * n_layer\nout_dir = 'out' + 'x'\ndropout = -(-1) / 10**2\n"
+    return text.encode(), attempt
+
+
+CASES = {
+    "config text": config_text,
+    "meta.json": meta_json,
+    "shard header": shard_header,
+    "meta.pkl": meta_pkl,
+    **{name: in_checkpoint(name) for name in ("state.json", "tokenizer.json", "manifest.json", "model.safetensors")},
+}
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_a_strangers_file_works_or_is_refused(case, examples, run, data_dir, tmp_path, seed):
+    """The long form, 16,000 cases: python -m pytest -m slow tests/test_strangers.py"""
+    content, attempt = CASES[case](run, data_dir / "verse", tmp_path)
+    attempt(content)
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
+    @hypothesis.given(altered(content))
+    def ends_well(stranger: bytes) -> None:
+        try:
+            attempt(stranger)
+        except UserError as error:
+            assert str(error)
+
+    ends_well()
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, "x = " + "-" * 100_000 + "1", "x = " + "(" * 300 + ")" * 300])
+def test_what_is_nested_beyond_reason_is_refused(nested, run, data_dir, tmp_path):
+    for case in CASES:
+        (tmp_path / case).mkdir()
+        _, attempt = CASES[case](run, data_dir / "verse", tmp_path / case)
+        with pytest.raises(UserError):
+            attempt(nested.encode())
+
+
+def test_paths_stay_in_their_folder(run, data_dir, tmp_path):
+    outside = tmp_path / "outside.bin"
+    outside.write_bytes(bytes(20))
+    content, attempt = meta_json(run, data_dir / "verse", tmp_path)
+    for name in ("../outside.bin", str(outside)):
+        meta = json.loads(content)
+        meta["splits"]["train"][0] = {"file": name, "tokens": 10, "sha256": sha256(outside)}
+        with pytest.raises(UserError, match="outside its folder"):
+            attempt(json.dumps(meta).encode())
