@@ -11,6 +11,7 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 import json
 import math
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -260,6 +261,7 @@ def train(cfg: TrainConfig) -> float:
         scaler.load_state_dict(state["grad_scaler"])
     elif cfg.overwrite:
         checkpoint.remove_all(out_dir)
+        shutil.rmtree(out_dir / "skipped", ignore_errors=True)
 
     # --- loop ---
     step = state.get("step", 0)  # steps that are done
