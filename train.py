@@ -8,26 +8,22 @@
 Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
 
-import json
 import math
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections import deque
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from folio import UserError, checkpoint, configurator
 from folio.checkpoint import Checkpoint
 from folio.dataset import Dataset, DatasetError, TrainingWindows, ValidationWindows, open_dataset
-from folio.files import write_json
 from folio.generate import generate, opening
 from folio.guard import StepGuard
 from folio.metrics import Metrics
@@ -273,7 +269,6 @@ def train(cfg: TrainConfig) -> float:
     patience = cfg.patience or math.inf
     peak_flops, flops_per_token = runtime.peak_flops(), model.flops_per_token()["total"]
     guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
-    recent: deque[dict] = deque(maxlen=50)  # the last steps, for the record of one that is skipped
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         checkpoint.clear_unfinished(out_dir)
@@ -317,19 +312,16 @@ def train(cfg: TrainConfig) -> float:
             if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
                 metrics.advance()
                 continue
-            judged = guard.read()
+            judged = guard.read(step)
             seconds = time.perf_counter() - clock
-            for number, found in enumerate(judged, start=step - len(judged) + 1):
-                recent.append({"step": number, "loss": found.loss, "grad_norm": found.grad_norm})
+            for found in judged:
                 if found.skipped:
-                    first = sequence - (step - number + 1) * step_sequences
-                    try:
-                        record_skipped(out_dir, list(recent), first, windows.batch(first, step_sequences)[0], tokenizer)
-                    except OSError as error:
-                        metrics.say(f"step {number:,} was skipped, and its record could not be written ({error})")
+                    first = sequence - (step - found.step + 1) * step_sequences
+                    inputs, _ = windows.batch(first, step_sequences)
+                    metrics.say(guard.record(out_dir, found, first, inputs, tokenizer))
             val_loss = evaluate(forward, validation, runtime, cfg.batch_size) if evaluating else None
-            if guard.in_a_row >= cfg.max_bad_steps or not math.isfinite(val_loss or 0.0):
-                raise TrainingError(f"stopped at step {step:,}: {diagnosis(model, recent[-1], val_loss)}")
+            if reason := guard.diagnose(model, cfg.max_bad_steps, val_loss):
+                raise TrainingError(f"stopped at step {step:,}: {reason}")
             improved = evaluating and val_loss < best
             before = best, best_step, stale
             if evaluating:
@@ -443,31 +435,6 @@ def changes_since(start: Checkpoint, cfg: TrainConfig) -> dict[str, list]:
             f"from its weights with --init_from={cfg.out_dir} and another --out_dir"
         )
     return {name: change for name, change in changes.items() if name not in PLACES}
-
-
-def record_skipped(out_dir: Path, recent: list[dict], first: int, inputs: np.ndarray, tokenizer: Tokenizer) -> None:
-    """Write skipped/step-N.json about the newest of the `recent` steps: its sequences, from number `first` on."""
-    step = {**recent[-1], "sequences": [first, first + len(inputs) - 1], "text": [tokenizer.decode(x) for x in inputs]}
-    plain = json.loads(json.dumps({**step, "before": recent[:-1]}), parse_constant=str)  # NaN as "NaN"
-    write_json(out_dir / "skipped" / f"step-{step['step']:06d}.json", plain)
-
-
-def diagnosis(model: GPT, last: dict, val_loss: float | None) -> str:
-    """Why a run cannot go on, by its last step and validation loss, and what helps against that."""
-    if not all(p.isfinite().all() for p in model.parameters()):
-        seen, remedy = "the weights are not finite", "begin anew, or from another checkpoint"
-    elif val_loss is not None and not math.isfinite(val_loss):
-        seen, remedy = f"the validation loss is {val_loss}", "go on with a smaller --learning_rate"
-    elif not math.isfinite(last["loss"]):
-        seen, remedy = f"the loss is {last['loss']}", "look at the text in skipped/, or take a smaller --learning_rate"
-    elif not math.isfinite(last["grad_norm"]):
-        seen, remedy = "the gradient is not finite", "go on with a smaller --learning_rate, or --dtype=float32"
-    else:
-        seen = (
-            f"too many spikes in a row, the last of loss {last['loss']:.4g} and gradient norm {last['grad_norm']:.4g}"
-        )
-        remedy = "look at the text in skipped/; if it is as it should be, raise --skip_spikes or leave it out"
-    return f"{seen}; none of it was saved, and the last checkpoint is good; {remedy}"
 
 
 def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:

@@ -1,9 +1,16 @@
 """Steps that must not count: found on the device at every step, told at the next one at which the loop waits anyway."""
 
+import json
+import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from folio.files import write_json
+from folio.tokenizer import Tokenizer
 
 DECAY = 0.98  # of the running mean and deviation: a memory of some 50 steps
 SETTLING = 100  # steps before a deviation means anything
@@ -12,6 +19,7 @@ SETTLING = 100  # steps before a deviation means anything
 class Step(NamedTuple):
     """What the device found about one step."""
 
+    step: int
     loss: float
     grad_norm: float
     skipped: bool  # it did not reach weights, moments or the optimizer's step count, and should have
@@ -31,7 +39,8 @@ class StepGuard:
         self.in_a_row = torch.tensor(state["in_a_row"], device=device)
         self.skipped = torch.tensor(state["skipped"], device=device)
         self.moments = torch.tensor(state["moments"], device=device)  # (2, 3): of loss and norm, steps, mean, variance
-        self.seen: list[Tensor] = []
+        self.seen: list[Tensor] = []  # on the device, not yet read
+        self.recent: list[Step] = []  # those of the last reading, and the 50 before them
 
     def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """1.0 if the optimizer must pass this step over, else 0.0, on the device: what torch calls found_inf."""
@@ -50,11 +59,48 @@ class StepGuard:
         self.seen.append(torch.cat([values, counted[None]]))
         return bad.float()
 
-    def read(self) -> list[Step]:
-        """The steps judged since the last reading. Waits for the device."""
+    def read(self, step: int) -> list[Step]:
+        """The steps judged since the last reading, of which `step` is the newest. Waits for the device."""
         rows = torch.stack(self.seen).tolist() if self.seen else []
         self.seen.clear()
-        return [Step(loss, grad_norm, bool(skipped)) for loss, grad_norm, skipped in rows]
+        first = step - len(rows) + 1
+        found = [Step(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]
+        self.recent = self.recent[-50:] + found
+        return found
+
+    def record(self, out_dir: Path, found: Step, first: int, inputs: np.ndarray, tokenizer: Tokenizer) -> str:
+        """Write skipped/step-N.json about a skipped step whose sequences, (B, T), begin at number `first`; say it."""
+        path = out_dir / "skipped" / f"step-{found.step:06d}.json"
+        content = {
+            **found._asdict(),
+            "sequences": [first, first + len(inputs) - 1],
+            "text": [tokenizer.decode(x) for x in inputs],
+            "before": [other._asdict() for other in self.recent if found.step - 50 <= other.step < found.step],
+        }
+        told = f"step {found.step:,} was skipped: loss {found.loss:.4g}, gradient norm {found.grad_norm:.4g}"
+        try:
+            write_json(path, json.loads(json.dumps(content), parse_constant=str))  # NaN as "NaN"
+        except OSError as error:
+            return f"{told}; its record could not be written ({error})"
+        return f"{told}; see {path}"
+
+    def diagnose(self, model: nn.Module, max_bad_steps: int, val_loss: float | None) -> str | None:
+        """Why the run cannot go on, and what helps against that; or None if it can."""
+        if self.in_a_row < max_bad_steps and math.isfinite(val_loss or 0.0):
+            return None
+        last = self.recent[-1]
+        if not all(p.isfinite().all() for p in model.parameters()):
+            seen, remedy = "the weights are not finite", "begin anew, or from another checkpoint"
+        elif val_loss is not None and not math.isfinite(val_loss):
+            seen, remedy = f"the validation loss is {val_loss}", "go on with a smaller --learning_rate"
+        elif not math.isfinite(last.loss):
+            seen, remedy = f"the loss is {last.loss}", "look at the text in skipped/, or take a smaller --learning_rate"
+        elif not math.isfinite(last.grad_norm):
+            seen, remedy = "the gradient is not finite", "go on with a smaller --learning_rate, or --dtype=float32"
+        else:
+            seen = f"{max_bad_steps} spikes in a row, the last of loss {last.loss:.4g} and norm {last.grad_norm:.4g}"
+            remedy = "look at the text in skipped/; if it is as it should be, raise --skip_spikes or leave it out"
+        return f"{seen}; none of it was saved, and the last checkpoint is good; {remedy}"
 
     def state(self) -> dict[str, Any]:
         """All that has to come back when a run goes on; float32 survives JSON to the bit. Waits for the device."""

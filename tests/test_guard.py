@@ -20,8 +20,8 @@ def judge(guard: StepGuard, loss: float, grad_norm: float) -> float:
 def test_what_is_not_finite_is_bad(loss, grad_norm, bad):
     found = guard()
     assert judge(found, float(loss), float(grad_norm)) == bad
-    (step,) = found.read()
-    assert step.skipped == bool(bad) and found.read() == []
+    (step,) = found.read(7)
+    assert step.step == 7 and step.skipped == bool(bad) and found.read(7) == []
     assert found.state()["skipped"] == bad == found.state()["in_a_row"]
 
 

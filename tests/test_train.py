@@ -275,6 +275,8 @@ def test_spikes_are_skipped_if_asked(tiny, poisoned):
         "step-000111.json",
     ]
     assert logged(tiny().out_dir)[-1]["skipped"] == 2
+    record = json.loads(Path(tiny().out_dir, "skipped", "step-000110.json").read_text(encoding="utf-8"))
+    assert [step["step"] for step in record["before"]] == list(range(60, 110))
 
 
 def test_sigusr1_saves_and_goes_on(tiny, monkeypatch):
