@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import train as train_script
 from folio import UserError, checkpoint
 from folio.dataset import ValidationWindows
 from folio.metrics import Metrics
-from folio.runtime import decide
+from folio.runtime import Runtime, decide
 from model import GPT, GPTConfig
 from train import TrainingError, evaluate, train
 
@@ -442,6 +443,24 @@ def test_wandb_offline_goes_on_in_its_run(tiny):
 
 def test_bfloat16_on_a_cpu(tiny):
     assert train(tiny(dtype="bfloat16", max_iters=30)) < 3.2
+
+
+def test_float16_finds_its_loss_scale_and_keeps_it(tiny, tmp_path, monkeypatch):
+    """What a GPU without bfloat16 does, in the CPU's float16: a scale that overflows at first, and exact resuming."""
+    half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
+    monkeypatch.setattr(train_script, "decide", lambda *args: half)
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
+    straight, parts = tiny(max_iters=40), tiny(max_iters=40, out_dir=str(tmp_path / "parts"))
+    train(straight)
+    train(tiny(max_iters=20, lr_decay_iters=40, out_dir=parts.out_dir))
+    train(tiny(max_iters=40, init_from="resume", out_dir=parts.out_dir))
+    a, b = checkpoint.load(Path(straight.out_dir)), checkpoint.load(Path(parts.out_dir))
+    assert all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+    assert a.state["grad_scaler"] == b.state["grad_scaler"] and 1 < a.state["grad_scaler"]["scale"] < 2.0**36
+    assert a.state["guard"]["skipped"] == 0
+    taken = a.optimizer()["transformer.wte.weight/step"].item()
+    assert 20 < taken < 40  # some were passed over while the scale came down
+    assert logged(straight.out_dir)[-1]["loss"] < logged(straight.out_dir)[0]["loss"]
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
