@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -81,6 +82,7 @@ class TrainConfig:
     save_interval_minutes: float | None = 30.0  # also save when this long has passed; None: off
     keep_last: int = 2  # newest checkpoints to keep, besides the best
     always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
+    sample_tokens: int = 200  # tokens that the model writes at each evaluation, into samples.jsonl; 0: off
     patience: int | None = None  # stop after this many evaluations without improvement; None: never
     log_interval: int = 10  # steps between lines of metrics.jsonl
     wandb_log: bool = False  # log to wandb too (WANDB_MODE=offline works)
@@ -110,7 +112,7 @@ class TrainConfig:
         optional = "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters wsd_decay_iters"
         for name in optional.split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
-        for name in "learning_rate warmup_iters weight_decay grad_clip seed".split():
+        for name in "learning_rate warmup_iters weight_decay grad_clip sample_tokens seed".split():
             require(getattr(self, name) >= 0, name, "it must not be negative")
         for name in "save_interval_minutes skip_spikes".split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be above 0, or None")
@@ -200,7 +202,8 @@ def train(cfg: TrainConfig) -> float:
     if resuming:
         exact = not changes.keys() & set(INEXACT) and state["resolved"] == runtime.resolved
         exact = exact and state["versions"] == versions()
-        resumes = [*resumes, {"step": state["step"], "changes": changes, "exact": exact}]
+        after = state.get("stopped_by") or "a kill"
+        resumes = [*resumes, {"step": state["step"], "after": after, "changes": changes, "exact": exact}]
         told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
@@ -341,10 +344,13 @@ def train(cfg: TrainConfig) -> float:
             }
             metrics.log(line)
             metrics.advance()
+            if evaluating and cfg.sample_tokens:
+                metrics.sample(step, "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
             ending = step == cfg.max_iters or stale >= patience
             if saving or ending or improved or (evaluating and cfg.always_save_checkpoint):
                 kept = {
                     "next_sequence": sequence,
+                    "stopped_by": stopped_by or ("its end" if ending else None),
                     "best_val_loss": best if best_step else None,
                     "best_step": best_step,
                     "evaluations_since_best": stale,
@@ -375,7 +381,9 @@ def train(cfg: TrainConfig) -> float:
         print(f"stopped by {stopped_by} and saved after step {step:,}")
     else:
         print(f"best validation loss {best:.4f}, at step {best_step:,}; what the model writes now:\n")
-        show_sample(model, tokenizer, runtime, cfg)
+        for piece in written(model, tokenizer, runtime, cfg, tokens=300):
+            print(piece, end="", flush=True)
+        print("\n")
     return best
 
 
@@ -457,21 +465,19 @@ def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:
     return cfg
 
 
-def show_sample(model: GPT, tokenizer: Tokenizer, runtime: Runtime, cfg: TrainConfig) -> None:
-    """Print what the model writes out of nothing."""
-    tokens = generate(
+def written(model: GPT, tokenizer: Tokenizer, runtime: Runtime, cfg: TrainConfig, tokens: int) -> Iterator[str]:
+    """What the model writes out of nothing, piece by piece."""
+    drawn = generate(
         model,
         opening(tokenizer),
         runtime,
-        max_new_tokens=300,
+        max_new_tokens=tokens,
         block_size=cfg.block_size,
         temperature=0.8,
         eot=tokenizer.eot,
         seed=cfg.seed,
     )
-    for piece in tokenizer.stream(tokens):
-        print(piece, end="", flush=True)
-    print("\n")
+    return tokenizer.stream(drawn)
 
 
 def main(cfg: TrainConfig) -> None:

@@ -80,12 +80,15 @@ def check(config: Any, origins: dict[str, str] | None = None) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def run_script(main: Callable[[Config], Any], cls: type[Config]) -> None:
-    """Load the settings from the command line and call `main`. A UserError prints its message and exits."""
+def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
+    """Call `main` with the settings that the command line asks for, or, without a class, with its words.
+
+    A UserError prints its message and exits with its code.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have encodings of their own
     try:
-        main(load(cls, sys.argv[1:]))
+        main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a progress bar, out_dir/metrics.jsonl, and wandb when it is asked for."""
+"""Where a run's numbers go: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb when asked for."""
 
 import json
 import math
@@ -18,9 +18,10 @@ class Metrics:
     """
 
     def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
-        self.path = out_dir / "metrics.jsonl"
-        _cut(self.path, step)
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
+        self.files = {}
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            _cut(out_dir / name, step)
+            self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = tqdm(total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05)
         self.val_loss = math.nan
         self.gaps = False  # whether a line could not be written
@@ -46,7 +47,7 @@ class Metrics:
         loss = line["loss"]
         unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
         line = {**line, **dict.fromkeys(unwritable)}
-        self.append(json.dumps(line).encode() + b"\n")
+        self.append("metrics.jsonl", line)
         if self.wandb:
             self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
         self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
@@ -60,18 +61,23 @@ class Metrics:
         else:
             self.bar.set_postfix_str(text, refresh=False)
 
-    def append(self, line: bytes) -> None:
+    def sample(self, step: int, text: str) -> None:
+        """Record what the model wrote after a step."""
+        self.append("samples.jsonl", {"step": step, "text": text})
+
+    def append(self, name: str, line: dict[str, Any]) -> None:
         """Add the whole line to the file, or nothing of it if the disk does not take it; that is said once."""
-        size = self.path.stat().st_size
+        file, content = self.files[name], json.dumps(line).encode() + b"\n"
+        size = file.seek(0, 2)
         try:
-            if self.file.write(line) == len(line):
+            if file.write(content) == len(content):
                 return
             error = "the disk is full"
         except OSError as refused:
             error = refused
-        self.file.truncate(size)
+        file.truncate(size)
         if not self.gaps:
-            self.say(f"{self.path} cannot be written ({error}); training goes on without it until it can")
+            self.say(f"{name} cannot be written ({error}); training goes on without it until it can")
         self.gaps = True
 
     def say(self, text: str) -> None:
@@ -87,7 +93,8 @@ class Metrics:
 
     def __exit__(self, *exception: Any) -> None:
         self.bar.close()
-        self.file.close()
+        for file in self.files.values():
+            file.close()
         if self.wandb:
             self.wandb.finish(exit_code=0 if exception[0] is None else 1)
 

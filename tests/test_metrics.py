@@ -38,20 +38,20 @@ def test_going_on_cuts_what_lies_beyond_and_a_torn_line(tmp_path):
 def test_a_full_disk_leaves_whole_lines(tmp_path, capsys):
     with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
         metrics.log({**LINE, "step": 1, "loss": 4.0})
-        whole = metrics.file
+        whole = metrics.files["metrics.jsonl"]
 
         class Full:
             """As a full disk does: it takes a part of the line, then nothing."""
 
-            truncate, close = whole.truncate, whole.close
+            truncate, close, seek = whole.truncate, whole.close, whole.seek
 
             def write(self, line: bytes) -> int:
                 return whole.write(line[:5])
 
-        metrics.file = Full()
+        metrics.files["metrics.jsonl"] = Full()
         metrics.log({**LINE, "step": 2, "loss": 3.0})
         metrics.log({**LINE, "step": 3, "loss": 3.0})
-        metrics.file = whole
+        metrics.files["metrics.jsonl"] = whole
         metrics.log({**LINE, "step": 4, "loss": 2.0})
     assert [line["step"] for line in lines(tmp_path)] == [1, 4]
     assert capsys.readouterr().out.count("cannot be written (the disk is full); training goes on") == 1

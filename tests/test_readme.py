@@ -23,7 +23,7 @@ COMMANDS = [
 
 @pytest.fixture
 def clone(tmp_path: Path, text: str) -> Path:
-    for name in ("folio", "prepare", "config"):
+    for name in ("folio", "prepare", "config", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "train.py", "sample.py"):
         shutil.copy(ROOT / name, tmp_path)

@@ -52,6 +52,8 @@ def test_a_run_learns_and_leaves_its_record(tiny, text, capsys):
     assert abs(record[0]["loss"] - np.log(len(set(text)))) < 0.2 and best < 3.0
     assert best == min(line["val_loss"] for line in record if line["val_loss"] is not None)
     assert record[-1]["tokens"] == 60 * 4 * 32 and record[-1]["tokens_per_second"] > 0 and record[-1]["peak_memory"] > 0
+    samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
+    assert [(sample["step"], len(sample["text"])) for sample in samples] == [(20, 200), (40, 200), (60, 200)]
     saved = checkpoint.load(Path(cfg.out_dir), "best")
     assert saved.state["best_val_loss"] == best and saved.state["config"]["n_layer"] == 2
     out = capsys.readouterr().out
@@ -87,6 +89,7 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tiny, tmp_path, monkeypat
     train(stopped)
     monkeypatch.undo()
     assert checkpoint.last_step(Path(stopped.out_dir)) == 8  # the next step
+    assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
     train(tiny(out_dir=stopped.out_dir, init_from="resume"))
     assert_same_end(straight.out_dir, stopped.out_dir)
 
@@ -308,7 +311,12 @@ def test_what_changes_in_a_run_is_told_and_recorded(tiny, capsys):
     train(tiny(max_iters=9, learning_rate=1e-3, init_from="resume", batch_size=2, gradient_accumulation_steps=2))
     assert "no longer bit for bit" in capsys.readouterr().out
     first, second = checkpoint.load(Path(tiny().out_dir)).state["resumes"]
-    assert first == {"step": 3, "changes": {"max_iters": [3, 6], "learning_rate": [0.003, 0.001]}, "exact": True}
+    assert first == {
+        "step": 3,
+        "after": "its end",
+        "changes": {"max_iters": [3, 6], "learning_rate": [0.003, 0.001]},
+        "exact": True,
+    }
     assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
     with pytest.raises(UserError, match="sequences a step: 4 then, 8 now"):
         train(tiny(init_from="resume", batch_size=8))

@@ -1,0 +1,71 @@
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from folio import UserError
+from tools.report import Run, main, report
+from train import train
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+
+
+@pytest.fixture
+def runs(tiny, tmp_path) -> list[Path]:
+    """Two runs, the second of which was continued with another rate."""
+    first, second = tiny(out_dir=str(tmp_path / "first")), tiny(out_dir=str(tmp_path / "a<b>"), n_layer=1, max_iters=8)
+    train(first)
+    train(second)
+    train(tiny(out_dir=second.out_dir, n_layer=1, init_from="resume", learning_rate=1e-3))
+    return [Path(first.out_dir), Path(second.out_dir)]
+
+
+def test_the_page_holds_the_runs_and_needs_no_network(runs, tmp_path, capsys):
+    output = tmp_path / "page.html"
+    main([*map(str, runs), f"--output={output}"])
+    page = output.read_text(encoding="utf-8")
+    assert str(output) in capsys.readouterr().out
+    assert not re.search(r"<script[^>]+src=|<link ", page)
+    assert "a&lt;b&gt;" in page and "<b>" not in page.split("<script")[0]
+    for value in (
+        "n_layer",
+        "learning_rate",
+        "where it was continued",
+        "float32",
+        "peak memory (GiB)",
+        "its end",
+        "what it wrote",
+    ):
+        assert value in page
+    last = json.loads((runs[0] / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert f"{last['val_loss']:.4f}" in page
+
+
+def test_one_run_has_no_differences(runs):
+    assert "Settings that differ" not in report([Run.of(runs[0])])
+    assert "Settings that differ" in report([Run.of(run) for run in runs])
+
+
+def test_what_is_no_run_is_told(tmp_path):
+    with pytest.raises(UserError, match="is not a run's folder"):
+        Run.of(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "samples.jsonl").write_text("")
+    with pytest.raises(UserError, match="has not logged a step yet"):
+        Run.of(tmp_path)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_browser_draws_every_curve(runs, tmp_path):
+    """Two runs: six panels and a validation curve each, drawn by plotly's script in a real browser, offline."""
+    page = tmp_path / "page.html"
+    page.write_text(report([Run.of(run) for run in runs]), encoding="utf-8")
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    options += "--disable-component-update --disable-sync --virtual-time-budget=10000 --dump-dom"
+    command = [CHROMIUM, *options.split(), f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120).stdout
+    assert len(re.findall(r'class="trace scatter', dom)) == 2 * 7
+    assert dom.count("js-line") >= 2 * 7 and "first: validation" in dom
