@@ -326,7 +326,7 @@ def train(cfg: TrainConfig) -> float:
             if reason := guard.diagnose(model, cfg.max_bad_steps, val_loss):
                 raise TrainingError(f"stopped at step {step:,}: {reason}")
             improved = evaluating and val_loss < best
-            before = best, best_step, stale
+            best_before = best, best_step
             if evaluating:
                 best, best_step, stale = (val_loss, step, 0) if improved else (best, best_step, stale + 1)
             speed = (step - clock_step) * step_tokens / seconds if clock_step is not None else None
@@ -368,7 +368,7 @@ def train(cfg: TrainConfig) -> float:
                 try:
                     checkpoint.save(out_dir, step, weights, moments, tokenizer, kept, improved, cfg.keep_last)
                 except OSError as error:
-                    best, best_step, stale = before  # what could not be saved is not the best there is
+                    best, best_step = best_before  # what could not be saved is not the best there is
                     failed = f"step {step:,} could not be saved ({error})"
                     if ending or stopped_by:
                         raise TrainingError(f"{failed}; the checkpoints before it are as they were") from None

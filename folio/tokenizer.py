@@ -101,7 +101,7 @@ class GPT2Tokenizer(Tokenizer):
 
     def __init__(self, ranks: list[bytes]):
         import tiktoken
-        from tiktoken_ext.openai_public import r50k_pat_str
+        from tiktoken_ext.openai_public import r50k_pat_str  # a part of the package tiktoken
 
         if len(set(ranks)) != len(ranks) or not {bytes([b]) for b in range(256)} <= set(ranks):
             raise ValueError("the ranks must hold each of the 256 bytes, and no token twice")

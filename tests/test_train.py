@@ -356,6 +356,20 @@ def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
     assert not list(out_dir.glob(".*"))
 
 
+def test_patience_holds_on_a_full_disk(tiny, monkeypatch):
+    """An evaluation that could not be saved was not counted, and the run went on to max_iters."""
+    save = checkpoint.save
+
+    def full(out_dir, step, *args):
+        if step > 2:
+            raise OSError(28, "No space left on device")
+        return save(out_dir, step, *args)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(TrainingError, match="step 8 could not be saved"):
+        train(tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3))
+
+
 def test_a_last_step_that_cannot_be_saved_is_an_error(tiny, small_disk):
     out_dir = small_disk / "out"
     train(tiny(out_dir=str(out_dir), max_iters=2, warmup_iters=0))
