@@ -153,7 +153,8 @@ class GPT(nn.Module):
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits and, where there are targets, the mean cross-entropy in nats.
 
-        idx: (B, T) token ids, T <= block_size. targets: (B, T) ids that should come next; -1 is left out of the mean.
+        idx: (B, T) token ids, T <= block_size. targets: (B, T) ids that should come next; -1 does not count, and where
+        none does, the mean is 0.
         Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and None.
         """
         T = idx.shape[1]
@@ -167,7 +168,8 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, [-1], :]), None
         logits = self.lm_head(x)  # (B, T, V)
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+        return logits, total / (targets != -1).sum().clamp(min=1)
 
     def crop_block_size(self, block_size: int) -> None:
         """Keep the first `block_size` positions, for work on shorter text. Raises ValueError if there are fewer."""

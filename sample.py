@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from folio import UserError, checkpoint, configurator
+from folio.configurator import line_breaks
 from folio.generate import generate, opening, until
 from folio.runtime import compiled, decide, derive_seed
 from model import GPT, GPTConfig
@@ -92,11 +93,6 @@ def read_start(start: str) -> str:
         raise UserError(f"start={start}: there is no file {path}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"start={start}: the file is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
-
-
-def line_breaks(text: str) -> str:
-    """The text with each \\n, as one types it in a shell, made a line break."""
-    return text.replace("\\n", "\n")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from folio import UserError, checkpoint, configurator
 from folio.checkpoint import Checkpoint
-from folio.dataset import Dataset, DatasetError, TrainingWindows, ValidationWindows, open_dataset
+from folio.dataset import (
+    Dataset,
+    DatasetError,
+    Mixture,
+    ValidationWindows,
+    open_dataset,
+    parse_mixture,
+)
 from folio.generate import generate, opening
 from folio.guard import StepGuard
 from folio.metrics import Metrics
@@ -44,7 +52,7 @@ class TrainConfig:
     init_from: str = "scratch"  # "scratch", "resume" (out_dir's last checkpoint), or a checkpoint to finetune
     print_config: bool = False  # True: print all settings and exit
     # --- data ---
-    dataset: str = "shakespeare_char"  # folder under data_dir, or a path
+    dataset: str = "shakespeare_char"  # folder under data_dir, or a path; several as "a:0.7,b:0.3", by weight
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
     block_size: int = 1024  # T, tokens a sequence sees at most
     batch_size: int = 12  # B, sequences a forward pass (the micro-batch)
@@ -208,31 +216,28 @@ def train(cfg: TrainConfig) -> float:
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- data ---
-    dataset = find_dataset(cfg)
-    tokenizer = dataset.load_tokenizer()
+    data = Mixture(
+        find_datasets(cfg), cfg.block_size, cfg.seed, cfg.sampling, cfg.eval_iters and cfg.eval_iters * cfg.batch_size
+    )
+    tokenizer = data.tokenizer
     if start and start.tokenizer.hash != tokenizer.hash:
         raise UserError(
             f"the checkpoint {start.path} was trained with another tokenizer ({start.tokenizer.kind}, "
-            f"{start.tokenizer.vocab_size:,} tokens) than {dataset.folder} ({tokenizer.kind}, "
-            f"{tokenizer.vocab_size:,} tokens); its ids would mean other text"
+            f"{start.tokenizer.vocab_size:,} tokens) than {cfg.dataset} ({tokenizer.kind}, "
+            f"{tokenizer.vocab_size:,} tokens), so its ids would mean other text; prepare the data with this one: "
+            f"--tokenizer={start.path}"
         )
-    if state and state["dataset"]["hash"] != dataset.hash:
+    if state and state["dataset"]["hash"] != data.hash:
         raise UserError(
-            f"{dataset.folder} is not the data that this run began with; begin a run from its weights with "
+            f"{cfg.dataset} is not the data that this run began with; begin a run from its weights with "
             f"--init_from={out_dir} and another --out_dir"
         )
-    windows = TrainingWindows(dataset.train, cfg.block_size, dataset.vocab_size, cfg.seed, cfg.sampling)
-    eval_windows = cfg.eval_iters and cfg.eval_iters * cfg.batch_size
-    validation = ValidationWindows(dataset.val, cfg.block_size, dataset.vocab_size, eval_windows)
     step_sequences = cfg.accumulation * cfg.batch_size
     step_tokens = step_sequences * cfg.block_size
-    print(
-        f"{dataset.folder.name}: {sum(map(len, dataset.train)):,} training and {sum(map(len, dataset.val)):,} "
-        f"validation tokens, a vocabulary of {dataset.vocab_size:,} ({tokenizer.kind})"
-    )
+    print(data.described(cfg.max_iters * step_sequences))
     print(
         f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
-        f"{step_tokens:,} tokens; an epoch: {windows.per_epoch / step_sequences:,.1f} steps"
+        f"{step_tokens:,} tokens"
     )
 
     # --- model ---
@@ -243,13 +248,13 @@ def train(cfg: TrainConfig) -> float:
             model.crop_block_size(cfg.block_size)
     else:
         shape = {name: getattr(cfg, name) for name in SHAPE + DROPOUT}
-        model = GPT(GPTConfig(vocab_size=dataset.vocab_size, **shape), cfg.seed)
+        model = GPT(GPTConfig(vocab_size=data.vocab_size, **shape), cfg.seed)
     model.to(runtime.device)
     forward = compiled(model, runtime)  # `model` stays the plain module, and is what gets saved
     print(f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}")
     if cfg.eval_only:
-        val_loss = evaluate(forward, validation, runtime, cfg.batch_size)
-        print(f"validation loss {val_loss:.4f}")
+        val_loss, val_losses = validate(forward, data, runtime, cfg.batch_size)
+        print(f"validation loss {val_loss:.4f}{apart(val_losses)}")
         return val_loss
 
     # --- optimizer ---
@@ -271,6 +276,7 @@ def train(cfg: TrainConfig) -> float:
     stale = state.get("evaluations_since_best", 0)
     patience = cfg.patience or math.inf
     peak_flops, flops_per_token = runtime.peak_flops(), model.flops_per_token()["total"]
+    val_losses: dict[str, float] = {}
     guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -290,13 +296,16 @@ def train(cfg: TrainConfig) -> float:
             # --- one step: forward, backward, update ---
             model.train()
             loss = torch.zeros((), device=runtime.device)
-            for micro_step in range(cfg.accumulation):
+            inputs, targets = data.batch(sequence, step_sequences)  # (accumulation * B, T) each
+            sequence += step_sequences
+            counted = count_targets(targets, cfg.accumulation)  # (accumulation,)
+            for micro_step, share in enumerate(counted / max(1, counted.sum())):
                 torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
-                x, y = runtime.to_device(*windows.batch(sequence, cfg.batch_size))  # (B, T) each
-                sequence += cfg.batch_size
+                rows = slice(micro_step * cfg.batch_size, (micro_step + 1) * cfg.batch_size)
+                x, y = runtime.to_device(inputs[rows], targets[rows])  # (B, T) each
                 with runtime.compute(cfg.block_size):
                     _, micro_loss = forward(x, y)
-                micro_loss = micro_loss / cfg.accumulation
+                micro_loss = micro_loss * float(share)  # so that each counted target of the step weighs the same
                 scaler.scale(micro_loss).backward()
                 loss += micro_loss.detach()
             scaler.unscale_(optimizer)
@@ -320,9 +329,9 @@ def train(cfg: TrainConfig) -> float:
             for found in judged:
                 if found.skipped:
                     first = sequence - (step - found.step + 1) * step_sequences
-                    inputs, _ = windows.batch(first, step_sequences)
+                    inputs, _ = data.batch(first, step_sequences)
                     metrics.say(guard.record(out_dir, found, first, inputs, tokenizer))
-            val_loss = evaluate(forward, validation, runtime, cfg.batch_size) if evaluating else None
+            val_loss, val_losses = validate(forward, data, runtime, cfg.batch_size) if evaluating else (None, {})
             if reason := guard.diagnose(model, cfg.max_bad_steps, val_loss):
                 raise TrainingError(f"stopped at step {step:,}: {reason}")
             improved = evaluating and val_loss < best
@@ -335,6 +344,8 @@ def train(cfg: TrainConfig) -> float:
                 "tokens": step * step_tokens,
                 "loss": judged[-1].loss,
                 "val_loss": val_loss,
+                **{f"val_loss/{name}": loss for name, loss in val_losses.items() if len(val_losses) > 1},
+                **{f"epochs/{name}": n for name, n in data.epochs(sequence).items()},
                 "lr": lr,
                 "grad_norm": judged[-1].grad_norm,
                 "skipped": guard.skipped.item(),
@@ -358,7 +369,7 @@ def train(cfg: TrainConfig) -> float:
                     "grad_scaler": scaler.state_dict(),
                     "wandb_id": metrics.wandb_id,
                     "resolved": runtime.resolved,
-                    "dataset": {"folder": dataset.folder.name, "hash": dataset.hash},
+                    "dataset": {"folder": cfg.dataset, "hash": data.hash},
                     "model": asdict(model.config),
                     "config": asdict(cfg),
                     "resumes": resumes,
@@ -380,6 +391,8 @@ def train(cfg: TrainConfig) -> float:
     if stopped_by:
         print(f"stopped by {stopped_by} and saved after step {step:,}")
     else:
+        passed = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(sequence).items())
+        print(f"trained for {passed}{apart(val_losses)}")
         print(f"best validation loss {best:.4f}, at step {best_step:,}; what the model writes now:\n")
         for piece in written(model, tokenizer, runtime, cfg, tokens=300):
             print(piece, end="", flush=True)
@@ -387,9 +400,15 @@ def train(cfg: TrainConfig) -> float:
     return best
 
 
+def validate(forward: nn.Module, data: Mixture, runtime: Runtime, batch_size: int) -> tuple[float, dict[str, float]]:
+    """The validation loss, in nats: on each data set, and before that their mean by the sets' weights."""
+    losses = {name: evaluate(forward, windows, runtime, batch_size) for name, windows in data.validation.items()}
+    return sum(weight * loss for weight, loss in zip(data.weights, losses.values(), strict=True)), losses
+
+
 @torch.no_grad()
 def evaluate(forward: nn.Module, validation: ValidationWindows, runtime: Runtime, batch_size: int) -> float:
-    """The mean loss over every token of the validation windows, in nats."""
+    """The mean loss over every target of the validation windows that counts, in nats."""
     forward.eval()
     losses: list[Tensor] = []
     counts: list[int] = []
@@ -402,18 +421,33 @@ def evaluate(forward: nn.Module, validation: ValidationWindows, runtime: Runtime
     return float(torch.stack(losses).cpu().double() @ weights / weights.sum())
 
 
-def find_dataset(cfg: TrainConfig) -> Dataset:
-    """Open the data set; one that is missing is prepared first, if there is a script of its name."""
+def apart(losses: dict[str, float]) -> str:
+    """The losses of several data sets, to stand behind their mean."""
+    return f" ({', '.join(f'{name} {loss:.4f}' for name, loss in losses.items())})" if len(losses) > 1 else ""
+
+
+def count_targets(targets: np.ndarray, micro_batches: int) -> np.ndarray:
+    """How many targets of each micro-batch count: (micro_batches * B, T) to (micro_batches,)."""
+    return (targets.reshape(micro_batches, -1) != -1).sum(axis=1)
+
+
+def find_datasets(cfg: TrainConfig) -> list[tuple[Dataset, float]]:
+    """Open the data sets that cfg.dataset names, with their weights."""
+    return [(find_dataset(cfg, name), weight) for name, weight in parse_mixture(cfg.dataset)]
+
+
+def find_dataset(cfg: TrainConfig, name: str) -> Dataset:
+    """Open one data set; one that is missing is prepared first, if there is a script of its name."""
     data_dir = Path(cfg.data_dir) if cfg.data_dir else ROOT / "data"
-    folder = data_dir / cfg.dataset
+    folder = data_dir / name
     script = ROOT / "prepare" / f"{folder.name}.py"
     if not folder.exists():
-        if cfg.dataset != folder.name or not script.exists():
+        if name != folder.name or not script.exists():
             there = sorted(path.parent.name for path in data_dir.glob("*/meta.json"))
             raise DatasetError(
-                f"dataset={cfg.dataset}: there is no {folder}, and no prepare/{cfg.dataset}.py to make it; "
+                f"dataset={name}: there is no {folder}, and no prepare/{name}.py to make it; "
                 f"prepared are: {', '.join(there) or 'none'}; for a text of your own: "
-                f"python prepare/shakespeare_char.py --input=FILE --name={cfg.dataset}"
+                f"python prepare/text.py FILE --name={name}"
             )
         print(f"{folder.name} is not prepared yet; running prepare/{script.name}")
         if subprocess.run([sys.executable, str(script), f"--data_dir={data_dir}"]).returncode:

@@ -31,6 +31,7 @@ class ConfigError(UserError):
 def load(cls: type[Config], argv: list[str]) -> Config:
     """The configuration that `argv` asks for: config files and --key=value. `--help` prints the settings and exits.
 
+    If the class has a field of type tuple[str, ...], words that are not --key=value go there, in place of config files.
     If the class has a method `problems() -> list[(setting, what is wrong and how to mend it)]`, all that it finds is
     reported together. Raises ConfigError.
     """
@@ -38,12 +39,16 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         print(help_text(cls))
         raise SystemExit(0)
     hints, values = get_type_hints(cls), {field.name: field.default for field in fields(cls)}
+    words = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
     origins: dict[str, str] = {}  # setting -> where it was set
     errors: list[str] = []
 
     def assign(name: str, value: Any, origin: str, from_text: bool) -> None:
         if name not in hints:
             errors.append(f"{origin}: there is no setting {name}{_did_you_mean(name, hints)}")
+            return
+        if hints[name] == tuple[str, ...]:
+            errors.append(f"{origin}: name the {name} without --{name}=")
             return
         try:
             values[name] = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
@@ -52,7 +57,10 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             errors.append(f"{origin}: {name}={value}: it takes {_describe(hints[name])}")
 
     for argument in argv:
-        if argument.startswith("-"):
+        if words and (not argument.startswith("-") or argument == "-"):
+            values[words] += (argument,)
+            origins[words] = "command line"
+        elif argument.startswith("-"):
             name, equals, text = argument.lstrip("-").partition("=")
             if equals and argument.startswith("--"):
                 assign(name, text, "command line", from_text=True)
@@ -184,6 +192,11 @@ def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
+def line_breaks(text: str) -> str:
+    """The text with each \\n, as one types it in a shell, made a line break."""
+    return text.replace("\\n", "\n")
+
+
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
@@ -241,14 +254,16 @@ def help_text(cls: type) -> str:
     """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
     lines = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""]
     names = {field.name for field in fields(cls)}
-    sources = [inspect.getsource(base) for base in reversed(cls.__mro__) if is_dataclass(base)]
-    for line in "\n".join(map(textwrap.dedent, sources)).splitlines():
+    bases = [base for base in cls.__mro__ if is_dataclass(base)]  # what a class sets anew is shown where it does so
+    for line in "\n".join(textwrap.dedent(inspect.getsource(base)) for base in bases).splitlines():
         heading = re.match(r"    # --- (.*?) -*$", line)
         field = re.match(r"    (\w+): .*? = (.*?)(?:  # (.*))?$", line)
         if heading:
             lines.append(f"\n{heading[1]}:")
         elif field and field[1] in names:
-            lines.append(f"  --{field[1] + '=' + field[2]:40} {field[3] or ''}".rstrip())
+            names.remove(field[1])
+            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={field[2]}"
+            lines.append(f"  {shown:42} {field[3] or ''}".rstrip())
         elif more := re.match(r"      +# (.*)", line):
             lines.append(" " * 43 + more[1])
     return "\n".join(lines)

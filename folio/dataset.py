@@ -2,8 +2,11 @@
 
 A data set is a folder:
 
-    train.bin, val.bin    raw little-endian uint16 token ids, as nanoGPT writes them (uint32 when the ids need it)
-    meta.json             format version, tokenizer, counts, sha256 of each shard and of the source, how it was made
+    train.bin, val.bin    raw little-endian uint16 token ids, as nanoGPT writes them (uint32 when the ids need it);
+                          many shards of a split are train_000000.bin and on
+    *_mask.bin            perhaps, beside a shard: a byte a token, 0 where it does not count as a target
+    tokenizer.json        the tokenizer, whole
+    meta.json             format version, counts, sha256 of the tokenizer and of each shard, how it was made
 
 Read as they are, too: nanoGPT's folders (train.bin, val.bin and perhaps meta.pkl) and llm.c's shards (*train*.bin and
 *val*.bin, each with a header of 256 int32). docs/data.md has the formats in full.
@@ -13,9 +16,11 @@ Dimensions: B batch, T time (block_size). Token arrays are int64 numpy; nothing 
 
 import hashlib
 import io
+import math
+import os
 import pickle
 import pickletools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from folio import UserError, tokenizer
-from folio.files import read_json, replacing, sha256, write_json
+from folio.files import read_json, sha256, sync, write_json
 from folio.tokenizer import CharTokenizer, Tokenizer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "val")
-VERIFY_BYTES = 1 << 26  # shards up to this size (64 MiB, under 0.1 s) have their sha256 checked at every open
+VERIFY_BYTES = 1 << 26  # data sets up to this size (64 MiB, under 0.1 s) have their sha256 checked at every open
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # llm.c's and modded-nanogpt's header, in int32
 
 
@@ -44,39 +49,130 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def write_shard(path: Path, pieces: Iterator[np.ndarray] | Sequence[np.ndarray], vocab_size: int) -> dict[str, Any]:
-    """Write one shard from pieces of ids, any integer type, and return its entry in meta.json.
+class ShardWriter:
+    """The shards of one split: SPLIT.bin, or, when there is more than `shard_tokens`, SPLIT_000000.bin and on.
 
-    Raises DatasetError for an id outside 0 .. vocab_size - 1, and then leaves no file.
+    Each is written under a temporary name, synced and renamed when it is full. `state` says how to go on after an
+    interruption. masked: a *_mask.bin beside each shard says which tokens count as targets.
+    Usable as a context, which closes the files. write raises DatasetError for an id outside 0 .. vocab_size - 1.
     """
-    tokens, digest, dtype = 0, hashlib.sha256(), token_dtype(vocab_size)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        for ids in pieces:
-            if len(ids) and not (0 <= ids.min() and ids.max() < vocab_size):
-                wrong = ids.min() if ids.min() < 0 else ids.max()
-                raise DatasetError(f"{path.name}: token id {wrong} does not fit a vocabulary of {vocab_size}")
-            content = ids.astype(dtype).tobytes()
-            file.write(content)
-            digest.update(content)
-            tokens += len(ids)
-    return {"file": path.name, "tokens": tokens, "sha256": digest.hexdigest()}
+
+    def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int, masked=False, state=None):
+        self.folder, self.split, self.vocab_size, self.shard_tokens = folder, split, vocab_size, shard_tokens
+        self.dtype = token_dtype(vocab_size)
+        self.done: list[dict[str, Any]] = state["shards"] if state else []
+        self.open_tokens = state["open"] if state else 0
+        self.parts = {}
+        for suffix, size in {"": self.dtype.itemsize, "_mask": 1}.items() if masked else [("", self.dtype.itemsize)]:
+            part = folder / f".{split}{suffix}.part"
+            ended = [folder / f"{name}{suffix}.bin" for name in (f"{split}_{len(self.done):06d}", split)]
+            if state and (ended := [path for path in ended if path.exists()]):
+                os.replace(ended[0], part)  # a shard that ended after `state` was written, and is ended again
+            self.parts[suffix] = _PartFile(part, self.open_tokens * size)
+
+    @property
+    def tokens(self) -> int:
+        return sum(entry["tokens"] for entry in self.done) + self.open_tokens
+
+    def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Append ids of any integer type, (N,), and with masks, 1 for each that counts as a target and 0 else."""
+        if len(ids) and not (0 <= ids.min() and ids.max() < self.vocab_size):
+            wrong = ids.min() if ids.min() < 0 else ids.max()
+            raise DatasetError(f"{self.split}: token id {wrong} does not fit a vocabulary of {self.vocab_size}")
+        while len(ids):
+            room = self.shard_tokens - self.open_tokens
+            self.parts[""].write(ids[:room].astype(self.dtype, copy=False))
+            if "_mask" in self.parts:
+                self.parts["_mask"].write(mask[:room].astype(np.uint8, copy=False))
+                mask = mask[room:]
+            self.open_tokens += min(room, len(ids))
+            ids = ids[room:]
+            if self.open_tokens == self.shard_tokens:
+                self._end_shard(f"{self.split}_{len(self.done):06d}")
+
+    def _end_shard(self, name: str) -> None:
+        entry = {"file": f"{name}.bin", "tokens": self.open_tokens}
+        for suffix, part in self.parts.items():
+            entry["mask_sha256" if suffix else "sha256"] = part.rename(self.folder / f"{name}{suffix}.bin")
+        self.done.append(entry)
+        self.open_tokens = 0
+
+    def finish(self) -> list[dict[str, Any]]:
+        """End the last shard. Returns the split's entry in meta.json."""
+        if self.open_tokens:
+            self._end_shard(f"{self.split}_{len(self.done):06d}" if self.done else self.split)
+        return self.done
+
+    def state(self) -> dict[str, Any]:
+        """What a writer needs to go on from here; it is on the disk when this returns."""
+        for part in self.parts.values():
+            part.sync()
+        return {"shards": list(self.done), "open": self.open_tokens}
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in self.parts.values():
+            part.close()
+
+
+class _PartFile:
+    """A file that is not whole yet, with its running sha256. One that is there is cut to `size` bytes and goes on."""
+
+    def __init__(self, path: Path, size: int):
+        self.path = path
+        self._open(size)
+
+    def _open(self, size: int) -> None:
+        self.file = open(self.path, "r+b" if size else "w+b")  # noqa: SIM115  it stays open
+        self.file.truncate(size)
+        self.digest = hashlib.sha256()
+        while piece := self.file.read(1 << 20):
+            self.digest.update(piece)
+
+    def write(self, array: np.ndarray) -> None:
+        content = memoryview(np.ascontiguousarray(array)).cast("B")
+        self.file.write(content)
+        self.digest.update(content)
+
+    def sync(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def rename(self, path: Path) -> str:
+        """End the file and give it its name, and begin another. Returns the sha256 of what was in it."""
+        self.sync()
+        self.file.close()
+        os.replace(self.path, path)
+        sync(path.parent)
+        digest = self.digest.hexdigest()
+        self._open(0)
+        return digest
+
+    def close(self) -> None:
+        """Close the file; one with nothing in it goes."""
+        self.file.close()
+        if not self.path.stat().st_size:
+            self.path.unlink()
 
 
 def write_meta(
-    folder: Path, tokenizer: Tokenizer, train: list[dict], val: list[dict], source: dict[str, Any], made_by: str
+    folder: Path, tokenizer: Tokenizer, train: list[dict], val: list[dict], made_by: str, **about: Any
 ) -> None:
-    """Write meta.json, last of all: only with it is the folder a data set.
+    """Write tokenizer.json, then meta.json, last of all: only with it is the folder a data set.
 
-    train, val: what write_shard returned. source: name, bytes and sha256 of the text. made_by: the command.
+    train, val: what ShardWriter.finish returned. made_by: the command. about: more to record, such as the sources.
     """
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
     meta = {
         "format_version": FORMAT_VERSION,
         "made_by": made_by,
-        "source": source,
+        **about,
         "vocab_size": tokenizer.vocab_size,
         "dtype": token_dtype(tokenizer.vocab_size).name,
+        "tokenizer": {"kind": tokenizer.kind, "sha256": tokenizer.hash},
         "splits": {"train": train, "val": val},
-        "tokenizer": tokenizer.to_json(),
     }
     write_json(folder / "meta.json", meta)
 
@@ -85,21 +181,30 @@ def write_meta(
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Memory-mapped token ids, (N,), read page by page as they are used; and perhaps which count as targets, (N,)."""
+
+    ids: np.ndarray
+    mask: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
 class Dataset:
-    """An opened data set. Shards are memory-mapped arrays of ids, read page by page as they are used."""
+    """An opened data set."""
 
     folder: Path
-    train: list[np.ndarray]
-    val: list[np.ndarray]
+    train: list[Shard]
+    val: list[Shard]
     vocab_size: int
     hash: str  # of the content: the same hash, the same tokens
-    tokenizer_json: dict[str, Any] | None  # None: GPT-2's, as nanoGPT and llm.c mean it when they say nothing
+    made_with: Tokenizer | None  # None: GPT-2's, as nanoGPT and llm.c mean it when they say nothing
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids. GPT-2's is fetched if the folder does not hold one."""
-        if self.tokenizer_json is None:
-            return tokenizer.gpt2_tokenizer()
-        return tokenizer.from_json(self.tokenizer_json)
+        return self.made_with or tokenizer.gpt2_tokenizer()
 
 
 def open_dataset(folder: Path) -> Dataset:
@@ -109,7 +214,7 @@ def open_dataset(folder: Path) -> Dataset:
     train, val = folder / "train.bin", folder / "val.bin"
     if train.exists() and val.exists() and not _has_llmc_header(train):
         return _open_nanogpt(folder, train, val)
-    splits = {split: sorted(folder.glob(f"*{split}*.bin")) for split in ("train", "val")}
+    splits = {split: [p for p in sorted(folder.glob(f"*{split}*.bin")) if not _is_mask(p)] for split in SPLITS}
     missing = [f"*{split}*.bin" for split, paths in splits.items() if not paths]
     if missing:
         raise DatasetError(
@@ -117,7 +222,7 @@ def open_dataset(folder: Path) -> Dataset:
             f"prepare it again (python prepare/NAME.py)"
         )
     shards = {split: [_map_llmc(path) for path in paths] for split, paths in splits.items()}
-    return Dataset(folder, **shards, vocab_size=50257, hash=_hash_ends(splits), tokenizer_json=None)
+    return Dataset(folder, **shards, vocab_size=50257, hash=_hash_ends(splits), made_with=None)
 
 
 def _open_folio(folder: Path) -> Dataset:
@@ -128,34 +233,68 @@ def _open_folio(folder: Path) -> Dataset:
             version = meta["format_version"]
             raise DatasetError(f"{folder / 'meta.json'}: format version {version} is not {FORMAT_VERSION}; {again}")
         dtype = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[meta["dtype"]]
-        splits = {split: [(s["file"], s["tokens"], s["sha256"]) for s in meta["splits"][split]] for split in SPLITS}
-        content = hashlib.sha256("".join(digest for split in SPLITS for _, _, digest in splits[split]).encode())
-        vocab_size, made_with = int(meta["vocab_size"]), meta["tokenizer"]
-        if vocab_size < 1 or not all(splits.values()) or not isinstance(made_with, dict):
-            raise ValueError("a split, the vocabulary or the tokenizer is missing")
-        names = [file for split in SPLITS for file, _, _ in splits[split]]
-        if outside := [name for name in names if Path(name).name != name]:
+        splits = {
+            split: [(s["file"], s["tokens"], s["sha256"], s.get("mask_sha256")) for s in meta["splits"][split]]
+            for split in SPLITS
+        }
+        entries = [entry for split in SPLITS for entry in splits[split]]
+        content = hashlib.sha256("".join(digest + (mask or "") for _, _, digest, mask in entries).encode())
+        vocab_size, tokenizer_hash = int(meta["vocab_size"]), meta["tokenizer"]["sha256"]
+        if vocab_size < 1 or not all(splits.values()):
+            raise ValueError("a split or the vocabulary is missing")
+        if outside := [file for file, *_ in entries if Path(file).name != file]:
             raise ValueError(f"it names a file outside its folder: {outside[0]!r}")
+        verify = sum(tokens for _, tokens, *_ in entries) * dtype.itemsize <= VERIFY_BYTES
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         what = f"{type(error).__name__}: {error}"
         raise DatasetError(f"{folder / 'meta.json'} is not as Folio writes it ({what}); {again}") from None
-    shards = {split: [_map_checked(folder / file, dtype, *entry) for file, *entry in splits[split]] for split in SPLITS}
+    try:
+        made_with = tokenizer.load(folder)
+    except UserError as error:
+        raise DatasetError(f"{error}; {again}") from None
+    if made_with.hash != tokenizer_hash or made_with.vocab_size != vocab_size:
+        raise DatasetError(f"{folder / 'tokenizer.json'} is not the tokenizer that meta.json speaks of; {again}")
+    shards = {split: [_map_checked(folder, dtype, verify, *entry) for entry in splits[split]] for split in SPLITS}
     return Dataset(folder, shards["train"], shards["val"], vocab_size, content.hexdigest(), made_with)
 
 
-def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str) -> np.ndarray:
-    """A shard whose number of tokens and, where it is small, sha256 are those of meta.json."""
-    ids = _map_raw(path, dtype)
-    if len(ids) != tokens:
-        raise DatasetError(
-            f"{path} is truncated or another file: it has {len(ids):,} tokens, and meta.json speaks of {tokens}; "
-            f"prepare the data set again"
-        )
-    if ids.nbytes <= VERIFY_BYTES and sha256(path) != digest:
-        raise DatasetError(
-            f"{path} has changed since it was written: its sha256 is not meta.json's; prepare the data set again"
-        )
-    return ids
+def _map_checked(folder: Path, dtype: np.dtype, verify: bool, file: str, tokens: int, *digests: str | None) -> Shard:
+    """A shard, and its mask if it has one, whose number of tokens and perhaps sha256 are those of meta.json."""
+    arrays = []
+    paths = (folder / file, mask_path(folder / file))
+    for path, kind, digest in zip(paths, (dtype, np.dtype("u1")), digests, strict=True):
+        if digest is None:
+            continue
+        arrays.append(_map_raw(path, kind))
+        if len(arrays[-1]) != tokens:
+            raise DatasetError(
+                f"{path} is truncated or another file: it has {len(arrays[-1]):,} tokens, and meta.json speaks of "
+                f"{tokens}; prepare the data set again"
+            )
+        if verify and sha256(path) != digest:
+            raise DatasetError(
+                f"{path} has changed since it was written: its sha256 is not meta.json's; prepare the data set again"
+            )
+    return Shard(*arrays)
+
+
+def mask_path(shard: Path) -> Path:
+    """Where the mask of a shard lies, if it has one."""
+    return shard.with_name(f"{shard.stem}_mask.bin")
+
+
+def _is_mask(path: Path) -> bool:
+    return path.name.endswith("_mask.bin")
+
+
+def _with_mask(path: Path, ids: np.ndarray) -> Shard:
+    """A foreign shard, and its mask if there is one beside it."""
+    if not mask_path(path).exists():
+        return Shard(ids)
+    mask = _map_raw(mask_path(path), np.dtype("u1"))
+    if len(mask) != len(ids):
+        raise DatasetError(f"{mask_path(path)} has {len(mask):,} entries for the {len(ids):,} tokens of {path.name}")
+    return Shard(ids, mask)
 
 
 def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
@@ -165,9 +304,9 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
         itos = load_plain_pickle(folder / "meta.pkl").get("itos")
         if not isinstance(itos, dict) or list(itos) != list(range(len(itos))):
             raise DatasetError(f"{folder / 'meta.pkl'} has no table itos of the characters by id, as nanoGPT's has")
-        made_of, vocab_size = CharTokenizer("".join(itos.values())).to_json(), len(itos)
+        made_of, vocab_size = CharTokenizer("".join(itos.values())), len(itos)
     digest = _hash_ends({"train": [train], "val": [val]})
-    shards = [_map_raw(train, np.dtype("<u2"))], [_map_raw(val, np.dtype("<u2"))]
+    shards = ([_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val))
     return Dataset(folder, *shards, vocab_size, digest, made_of)
 
 
@@ -185,7 +324,7 @@ def _has_llmc_header(path: Path) -> bool:
         return file.read(4) == LLMC_MAGIC.to_bytes(4, "little")
 
 
-def _map_llmc(path: Path) -> np.ndarray:
+def _map_llmc(path: Path) -> Shard:
     header = np.fromfile(path, dtype="<i4", count=LLMC_HEADER)
     if len(header) < LLMC_HEADER:
         raise DatasetError(f"{path} is cut off: {header.nbytes:,} bytes are less than llm.c's header")
@@ -198,7 +337,7 @@ def _map_llmc(path: Path) -> np.ndarray:
     size = path.stat().st_size
     if size != 4 * LLMC_HEADER + 2 * tokens or not tokens:
         raise DatasetError(f"{path} has {size:,} bytes, but its header speaks of {tokens:,} tokens; fetch it again")
-    return np.asarray(np.memmap(path, dtype="<u2", mode="r", offset=4 * LLMC_HEADER))
+    return _with_mask(path, np.asarray(np.memmap(path, dtype="<u2", mode="r", offset=4 * LLMC_HEADER)))
 
 
 def _hash_ends(splits: dict[str, list[Path]]) -> str:
@@ -263,46 +402,63 @@ def hash64(*parts: np.ndarray | int) -> np.ndarray:
 def permute(i: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     """Where a shuffle of range(n) puts each i: for every key a permutation, in constant memory and time.
 
-    A Feistel network on the smallest even number of bits that holds n; what falls outside is walked on until it falls
-    inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). i, key: uint64 (B,). Returns uint64 (B,).
+    A generalised Feistel network on the numbers of two digits, of base a and b, where a * b holds n; what falls outside
+    is walked on until it falls inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains").
+    i: uint64 (B,), key: uint64 (1,). Returns uint64 (B,).
     """
-    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    mask = np.uint64((1 << int(half)) - 1)
+    a = np.uint64(math.isqrt(n - 1) + 1)
+    b = np.uint64(-(-n // int(a)))
 
-    def network(x: np.ndarray, key: np.ndarray) -> np.ndarray:
-        left, right = x >> half, x & mask
-        for r in range(6):
-            left, right = right, left ^ (hash64(key, r, right) & mask)
-        return left << half | right
+    def network(x: np.ndarray) -> np.ndarray:
+        left, right = np.divmod(x, b)
+        for r in range(0, 6, 2):
+            left = (left + (hash64(key, r, right) >> np.uint64(32))) % a
+            right = (right + (hash64(key, r + 1, left) >> np.uint64(32))) % b
+        return left * b + right
 
-    x = network(i, key)
+    x = network(i)
     while (outside := x >= n).any():
-        x[outside] = network(x[outside], key[outside])
+        x[outside] = network(x[outside])
     return x
 
 
 class _Windows:
     """What training and validation share: gathering windows of tokens out of a list of shards."""
 
-    def __init__(self, shards: list[np.ndarray], block_size: int, vocab_size: int):
+    def __init__(self, shards: list[Shard], block_size: int, vocab_size: int):
         self.shards, self.block_size, self.vocab_size = shards, block_size, vocab_size
-        self.lengths = np.array([len(shard) for shard in shards])
+        self.ids = [shard.ids for shard in shards]
+        self.lengths = np.array([len(ids) for ids in self.ids])
+        self.masked = any(shard.mask is not None for shard in shards)
 
-    def gather(self, shard: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """The block_size + 1 tokens from each start: (B, T + 1). Past a shard's end stands -1."""
-        at = start[:, None] + np.arange(self.block_size + 1)  # (B, T + 1)
-        ids = np.empty(at.shape, dtype=np.int64)
-        for s in np.unique(shard):
-            rows = shard == s
-            ids[rows] = self.shards[s].take(at[rows], mode="clip")
-        largest = ids.max()
+    def gather(self, places: list[tuple[int, int]], inside: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets, (B, T) each, from these (shard, first token). Targets that do not count are -1.
+
+        inside: no window goes past its shard's end; else inputs and targets there are -1.
+        """
+        n = self.block_size + 1
+        ids = np.empty((len(places), n), dtype=np.int64)
+        for row, (s, at) in zip(ids, places, strict=True):  # a slice a row is quicker than one index of all elements
+            found = self.ids[s][at : at + n]
+            if inside:
+                row[:] = found
+            else:
+                row[: len(found)], row[len(found) :] = found, -1
+        largest = ids.max(initial=0)
         if largest >= self.vocab_size:
             raise DatasetError(
                 f"token id {largest} in the shards is outside the vocabulary of {self.vocab_size}: "
                 f"the shards are damaged, or were made with another tokenizer; prepare the data set again"
             )
-        ids[at >= self.lengths[shard][:, None]] = -1
-        return ids
+        x, y = ids[:, :-1], ids[:, 1:]
+        if self.masked:
+            y = y.copy()
+            for row, (s, at) in zip(y, places, strict=True):
+                mask = self.shards[s].mask
+                if mask is not None:
+                    counted = mask[at + 1 : at + 1 + len(row)]
+                    row[: len(counted)][counted == 0] = -1
+        return x, y
 
 
 class TrainingWindows(_Windows):
@@ -314,7 +470,9 @@ class TrainingWindows(_Windows):
     Raises DatasetError when no shard is that long.
     """
 
-    def __init__(self, shards: list[np.ndarray], block_size: int, vocab_size: int, seed: int, sampling: str):
+    AHEAD = 4096  # sequences that are located at a time; it changes the speed and nothing else
+
+    def __init__(self, shards: list[Shard], block_size: int, vocab_size: int, seed: int, sampling: str):
         super().__init__(shards, block_size, vocab_size)
         self.seed, self.sampling = seed, sampling
         T, lengths = block_size, self.lengths
@@ -328,29 +486,36 @@ class TrainingWindows(_Windows):
         self.counts = np.where(usable, choices, 0)  # windows, or starts, a shard
         self.ends = np.cumsum(self.counts)
         self.per_epoch = int(self.ends[-1])  # sequences an epoch
+        self.located: tuple[range, list[tuple[int, int]]] = (range(0), [])  # sequences, and the place of each
 
     def locate(self, i: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Shard and first token of each sequence number, (B,) each."""
         i = np.asarray(i, dtype=np.uint64)
         if self.sampling == "random":
-            choice = hash64(self.seed, i) % np.uint64(self.per_epoch)
-        else:
-            epoch, place = np.divmod(i, np.uint64(self.per_epoch))
-            choice = permute(place, self.per_epoch, hash64(self.seed, epoch))
-        choice = choice.astype(np.int64)
-        shard = np.searchsorted(self.ends, choice, side="right")
-        nth = choice - (self.ends - self.counts)[shard]  # which window, or start, of its shard
-        if self.sampling == "random":
-            return shard, nth
-        T, n = self.block_size, self.counts[shard]
-        phases = np.minimum(T, self.lengths[shard] - n * T)
-        phase = hash64(self.seed, epoch, shard) % phases.astype(np.uint64)
-        return shard, phase.astype(np.int64) + nth * T
+            choice = (hash64(self.seed, i) % np.uint64(self.per_epoch)).astype(np.int64)
+            shard = np.searchsorted(self.ends, choice, side="right")
+            return shard, choice - (self.ends - self.counts)[shard]
+        shard, start = np.empty(len(i), dtype=np.int64), np.empty(len(i), dtype=np.int64)
+        epochs, places = np.divmod(i, np.uint64(self.per_epoch))
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            choice = permute(places[of_epoch], self.per_epoch, hash64(self.seed, epoch)).astype(np.int64)
+            found = np.searchsorted(self.ends, choice, side="right")
+            nth = choice - (self.ends - self.counts)[found]  # which window of its shard
+            T, n = self.block_size, self.counts[found]
+            phases = np.minimum(T, self.lengths[found] - n * T).astype(np.uint64)
+            phase = (hash64(self.seed, epoch, found) % phases).astype(np.int64)
+            shard[of_epoch], start[of_epoch] = found, phase + nth * T
+        return shard, start
 
     def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences first .. first + count - 1: inputs and targets, (B, T) each."""
-        ids = self.gather(*self.locate(np.arange(first, first + count)))
-        return ids[:, :-1], ids[:, 1:]
+        """Sequences first .. first + count - 1: inputs and targets, (B, T) each; -1 is a target that does not count."""
+        known, places = self.located
+        if not (known.start <= first and first + count <= known.stop):
+            known = range(first, first + max(count, self.AHEAD))
+            shard, start = self.locate(np.arange(known.start, known.stop))
+            self.located = known, places = known, list(zip(shard.tolist(), start.tolist(), strict=True))
+        return self.gather(places[first - known.start : first - known.start + count], inside=True)
 
 
 class ValidationWindows(_Windows):
@@ -359,7 +524,7 @@ class ValidationWindows(_Windows):
     With max_windows, that many of them, spread evenly.
     """
 
-    def __init__(self, shards: list[np.ndarray], block_size: int, vocab_size: int, max_windows: int | None = None):
+    def __init__(self, shards: list[Shard], block_size: int, vocab_size: int, max_windows: int | None = None):
         super().__init__(shards, block_size, vocab_size)
         counts = -(-(self.lengths - 1) // block_size)
         self.ends = np.cumsum(counts)
@@ -375,7 +540,96 @@ class ValidationWindows(_Windows):
         for first in range(0, len(self.chosen), batch_size):
             window = self.chosen[first : first + batch_size]
             shard = np.searchsorted(self.ends, window, side="right")
-            ids = self.gather(shard, (window - self.starts[shard]) * self.block_size)
-            rest = np.full((batch_size - len(ids), self.block_size + 1), -1)
-            ids = np.concatenate([ids, rest])
-            yield np.maximum(ids[:, :-1], 0), ids[:, 1:]
+            start = (window - self.starts[shard]) * self.block_size
+            x, y = self.gather(list(zip(shard.tolist(), start.tolist(), strict=True)), inside=False)
+            rest = np.full((batch_size - len(x), self.block_size), -1)
+            yield np.maximum(np.concatenate([x, rest]), 0), np.concatenate([y, rest])
+
+
+class Mixture:
+    """One or more data sets as one endless stream of training sequences, and their validation windows.
+
+    Each set has its share, and sequence i follows from i alone: of the first i sequences, the first set gives
+    floor(i * share); of the others, the second set its share of them; and so on. So each batch holds the sets as evenly
+    as it can. Raises DatasetError for sets of different tokenizers.
+    """
+
+    def __init__(
+        self,
+        datasets: list[tuple[Dataset, float]],
+        block_size: int,
+        seed: int,
+        sampling: str,
+        max_val_windows: int | None = None,
+    ):
+        first, total = datasets[0][0], sum(weight for _, weight in datasets)
+        self.block_size, self.tokenizer, self.datasets = block_size, first.load_tokenizer(), datasets
+        self.names = [dataset.folder.name for dataset, _ in datasets]
+        if len(set(self.names)) < len(self.names):
+            raise DatasetError(f"a mixture takes each data set once, under a name of its own: {', '.join(self.names)}")
+        for dataset, _ in datasets[1:]:
+            if (other := dataset.load_tokenizer()).hash != self.tokenizer.hash:
+                raise DatasetError(
+                    f"{dataset.folder} was made with another tokenizer ({other.kind}, {other.vocab_size:,} tokens) "
+                    f"than {first.folder} ({self.tokenizer.kind}, {self.tokenizer.vocab_size:,} tokens), so they "
+                    f"cannot be mixed; prepare it again with --tokenizer={first.folder}"
+                )
+        self.weights = [weight / total for _, weight in datasets]
+        self.shares = [max(1, round(weight * (1 << 20))) for weight in self.weights]
+        self.training = [TrainingWindows(d.train, block_size, d.vocab_size, seed, sampling) for d, _ in datasets]
+        self.validation = {
+            d.folder.name: ValidationWindows(d.val, block_size, d.vocab_size, max_val_windows) for d, _ in datasets
+        }
+        self.vocab_size = first.vocab_size
+        parts = [f"{dataset.hash} {share}" for (dataset, _), share in zip(datasets, self.shares, strict=True)]
+        self.hash = first.hash if len(datasets) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def division(self, i: int | np.ndarray) -> list[Any]:
+        """How many of the first i sequences each set gives."""
+        counts, rest = [], sum(self.shares)
+        for share in self.shares:
+            counts.append(i * share // rest)
+            i, rest = i - counts[-1], rest - share
+        return counts
+
+    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences first .. first + count - 1: inputs and targets, (B, T) each; -1 is a target that does not count."""
+        if len(self.training) == 1:
+            return self.training[0].batch(first, count)
+        x, y = np.empty((2, count, self.block_size), dtype=np.int64)
+        for windows, given in zip(self.training, self.division(np.arange(first, first + count + 1)), strict=True):
+            rows = np.diff(given) == 1
+            x[rows], y[rows] = windows.batch(int(given[0]), int(rows.sum()))
+        return x, y
+
+    def epochs(self, i: int) -> dict[str, float]:
+        """How often each set has been gone through after i sequences."""
+        given = zip(self.names, self.training, self.division(i), strict=True)
+        return {name: n / windows.per_epoch for name, windows, n in given}
+
+    def described(self, sequences: int) -> str:
+        """A line a set, for a run of so many sequences."""
+        lines = []
+        for (dataset, _), weight, windows in zip(self.datasets, self.weights, self.training, strict=True):
+            name, tokens = dataset.folder.name, [sum(map(len, split)) for split in (dataset.train, dataset.val)]
+            lines.append(
+                f"{name}: {tokens[0]:,} training and {tokens[1]:,} validation tokens, a vocabulary of "
+                f"{dataset.vocab_size:,} ({self.tokenizer.kind}){', of which some do not count' * windows.masked}; "
+                f"{f'{weight:.1%} of the sequences, ' * (len(self.weights) > 1)}"
+                f"{self.epochs(sequences)[name]:,.2f} epochs in all"
+            )
+        return "\n".join(lines)
+
+
+def parse_mixture(dataset: str) -> list[tuple[str, float]]:
+    """Names and weights: "a" is [("a", 1.0)], "a:0.7,b:0.3" both with theirs. Raises DatasetError."""
+    found = []
+    for part in dataset.split(","):
+        name, colon, weight = part.strip().rpartition(":")
+        try:
+            found.append((name, float(weight)) if colon else (weight, 1.0))
+        except ValueError:  # the colon of a path on Windows
+            found.append((part.strip(), 1.0))
+    if any(not name or not 0 < weight < float("inf") for name, weight in found):
+        raise DatasetError(f"dataset={dataset}: write NAME, or several as NAME:WEIGHT,NAME:WEIGHT with weights above 0")
+    return found

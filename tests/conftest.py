@@ -11,7 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny models, and other work on this machi
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
-from prepare import shakespeare_char
+from prepare import text as prepare_text
 from train import TrainConfig
 
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
@@ -44,7 +44,7 @@ def data_dir(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     source = folder / "verse.txt"
     source.write_text(text, encoding="utf-8")
-    shakespeare_char.main(shakespeare_char.PrepareConfig(input=str(source), data_dir=str(folder)))
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), data_dir=str(folder)))
     return folder
 
 

@@ -1,40 +1,242 @@
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import datasets
+import numpy as np
+import pyarrow
 import pytest
+from hub import serving
+from pyarrow import parquet
+from tiny_tokenizers import bpe
 
-from folio import UserError
+from folio import UserError, tokenizer
+from folio.configurator import ConfigError, load
 from folio.dataset import open_dataset
 from folio.files import read_json
-from prepare.shakespeare_char import PrepareConfig, main
+from prepare import openwebtext, pairs, shakespeare, shakespeare_char
+from prepare import text as prepare_text
+from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
+from prepare.pairs import PairsConfig
+from prepare.text import TextConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def typed(words: list[str], stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **env})
+
+
+def small_gpt2(monkeypatch) -> None:
+    """A tiny table in the place of GPT-2's, which is not in this repository."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_text_of_ones_own(tmp_path, capsys):
     source = tmp_path / "my novel.txt"
     source.write_text("Žluťoučký kůň 日本\n" * 50, encoding="utf-8")
-    main(PrepareConfig(input=str(source), data_dir=str(tmp_path), val_fraction=0.2))
+    prepare_text.main(TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.2))
     data = open_dataset(tmp_path / "my novel")
     assert [len(data.train[0]), len(data.val[0])] == [680, 170]
     assert "'--dataset=my novel' '--out_dir=out-my novel'" in capsys.readouterr().out
-    before = (tmp_path / "my novel" / "train.bin").read_bytes()
-    main(PrepareConfig(input=str(source), data_dir=str(tmp_path), val_fraction=0.2))  # again: the same
-    assert (tmp_path / "my novel" / "train.bin").read_bytes() == before
+
+
+def test_standard_input_with_separators(tmp_path):
+    words = ["prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
+    done = typed([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)).encode())
+    assert done.returncode == 0, done.stderr
+    data = open_dataset(tmp_path / "stdin")
+    ids = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
+    assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
+        str(k) for k in range(40)
+    ]
+    done = typed([*words, "--name=lines", "--format=jsonl"], stdin=b'{"text": "a"}\n{"text": ')
+    assert done.returncode == 2 and b"standard input.jsonl:2: this line is not JSON" in done.stderr
 
 
 @pytest.mark.parametrize(
-    "content, message", [(b"caf\xe9", "not UTF-8 at byte 3"), (b"", "is empty"), (None, "there is no such file")]
+    "argv, message",
+    [
+        ([], "name a file, a folder, a pattern"),
+        (["a.txt", "b.txt"], "several inputs need a --name"),
+        (["a.txt", "--split_on="], "split_on=: it must not be empty"),
+        (["--inputs=a.txt"], "name the inputs without --inputs="),
+        (["a.txt", "--vocab=5"], "there is no setting vocab; did you mean vocab_size"),
+    ],
 )
-def test_bad_input_is_told_and_leaves_nothing(tmp_path, content, message):
-    source = tmp_path / "text.txt"
-    if content is not None:
-        source.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        main(PrepareConfig(input=str(source), name="new", data_dir=str(tmp_path)))
-    assert not (tmp_path / "new").exists()
+def test_wrong_words_are_told(argv, message):
+    with pytest.raises(ConfigError, match=message):
+        load(TextConfig, argv)
+
+
+def test_words_are_inputs():
+    assert load(TextConfig, ["a.txt", "-", "b/*.md", "--name=x"]).inputs == ("a.txt", "-", "b/*.md")
+
+
+def test_a_pattern_needs_a_name(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"makes no good name.*--name=NAME"):
+        prepare_text.main(TextConfig(inputs=(str(tmp_path / "*.txt"),), data_dir=str(tmp_path)))
 
 
 @pytest.mark.network
 def test_tiny_shakespeare(tmp_path):
-    main(PrepareConfig(data_dir=str(tmp_path)))
-    data = open_dataset(Path(tmp_path) / "shakespeare_char")
+    shakespeare_char.main(shakespeare_char.ShakespeareCharConfig(data_dir=str(tmp_path)))
+    data = open_dataset(tmp_path / "shakespeare_char")
     assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (1_003_854, 111_540, 65)
-    assert read_json(data.folder / "meta.json")["source"]["bytes"] == 1_115_394
+    shakespeare.main(shakespeare.ShakespeareConfig(data_dir=str(tmp_path)))
+    data = open_dataset(tmp_path / "shakespeare")
+    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (301_966, 36_059, 50_257)
+
+
+# --- OpenWebText and FineWeb ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[str]:
+    """Texts in three parquet files of a folder, "source"."""
+    (tmp_path / "source").mkdir()
+    texts = [f"text number {k} of some" for k in range(3000)]
+    for number in range(3):
+        table = pyarrow.table({"text": texts[number * 1000 : (number + 1) * 1000]})
+        parquet.write_table(table, tmp_path / "source" / f"{number:04d}.parquet", row_group_size=300)
+    return texts
+
+
+@pytest.mark.parametrize("rows, test_size", [(2000, 0.0005), (2001, 0.0005), (37, 0.1), (10_007, 0.0005)])
+def test_the_validation_rows_are_those_of_datasets(rows, test_size):
+    split = datasets.Dataset.from_dict({"row": range(rows)}).train_test_split(test_size=test_size, seed=2357)
+    assert sorted(split["test"]["row"]) == validation_rows(rows, test_size).tolist()
+
+
+def test_openwebtexts_own_split():
+    chosen = validation_rows(DOCUMENTS, 0.0005)
+    assert len(chosen) == 4007 and set(np.random.default_rng(2357).permutation(8_013_769)[:4007]) == set(
+        chosen.tolist()
+    )
+
+
+def test_openwebtext_from_a_folder(rows, tmp_path, monkeypatch):
+    small_gpt2(monkeypatch)
+    settings = dict(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data"))
+    openwebtext.main(OpenWebTextConfig(**settings))
+    data = open_dataset(tmp_path / "data" / "openwebtext")
+    made_with, chosen = data.load_tokenizer(), set(validation_rows(3000, 0.0005).tolist())
+    for shard, keep in ((data.train[0], False), (data.val[0], True)):
+        texts = [text for k, text in enumerate(rows) if (k in chosen) == keep]
+        assert shard.ids.tolist() == [i for text in texts for i in [*made_with.encode(text).tolist(), made_with.eot]]
+    openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
+    assert read_json(tmp_path / "data" / "first" / "report.json")["documents"] == {"train": 1199, "val": 1}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="could not be fetched from the Hugging Face hub"):
+        openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "empty"), data_dir=str(tmp_path / "data"), name="x"))
+
+
+def test_other_totals_than_nanogpts_are_told(rows, tmp_path, monkeypatch):
+    small_gpt2(monkeypatch)
+    monkeypatch.setattr(openwebtext, "DOCUMENTS", 3000)
+    with pytest.raises(UserError, match=r"not nanoGPT's.*the source has changed"):
+        openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data")))
+
+
+def test_through_a_hub(rows, tmp_path):
+    """The whole road of datasets and huggingface_hub, with downloads that break off, on a hub of our own."""
+    files = {
+        f"Skylion007/openwebtext/plain_text/train/{path.name}": path.read_bytes()
+        for path in sorted((tmp_path / "source").iterdir())
+    }
+    for name in ("HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet",):
+        files[name] = files["Skylion007/openwebtext/plain_text/train/0000.parquet"]
+    files["HuggingFaceFW/fineweb-edu/README.md"] = (
+        b"---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n"
+    )
+    header = np.array([20240520, 1, 5000, *[0] * 253], dtype="<i4").tobytes()
+    for number in range(3):
+        name = f"kjj0/finewebedu10B-gpt2/finewebedu_{'train' if number else 'val'}_{number:06d}.bin"
+        files[name] = header + np.arange(number, 5000 + number, dtype="<u2").tobytes()
+    with serving(files) as hub:
+        env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
+        words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}"]
+        hub.cut = 1
+        done = typed(["prepare/openwebtext.py", "--limit=1500", *words], **env)
+        assert done.returncode == 0, done.stderr.decode()
+        assert read_json(tmp_path / "data/openwebtext/report.json")["documents"] == {"train": 1499, "val": 1}
+        assert hub.cut == 0 and not any("0002.parquet" in asked for asked in hub.asked)  # no more than the limit needs
+        hub.asked.clear()
+        done = typed(["prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
+        assert done.returncode == 0 and not any(a.startswith("GET") and "0000.parquet" in a for a in hub.asked)
+        done = typed(["prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
+        assert done.returncode == 0, done.stderr.decode()
+        assert sum(read_json(tmp_path / "data/fineweb/report.json")["documents"].values()) == 1000
+        hub.cut = 1
+        done = typed(["prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
+        assert done.returncode == 0, done.stderr.decode()
+        data = open_dataset(tmp_path / "data" / "ready")
+        assert data.train[0].ids[:3].tolist() == [1, 2, 3] and data.val[0].ids[:3].tolist() == [0, 1, 2]
+        assert sorted(path.suffix for path in data.folder.iterdir()) == [".bin", ".bin"]
+        done = typed(["prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
+        assert done.returncode == 2 and b"has no file *_train_000003.bin" in done.stderr
+    done = typed(["prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none"))
+    assert done.returncode == 2 and done.stderr.decode().count("\n") == 1
+    assert b"could not be fetched from the Hugging Face hub" in done.stderr
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+LINES = [
+    {"prompt": "Say hi:", "completion": " hi"},
+    {
+        "messages": [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Me."},
+            {"role": "user", "content": "And?"},
+            {"role": "assistant", "content": "You."},
+        ]
+    },
+]
+
+
+def write_lines(path: Path, lines: list) -> str:
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_only_answers_and_their_ends_count(tmp_path):
+    """Validation holds one of the two, so both are looked at."""
+    lines = LINES + [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(40)]
+    name = write_lines(tmp_path / "pairs.jsonl", lines)
+    pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+    data = open_dataset(tmp_path / "data" / "pairs")
+    made_with = data.load_tokenizer()
+    counted, read = "", ""
+    for shard in (*data.train, *data.val):
+        counted += "".join("|" if i == 256 else made_with.decode([i]) for i in shard.ids[shard.mask > 0].tolist())
+        read += "".join("|" if i == 256 else made_with.decode([i]) for i in shard.ids.tolist())
+    assert "User: Who?\n\nAssistant: Me.|User: And?\n\nAssistant: You.|" in read and "Say hi: hi|" in read
+    assert " Me.| You.|" in counted and sorted(counted.split("|")) == sorted(
+        ["", " hi", " Me.", " You.", *map(str, range(40))]
+    )
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"prompt": "a"}, r"pairs\.jsonl:3: completion is missing"),
+        ({"prompt": 5, "completion": "b"}, r":3: prompt is missing, or no text"),
+        ({"messages": "hello"}, r":3: messages must be a list"),
+        ({"messages": [{"role": "user", "content": "a"}]}, r':3: no message has the role "assistant"'),
+        ({"messages": [{"role": "assistant"}]}, r":3: messages must be a list"),
+    ],
+)
+def test_bad_pairs_are_named_with_their_line(line, message, tmp_path):
+    name = write_lines(tmp_path / "pairs.jsonl", [*LINES, line])
+    with pytest.raises(UserError, match=message):
+        pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+    assert list((tmp_path / "data").iterdir()) == []

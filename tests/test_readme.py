@@ -27,7 +27,8 @@ def clone(tmp_path: Path, text: str) -> Path:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "train.py", "sample.py"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "novel.txt").write_text(text, encoding="utf-8")
+    for name in ("novel.txt", "letters.txt"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path
 
 
@@ -44,7 +45,7 @@ def typed(command: str, folder: Path) -> str:
     if words[0] == "train.py":
         words += SMALL.split()
     elif words == ["prepare/shakespeare_char.py"]:  # the tests have no network
-        words += ["--input=novel.txt", "--name=shakespeare_char"]
+        words = ["prepare/text.py", "novel.txt", "--name=shakespeare_char"]
     elif words[0] == "sample.py":
         words += ["--max_new_tokens=5"]
     return run(words, folder)

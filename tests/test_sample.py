@@ -1,10 +1,13 @@
 import io
+import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+from tiny_tokenizers import bpe
 
-from folio import UserError, checkpoint
+from folio import UserError, checkpoint, tokenizer
+from prepare import text as prepare_text
 from sample import SampleConfig, main
 from train import train
 
@@ -15,6 +18,23 @@ def run(tiny) -> str:
     with redirect_stdout(io.StringIO()):
         train(cfg)
     return cfg.out_dir
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
+def test_each_tokenizer_trains_and_writes_without_its_data(kind, tiny, tmp_path, text, monkeypatch):
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    (tmp_path / "poems").mkdir()
+    for number in range(20):
+        (tmp_path / "poems" / f"{number}.txt").write_text(text[number * 900 : number * 900 + 900] + "é🎉")
+    inputs = (str(tmp_path / "poems"),)
+    settings = dict(data_dir=str(tmp_path / "data"), tokenizer=kind, vocab_size=300, val_fraction=0.3)
+    prepare_text.main(prepare_text.TextConfig(inputs=inputs, **settings))
+    cfg = tiny(dataset="poems", data_dir=str(tmp_path / "data"), max_iters=5)
+    train(cfg)
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", None)  # a checkpoint needs nothing else
+    shutil.rmtree(tmp_path / "data")
+    assert written(cfg.out_dir, start="The é").startswith("The é")
+    assert "<|endoftext|>" not in written(cfg.out_dir, max_new_tokens=300)
 
 
 def written(out_dir: str, **settings) -> str:

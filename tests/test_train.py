@@ -17,10 +17,11 @@ from torch import nn
 import sample
 import train as train_script
 from folio import UserError, checkpoint
-from folio.dataset import ValidationWindows
+from folio.dataset import Shard, ValidationWindows
 from folio.metrics import Metrics
 from folio.runtime import Runtime, decide
 from model import GPT, GPTConfig
+from prepare import text as prepare_text
 from train import TrainingError, evaluate, train
 
 
@@ -116,14 +117,110 @@ def test_accumulation_is_one_large_batch(tiny, tmp_path):
         assert one[4] == pytest.approx(other[4], rel=1e-3)
 
 
+@pytest.fixture
+def masked_dir(data_dir, tmp_path, seed) -> str:
+    """The data set with a mask that leaves whole micro-batches without a target that counts."""
+    shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
+    folder = tmp_path / "masked" / "verse"
+    meta = json.loads((folder / "meta.json").read_text())
+    rng = np.random.default_rng(seed)
+    for split, ((entry,), share) in zip(("train", "val"), ((s, 0.7) for s in meta["splits"].values()), strict=True):
+        mask = np.repeat(rng.random(entry["tokens"] // 97 + 1) > share, 97)[: entry["tokens"]].astype(np.uint8)
+        (folder / f"{split}_mask.bin").write_bytes(mask.tobytes())
+        entry["mask_sha256"] = hashlib.sha256(mask.tobytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return str(tmp_path / "masked")
+
+
+def test_one_by_eight_is_eight_by_one_with_unequal_masks(tiny, masked_dir, tmp_path, capsys):
+    """Each counted target of the step weighs the same, in whichever micro-batch it is, and one without any adds 0."""
+    runs = {}
+    for B, accumulation in ((8, 1), (1, 8), (2, 4)):
+        out = str(tmp_path / f"{B}x{accumulation}")
+        same = dict(data_dir=masked_dir, dropout=0.0, out_dir=out, max_iters=8, eval_iters=None)
+        train(tiny(**same, batch_size=B, gradient_accumulation_steps=accumulation))
+        runs[B] = losses(out)
+    assert "of which some do not count" in capsys.readouterr().out
+    windows = train_script.Mixture(train_script.find_datasets(tiny(data_dir=masked_dir)), 32, 1337, "epoch")
+    _, y = windows.batch(0, 64)
+    counted = (y != -1).sum(axis=1)
+    assert counted.min() == 0 and len(set(counted.tolist())) > 3
+    for B in (1, 2):
+        for mine, other in zip(runs[B], runs[8], strict=True):
+            assert [n or 0 for n in mine] == pytest.approx([n or 0 for n in other], rel=2e-4)
+
+
+def test_the_loss_is_that_of_the_counted_targets(tiny, masked_dir):
+    """Against torch's own cross-entropy over the chosen logits; and what is not chosen has exactly no gradient."""
+    data = train_script.Mixture(train_script.find_datasets(tiny(data_dir=masked_dir)), 32, 1337, "epoch")
+    x, y = map(torch.from_numpy, data.batch(0, 8))
+    model = GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1)
+    logits, loss = model(x, y)
+    logits.retain_grad()
+    loss.backward()
+    chosen = y != -1
+    assert loss.item() == pytest.approx(nn.functional.cross_entropy(logits[chosen], y[chosen]).item(), rel=1e-6)
+    assert (logits.grad[~chosen] == 0).all() and (logits.grad[chosen] != 0).any(dim=-1).all()
+    model.zero_grad()
+    _, nothing = model(x, torch.full_like(y, -1))
+    nothing.backward()
+    assert nothing.item() == 0 and all((p.grad == 0).all() for p in model.parameters())
+
+
+def test_a_step_without_any_target_that_counts_changes_nothing_but_decay(tiny, masked_dir):
+    folder = Path(masked_dir, "verse")
+    meta = json.loads((folder / "meta.json").read_text())
+    empty = bytes(meta["splits"]["train"][0]["tokens"])
+    (folder / "train_mask.bin").write_bytes(empty)
+    meta["splits"]["train"][0]["mask_sha256"] = hashlib.sha256(empty).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
+    train(tiny(data_dir=masked_dir, max_iters=3))
+    assert [line[1] for line in losses(tiny().out_dir)] == [0.0, 0.0, 0.0]
+
+
+@pytest.fixture
+def mixed_dir(data_dir, tmp_path) -> str:
+    """Two data sets of one tokenizer, "verse" and "prose", and one of another, "bytes"."""
+    shutil.copytree(data_dir / "verse", tmp_path / "mixed" / "verse")
+    source = tmp_path / "prose.txt"
+    source.write_text("The king and the sword.\n" * 300)
+    for name, made_with in (("prose", str(data_dir / "verse")), ("bytes", "byte")):
+        cfg = prepare_text.TextConfig(
+            inputs=(str(source),), name=name, tokenizer=made_with, data_dir=str(tmp_path / "mixed"), on_unknown="skip"
+        )
+        prepare_text.main(cfg)
+    return str(tmp_path / "mixed")
+
+
+def test_a_mixture_trains_resumes_and_tells_its_epochs(tiny, mixed_dir, tmp_path, capsys):
+    mixed = dict(dataset="verse:0.7,prose:0.3", data_dir=mixed_dir)
+    straight, split = str(tmp_path / "straight"), str(tmp_path / "split")
+    train(tiny(**mixed, out_dir=straight))
+    out = capsys.readouterr().out
+    assert "verse: 18,581 training" in out and "70.0% of the sequences" in out and "30.0% of the sequences" in out
+    assert "trained for " in out and " epochs of prose (verse " in out
+    train(tiny(**mixed, out_dir=split, max_iters=6, lr_decay_iters=12))
+    train(tiny(**mixed, out_dir=split, lr_decay_iters=12, init_from="resume"))
+    a, b = checkpoint.load(Path(straight)), checkpoint.load(Path(split))
+    assert all(torch.equal(t, b.model[name]) for name, t in a.model.items())
+    last = logged(straight)[-1]
+    assert last["val_loss"] == pytest.approx(0.7 * last["val_loss/verse"] + 0.3 * last["val_loss/prose"])
+    assert last["epochs/prose"] == pytest.approx(15 / ((6480 - 32) // 32))
+    for other in ("verse:0.5,prose:0.5", "verse"):
+        with pytest.raises(UserError, match="is not the data that this run began with"):
+            train(tiny(**{**mixed, "dataset": other}, out_dir=split, init_from="resume", max_iters=20))
+    with pytest.raises(UserError, match=r"bytes was made with another tokenizer \(byte, 257 tokens\) than .*verse"):
+        train(tiny(dataset="verse,bytes", data_dir=mixed_dir, out_dir=str(tmp_path / "new")))
+
+
 def test_the_validation_loss_is_that_of_every_token(seed):
     """At any batch size it is the mean over all tokens, not over batches."""
-    data = [np.random.default_rng(seed).integers(20, size=203).astype("<u2")]
+    data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
     runtime = decide("cpu", "float32", False)
     total = 0.0
     for start in range(0, 202, 8):
-        row = torch.from_numpy(data[0][None, start : start + 9].astype(int))
+        row = torch.from_numpy(data[0].ids[None, start : start + 9].astype(int))
         total += model(row[:, :-1], row[:, 1:])[1].item() * (row.shape[1] - 1)
     expected = total / 202
     for batch_size in (1, 3, 26, 100):
@@ -423,8 +520,7 @@ def test_a_missing_data_set_is_prepared_by_the_script_of_its_name(tiny, tmp_path
     source = source.replace("Path(__file__).resolve().parent.parent", root)
     text = tmp_path / "text.txt"
     text.write_text("some words of my own\n" * 100, encoding="utf-8")
-    source = source.replace("input: str | None = None", f"input: str | None = {str(text)!r}")
-    source = source.replace("name: str | None = None", "name: str | None = 'mine'")
+    source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
     (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
     monkeypatch.setattr(train_script, "ROOT", tmp_path)
     train(tiny(dataset="mine", data_dir=None, max_iters=3))

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, checkpoint, configurator  # noqa: E402
-from train import TrainConfig, find_dataset, versions  # noqa: E402
+from train import TrainConfig, find_datasets, versions  # noqa: E402
 
 LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # not the speed
 KEPT = ("step", "next_sequence", "best_val_loss", "best_step", "evaluations_since_best", "guard", "grad_scaler")
@@ -52,7 +52,7 @@ class VerifyConfig(TrainConfig):
 
 
 def main(cfg: VerifyConfig) -> None:
-    find_dataset(cfg)  # prepared before anything is timed
+    find_datasets(cfg)  # prepared before anything is timed
     with work_folder(cfg) as folder:
         straight, killed = folder / "straight", folder / "killed"
         began = time.perf_counter()

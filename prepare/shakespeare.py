@@ -1,0 +1,31 @@
+"""Tiny Shakespeare in GPT-2's tokens: the first 90 % for training, the rest for validation.
+
+    python prepare/shakespeare.py
+
+It comes out as 301,966 training and 36,059 validation tokens.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import configurator  # noqa: E402
+from folio.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
+from folio.pipeline import PrepareConfig, prepare  # noqa: E402
+
+
+@dataclass(frozen=True)
+class ShakespeareConfig(PrepareConfig):
+    name: str = "shakespeare"  # folder under data_dir
+    tokenizer: str = "gpt2"  # or char, byte, bpe (trained on this text), or the folder of a data set or a run
+
+
+def main(cfg: ShakespeareConfig) -> None:
+    prepare(cfg, Corpus(find_sources([str(tiny_shakespeare())])), cfg.name)
+
+
+if __name__ == "__main__":
+    configurator.run_script(main, ShakespeareConfig)
