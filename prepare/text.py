@@ -56,7 +56,7 @@ def main(cfg: TextConfig) -> None:
 
 def spooled(folder: Path, format: str | None) -> Path:
     """What comes on standard input, as a file, since it is read more than once."""
-    path = folder / f"standard input.{format if format and format != 'text' else 'txt'}"
+    path = folder / f"standard-input.{format if format and format != 'text' else 'txt'}"
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
     return path

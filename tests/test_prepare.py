@@ -57,7 +57,7 @@ def test_standard_input_with_separators(tmp_path):
         str(k) for k in range(40)
     ]
     done = typed([*words, "--name=lines", "--format=jsonl"], stdin=b'{"text": "a"}\n{"text": ')
-    assert done.returncode == 2 and b"standard input.jsonl:2: this line is not JSON" in done.stderr
+    assert done.returncode == 2 and b"standard-input.jsonl:2: this line is not JSON" in done.stderr
 
 
 @pytest.mark.parametrize(
