@@ -253,7 +253,7 @@ def from_json(value: Any) -> Tokenizer:
             return ByteTokenizer()
         if value["kind"] == "gpt2":
             return GPT2Tokenizer([base64.b64decode(token, validate=True) for token in value["ranks"]])
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"this is no tokenizer: {error}") from None
     raise UserError(f"unknown kind of tokenizer {value['kind']!r}: this version knows char, byte, gpt2 and bpe")
 

@@ -116,6 +116,7 @@ def test_a_small_text_gives_a_small_bpe():
         (lambda v: v["pre_tokenizer"].update(add_prefix_space=True), "no byte-level BPE with GPT-2's rule"),
         (lambda v: v.update(normalizer={"type": "NFC"}), "no byte-level BPE with GPT-2's rule"),
         (lambda v: v.update(model=5), "this is no tokenizer"),
+        (lambda v: v["model"].update(vocab=[]), "this is no tokenizer"),
         (lambda v: v["model"]["vocab"].update({"they": 900}), "do not run from 0 without a gap"),
         (lambda v: v["model"]["merges"].pop(), "its merges do not make its tokens in their order"),
         (lambda v: v["added_tokens"].append({"content": "<|user|>", "id": 271}), "its one added token must be"),
