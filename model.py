@@ -53,23 +53,66 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ v, weights
 
 
+class KVCache:
+    """The keys and values of what has been read, so that a new token costs one token: `kv` is (L, 2, B, H, T, D).
+
+    Row b has read `lengths[b]` tokens, at positions 0 and on; what lies behind is never looked at.
+    """
+
+    def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device):
+        D = config.n_embd // config.n_head
+        shape = (config.n_layer, 2, rows, config.n_head, config.block_size, D)
+        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.lengths = [0] * rows
+        self.layers = [(layer[0], layer[1]) for layer in self.kv]
+
+    def begin(self, T: int) -> Tensor | slice:
+        """Make ready for T more tokens in each row; returns their positions. T > 1 only into rows that are empty."""
+        first, last = min(self.lengths), max(self.lengths)
+        self.filled = last + T
+        self.causal, self.mask = T > 1, None
+        self.lengths = [length + T for length in self.lengths]
+        if first == last:
+            self.at = slice(first, self.filled)
+            return self.at
+        self.at = torch.tensor(self.lengths, device=self.kv.device) - 1  # (B,)
+        self.rows = torch.arange(len(self.lengths), device=self.kv.device)
+        read = torch.arange(self.filled, device=self.kv.device) <= self.at[:, None]  # (B, T)
+        self.mask = read[:, None, None]
+        return self.at[:, None]
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Put in a layer's new keys and values, (B, H, T, D); returns all that are filled."""
+        for cached, new in zip(self.layers[layer], (k, v), strict=True):
+            if self.mask is None:
+                cached[:, :, self.at] = new
+            else:
+                cached[self.rows, :, self.at] = new[:, :, 0]
+        keys, values = self.layers[layer]
+        return keys[:, :, : self.filled], values[:, :, : self.filled]
+
+
 class CausalSelfAttention(nn.Module):
     """Masked multi-head attention: each position looks at itself and what came before."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.n_head = config.n_head
+        self.layer, self.n_head = layer, config.n_head
         self.attn_pdrop = config.pdrop("attn")
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.pdrop("resid"))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        mask, causal = None, True
+        if cache is not None:
+            k, v = cache.update(self.layer, k, v)  # each (B, H, all that was read, D)
+            mask, causal = cache.mask, cache.causal
         dropout_p = self.attn_pdrop if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)  # (B, H, T, D)
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, causal)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.c_proj(y))
 
@@ -91,15 +134,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A pre-norm residual block."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.attn = CausalSelfAttention(config)
+        self.attn = CausalSelfAttention(config, layer)
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), cache)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -119,7 +162,7 @@ class GPT(nn.Module):
                 wte=nn.Embedding(config.vocab_size, config.n_embd),
                 wpe=nn.Embedding(config.block_size, config.n_embd),
                 drop=nn.Dropout(config.pdrop("embd")),
-                h=nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+                h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
                 ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
             )
         )
@@ -150,26 +193,33 @@ class GPT(nn.Module):
                 generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
                 p.copy_(torch.empty(p.shape).normal_(0.0, std, generator=generator))
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, idx: Tensor, targets: Tensor | None = None, cache: KVCache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Logits and, where there are targets, the mean cross-entropy in nats.
 
         idx: (B, T) token ids, T <= block_size. targets: (B, T) ids that should come next; -1 does not count, and where
-        none does, the mean is 0.
+        none does, the mean is 0. cache: what the rows have read before, which takes in `idx`.
         Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and None.
         """
         T = idx.shape[1]
         if T > self.config.block_size:
             raise ValueError(f"a sequence of {T} tokens is longer than block_size={self.config.block_size}")
-        positions = self.transformer.wpe.weight[:T]  # (T, C)
+        at = slice(T) if cache is None else cache.begin(T)
+        positions = self.transformer.wpe.weight[at]  # (T, C), or (B, 1, C) where rows have read unequally much
         x = self.transformer.drop(self.transformer.wte(idx) + positions)  # (B, T, C)
         for block in self.transformer.h:
-            x = block(x)
+            x = block(x, cache)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, [-1], :]), None
         logits = self.lm_head(x)  # (B, T, V)
         total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
         return logits, total / (targets != -1).sum().clamp(min=1)
+
+    def new_cache(self, rows: int, dtype: torch.dtype) -> KVCache:
+        """An empty cache for so many rows, in the dtype that keys and values are computed in."""
+        return KVCache(self.config, rows, dtype, self.transformer.wte.weight.device)
 
     def crop_block_size(self, block_size: int) -> None:
         """Keep the first `block_size` positions, for work on shorter text. Raises ValueError if there are fewer."""

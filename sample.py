@@ -3,16 +3,26 @@
 python sample.py --out_dir=out-shakespeare-char
 python sample.py --out_dir=out-shakespeare-char --start="ROMEO:" --num_samples=3 --temperature=0.7
 python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt --temperature=0
+python sample.py --out_dir=out-shakespeare-char --interactive=True
+python sample.py --out_dir=out-shakespeare-char --prompts=prompts.jsonl --num_samples=4 > texts.jsonl
 """
 
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from folio import UserError, checkpoint, configurator
+from folio.checkpoint import Checkpoint
 from folio.configurator import line_breaks
-from folio.generate import generate, opening, until
-from folio.runtime import compiled, decide, derive_seed
+from folio.corpus import Corpus, find_sources
+from folio.generate import Sampling, Step, Text, generate, opening
+from folio.runtime import Runtime, decide
+from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
 
 
@@ -23,67 +33,198 @@ class SampleConfig:
     init_from: str = "resume"  # "resume": the run in out_dir; or the path of a checkpoint
     checkpoint: Literal["best", "last"] = "best"  # which of the run's
     # --- text ---
-    start: str = ""  # what the text begins with, \n is a line break; "FILE:path" reads it from a file; "": from nothing
-    num_samples: int = 1  # texts to write
-    max_new_tokens: int = 500  # tokens a text has at most, after its start
+    start: str = ""  # what the text begins with, \n is a line break; "FILE:path" reads a file, "-" standard input
+    prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; the texts come out as JSON lines, too
+    interactive: bool = False  # True: ask for one beginning after another; Ctrl-C ends a text, Ctrl-D the program
+    num_samples: int = 1  # texts to write, of each beginning
+    max_new_tokens: int | None = 500  # tokens a text has at most, after its start; None: till the context is full
     stop: str | None = None  # text at which a sample ends, not printed; \n is a line break
     stream: bool = True  # print as it comes; False: each text when it is done
+    logprobs: int | None = None  # also this many runners-up: prints each token with its log-probability; None: off
+    on_unknown: Literal["error", "skip", "replace"] = "error"  # characters of the start that the tokenizer lacks
     # --- sampling ---
     temperature: float = 0.8  # below 1 bolder about the likely, above 1 wilder; 0: always the likeliest
     top_k: int | None = 200  # draw from the k likeliest tokens; None: off
     top_p: float | None = None  # draw from the likeliest that together have this probability; None: off
+    min_p: float | None = None  # draw from those at least so many times as probable as the likeliest; None: off
+    repetition_penalty: float = 1.0  # above 1, what has occurred becomes less likely; 1: off
     seed: int = 1337  # of the draws; sample k is the same however many are asked for
     # --- machine ---
+    context_stride: int | None = None  # tokens that go when the context is full; 1: one at a time; None: half of it
+    batch_size: int = 32  # texts that are written at a time
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what this device is fast in
-    compile: bool = False  # torch.compile; pays off only for long texts
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the weights; auto: what is fast here
+    compile: bool = False  # decoding is not compiled, so this is all it can be
 
     def problems(self) -> list[tuple[str, str]]:
         """(setting, what is wrong with it and how to mend it) for all that cannot work."""
-        counts = ("num_samples", "max_new_tokens")
-        found = [(name, "it must be at least 1") for name in counts if getattr(self, name) < 1]
+        found = [(name, "it must be at least 1") for name in ("num_samples", "batch_size") if getattr(self, name) < 1]
+        for name in ("max_new_tokens", "context_stride"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                found.append((name, "it must be at least 1, or None"))
         if self.temperature < 0:
             found.append(("temperature", "it must not be negative; 0 takes the likeliest token"))
         if self.top_k is not None and self.top_k < 1:
             found.append(("top_k", "it must be at least 1; None turns it off"))
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            found.append(("top_p", "it must be above 0 and at most 1; None turns it off"))
+        for name in ("top_p", "min_p"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) <= 1:
+                found.append((name, "it must be above 0 and at most 1; None turns it off"))
+        if self.repetition_penalty <= 0:
+            found.append(("repetition_penalty", "it must be above 0; 1 turns it off"))
+        if self.logprobs is not None and self.logprobs < 0:
+            found.append(("logprobs", "it must not be negative; None turns it off"))
+        if self.compile:
+            found.append(("compile", "decoding is not compiled; leave it out"))
+        if self.prompts and (self.interactive or self.start):
+            found.append(("prompts", "it takes the place of start and of interactive; give only one of them"))
+        if self.stop == "":
+            found.append(("stop", "it must not be empty; None turns it off"))
         return found
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.repetition_penalty, self.temperature, self.top_k, self.top_p, self.min_p)
+
+
+class Sampler:
+    """A loaded model and the settings, ready to go on from any beginning."""
+
+    def __init__(self, cfg: SampleConfig, loaded: Checkpoint, runtime: Runtime):
+        self.cfg, self.runtime, self.tokenizer = cfg, runtime, loaded.tokenizer
+        if isinstance(self.tokenizer, CharTokenizer):
+            self.tokenizer.on_unknown = cfg.on_unknown
+        self.model = loaded.build(GPT, GPTConfig).to(runtime.device, runtime.dtype)  # cast once, not at each step
+        self.tokens, self.seconds, self.first = 0, 0.0, 0.0  # written so far, in all; until the latest text's first
+
+    def prompt(self, start: str) -> list[int]:
+        """The ids to begin with; of a text that is too long the model sees the end, and that is said."""
+        ids = self.tokenizer.encode(start).tolist() if start else []
+        if len(ids) > self.model.config.block_size:
+            seen = self.model.config.block_size
+            print(f"the start has {len(ids):,} tokens, of which the model sees the last {seen:,}", file=sys.stderr)
+        return ids or opening(self.tokenizer)
+
+    def steps(self, prompts: list[list[int]], samples: list[int], ended: list[bool]) -> Iterator[Step]:
+        """What follows each prompt; row b is sample samples[b]. Also keeps the time."""
+        began = time.perf_counter()
+        self.first = 0.0
+        drawn = generate(
+            self.model,
+            prompts,
+            self.runtime,
+            max_new_tokens=self.cfg.max_new_tokens or max(1, self.model.config.block_size - max(map(len, prompts))),
+            sampling=self.cfg.sampling,
+            vocab_size=self.tokenizer.vocab_size,
+            eot=self.tokenizer.eot,
+            seed=self.cfg.seed,
+            samples=samples,
+            stride=self.cfg.context_stride,
+            ended=ended,
+        )
+        for step in drawn:
+            self.first = self.first or time.perf_counter() - began
+            self.tokens += sum(token is not None for token in step.tokens)
+            yield step
+        self.seconds += time.perf_counter() - began
+
+    def texts(self, prompts: list[list[int]], samples: list[int]) -> Iterator[list[str]]:
+        """The text that follows each prompt, a piece of each row at a time."""
+        stop = self.cfg.stop and line_breaks(self.cfg.stop)
+        texts, ended = [Text(self.tokenizer, stop) for _ in prompts], [False] * len(prompts)
+        for step in self.steps(prompts, samples, ended):
+            yield [text.push(token) for text, token in zip(texts, step.tokens, strict=True)]
+            ended[:] = [text.ended for text in texts]
+        yield [text.push(None) for text in texts]
+
+    def speed(self) -> str:
+        rate = self.tokens / self.seconds if self.seconds else 0
+        return f"{self.tokens:,} tokens, {rate:,.0f} tokens/s, the first after {1000 * self.first:.0f} ms"
 
 
 def main(cfg: SampleConfig) -> None:
+    configurator.check(cfg)
     source = Path(cfg.out_dir if cfg.init_from == "resume" else cfg.init_from)
     loaded = checkpoint.load(source, cfg.checkpoint)
-    runtime = decide(cfg.device, cfg.dtype, cfg.compile)
-    model = loaded.build(GPT, GPTConfig).to(runtime.device)
-    forward = compiled(model, runtime)
-    start = read_start(cfg.start)
-    prompt = loaded.tokenizer.encode(start).tolist() if start else opening(loaded.tokenizer)
-    for k in range(cfg.num_samples):
-        if k:
-            print("\n---------------")
-        tokens = generate(
-            forward,
-            prompt,
-            runtime,
-            max_new_tokens=cfg.max_new_tokens,
-            block_size=model.config.block_size,
-            temperature=cfg.temperature,
-            top_k=cfg.top_k,
-            top_p=cfg.top_p,
-            eot=loaded.tokenizer.eot,
-            seed=derive_seed("sample", cfg.seed, k),
-        )
-        stop = cfg.stop and line_breaks(cfg.stop)
-        pieces = until(loaded.tokenizer.stream(tokens), stop)
-        print(start, end="", flush=True)
-        for piece in pieces if cfg.stream else ["".join(pieces)]:
-            print(piece, end="", flush=True)
+    sampler = Sampler(cfg, loaded, decide(cfg.device, cfg.dtype, False))
+    if cfg.prompts:
+        answer_file(sampler, Path(cfg.prompts))
+    elif cfg.interactive:
+        converse(sampler)
+    elif cfg.logprobs is not None:
+        show_logprobs(sampler, read_start(cfg.start), cfg.logprobs)
+    else:
+        write(sampler, read_start(cfg.start))
+    print(sampler.speed(), file=sys.stderr)
+
+
+def write(sampler: Sampler, start: str) -> None:
+    """Print the samples: the first as it comes; those that grow beside it when it is done. Ctrl-C ends the text."""
+    cfg, prompt = sampler.cfg, sampler.prompt(start)
+    for first in range(0, cfg.num_samples, cfg.batch_size):
+        samples = list(range(first, min(first + cfg.batch_size, cfg.num_samples)))
+        written = [""] * len(samples)
+        print("\n---------------\n" * bool(first) + start, end="", flush=True)
+        try:
+            for pieces in sampler.texts([prompt] * len(samples), samples):
+                written = [text + piece for text, piece in zip(written, pieces, strict=True)]
+                if cfg.stream:
+                    print(pieces[0], end="", flush=True)
+        except KeyboardInterrupt:
+            print()
+            return
+        others = [f"\n---------------\n{start}{text}" for text in written[1:]]
+        print("".join([written[0] if not cfg.stream else "", *others]), end="")
     print()
 
 
+def converse(sampler: Sampler) -> None:
+    """Ask for one beginning after another, with the arrow keys' history, until Ctrl-D."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  input() then knows the arrow keys; Windows' consoles do by themselves
+
+    while True:
+        try:
+            start = line_breaks(input("> "))
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        try:
+            write(sampler, start)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+
+
+def answer_file(sampler: Sampler, path: Path) -> None:
+    """Write a JSON line for each sample of each prompt in a file of JSON lines, as many as fit in a batch at a time."""
+    cfg = sampler.cfg
+    corpus = Corpus(find_sources([str(path)], "jsonl"), field="prompt")
+    prompts = [prompt for block in corpus.blocks() for prompt in block.documents()]
+    asked = [(prompt, sample) for prompt in prompts for sample in range(cfg.num_samples)]
+    for first in range(0, len(asked), cfg.batch_size):
+        rows = asked[first : first + cfg.batch_size]
+        written = [""] * len(rows)
+        for pieces in sampler.texts([sampler.prompt(start) for start, _ in rows], [sample for _, sample in rows]):
+            written = [text + piece for text, piece in zip(written, pieces, strict=True)]
+        for (prompt, sample), text in zip(rows, written, strict=True):
+            print(json.dumps({"prompt": prompt, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
+
+
+def show_logprobs(sampler: Sampler, start: str, runners_up: int) -> None:
+    """Print each token of the first sample with its log-probability, in nats, before any filter; and the likeliest."""
+    for step in sampler.steps([sampler.prompt(start)], [0], [False]):
+        logprobs = step.logits[0].log_softmax(dim=-1)
+        likeliest = logprobs.topk(min(runners_up, len(logprobs))).indices.tolist()
+        shown = [
+            f"{sampler.tokenizer.token_bytes(token).decode('utf-8', 'backslashreplace')!r} {logprobs[token]:.3f}"
+            for token in (step.tokens[0], *likeliest)
+        ]
+        print(f"{shown[0]:24} {'  '.join(shown[1:])}".rstrip(), flush=True)
+
+
 def read_start(start: str) -> str:
-    """The prompt itself, or what the file of "FILE:path" holds. Raises UserError."""
+    """The prompt itself, or what the file of "FILE:path", or standard input for "-", holds. Raises UserError."""
+    if start == "-":
+        return sys.stdin.read()
     if not start.startswith("FILE:"):
         return line_breaks(start)
     path = Path(start.removeprefix("FILE:"))

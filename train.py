@@ -33,7 +33,7 @@ from folio.dataset import (
     open_dataset,
     parse_mixture,
 )
-from folio.generate import generate, opening
+from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
 from folio.metrics import Metrics
 from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
@@ -501,17 +501,16 @@ def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:
 
 def written(model: GPT, tokenizer: Tokenizer, runtime: Runtime, cfg: TrainConfig, tokens: int) -> Iterator[str]:
     """What the model writes out of nothing, piece by piece."""
-    drawn = generate(
+    steps = generate(
         model,
-        opening(tokenizer),
+        [opening(tokenizer)],
         runtime,
         max_new_tokens=tokens,
-        block_size=cfg.block_size,
-        temperature=0.8,
+        sampling=Sampling(temperature=0.8),
         eot=tokenizer.eot,
         seed=cfg.seed,
     )
-    return tokenizer.stream(drawn)
+    return text_of(tokenizer, steps)
 
 
 def main(cfg: TrainConfig) -> None:

@@ -1,20 +1,49 @@
-"""Text out of a model: sampling filters, the loop over tokens, stop rules, streaming.
+"""Text out of a model: sampling filters, prefill, cached decoding, stops.
 
-Dimensions: B batch (1 here), T time, V vocabulary.
+Dimensions: B batch (rows), T time, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import codecs
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from folio.dataset import hash64
 from folio.runtime import Runtime
 from folio.tokenizer import Tokenizer
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from logits. The filters apply in this order, which is that of transformers."""
+
+    repetition_penalty: float = 1.0  # divides the logits of tokens that have occurred; 1: off (Keskar et al. 2019)
+    temperature: float = 1.0  # divides all logits; 0: the likeliest, always
+    top_k: int | None = None  # only the k likeliest
+    top_p: float | None = None  # only the fewest likeliest whose probabilities sum to p or more
+    min_p: float | None = None  # only those at least this times as probable as the likeliest
+
+
+def penalize(logits: Tensor, occurred: Tensor, penalty: float) -> Tensor:
+    """Logits (..., V) with those of tokens that `occurred`, (..., V), divided by the penalty, or times it below 0.
+
+    "CTRL" (Keskar et al. 2019), section 4.1, as transformers has it.
+    """
+    return torch.where(occurred, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Logits (..., V) with all but the k largest at -inf; those equal to the k-th largest stay."""
-    kth = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
+    if k >= logits.shape[-1]:
+        return logits
+    kth = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < kth, -torch.inf)
 
 
@@ -29,73 +58,153 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill((before >= p).scatter(-1, order, before >= p), -torch.inf)
 
 
-def next_token_probabilities(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+def keep_min_p(logits: Tensor, p: float) -> Tensor:
+    """Logits (..., V) with all at -inf that are less than p times as probable as the likeliest (Nguyen et al. 2024)."""
+    probabilities = logits.softmax(dim=-1)
+    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -torch.inf)
+
+
+def next_token_probabilities(logits: Tensor, sampling: Sampling, occurred: Tensor | None = None) -> Tensor:
     """The distribution that the next token is drawn from: (..., V) logits to (..., V) probabilities.
 
-    Temperature, then top_k, then top_p, as transformers applies them. temperature=0 puts all on the likeliest.
+    occurred: which tokens stand in the text so far, for the penalty. temperature=0 puts all on the likeliest.
     """
-    if temperature == 0:
+    if occurred is not None and sampling.repetition_penalty != 1:
+        logits = penalize(logits, occurred, sampling.repetition_penalty)
+    if sampling.temperature == 0:
         return torch.zeros_like(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    logits = logits / temperature
-    if top_k is not None:
-        logits = keep_top_k(logits, top_k)
-    if top_p is not None:
-        logits = keep_top_p(logits, top_p)
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None:
+        logits = keep_top_k(logits, sampling.top_k)
+    if sampling.top_p is not None:
+        logits = keep_top_p(logits, sampling.top_p)
+    if sampling.min_p is not None:
+        logits = keep_min_p(logits, sampling.min_p)
     return logits.softmax(dim=-1)
+
+
+def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tensor:
+    """Numbers in [0, 1), float64: for each sample (row) and position first .. first + count - 1 (column) its own.
+
+    Each follows from (seed, sample, position) alone, so that sample k is sample k in any batch.
+    """
+    rows = np.array(samples, dtype=np.uint64)[:, None]
+    bits = hash64(seed, rows, np.arange(first, first + count, dtype=np.uint64)) >> np.uint64(11)
+    return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which the cumulated probabilities, (B, V), pass each row's number in [0, 1), (B,): (B,) ids."""
+    sums = probabilities.double().cumsum(dim=-1)
+    return torch.searchsorted(sums, (uniform[:, None] * sums[:, -1:]), right=True).squeeze(-1)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """What came of one step: a token a row, None for one that has ended, and the logits that it was drawn from."""
+
+    tokens: list[int | None]
+    logits: Tensor  # (B, V), float32, before any filter
 
 
 @torch.inference_mode()
 def generate(
     model: nn.Module,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     runtime: Runtime,
     *,
     max_new_tokens: int,
-    block_size: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    sampling: Sampling | None = None,
+    vocab_size: int | None = None,
     eot: int | None = None,
     seed: int = 1337,
-) -> Iterator[int]:
-    """Yield the tokens that follow `prompt` (at least one id), one at a time, up to and without the id `eot`.
+    samples: Sequence[int] | None = None,
+    stride: int | None = None,
+    ended: list[bool] | None = None,
+) -> Iterator[Step]:
+    """Yield the tokens that follow each prompt (at least one id each), a step at a time, until all rows have ended.
 
-    The model sees the last `block_size` tokens. Puts the model into eval mode. The draws follow from `seed` alone.
+    A row ends before the id `eot`; when the caller sets its entry of `ended`; or after max_new_tokens. Ids from
+    `vocab_size` on, a model's padding, are never drawn. Row b is sample samples[b] (default b): its draws follow from
+    (seed, sample, position), in whatever batch. Puts the model into eval mode.
+
+    The model sees at most block_size tokens. When these are full, the newest block_size - stride stay and are read
+    again at positions 0 and on, with the new one: stride=1 is a window that moves by one, at the cost of a whole
+    window a token; the default, half of block_size, costs half a window for that many tokens.
     """
     model.eval()
-    generator = torch.Generator().manual_seed(seed)
-    context = torch.tensor([list(prompt)], device=runtime.device)  # (1, T)
-    for _ in range(max_new_tokens):
-        window = context[:, -block_size:]
-        with runtime.compute(window.shape[1]):
-            logits, _ = model(window)  # (1, 1, V)
-        probabilities = next_token_probabilities(logits[0, -1].float().cpu(), temperature, top_k, top_p)  # (V,)
-        token = torch.multinomial(probabilities, num_samples=1, generator=generator)  # (1,)
-        if token.item() == eot:
+    sampling = sampling or Sampling()
+    block_size = model.config.block_size
+    keep = block_size - min(stride or block_size // 2 or 1, block_size)
+    contexts = [list(prompt)[-block_size:] for prompt in prompts]
+    samples = range(len(contexts)) if samples is None else samples
+    ended = [False] * len(contexts) if ended is None else ended
+    cache = model.new_cache(len(contexts), runtime.dtype)
+    occurred = None
+    if sampling.repetition_penalty != 1:
+        occurred = torch.zeros(len(contexts), model.config.vocab_size, dtype=torch.bool, device=runtime.device)
+        for row, prompt in enumerate(prompts):
+            occurred[row, torch.tensor(list(prompt))] = True
+    logits = read(model, cache, contexts, runtime)  # (B, V)
+    ahead = 1024  # steps whose numbers are made at a time
+    for step in range(max_new_tokens):
+        if vocab_size is not None:
+            logits[:, vocab_size:] = -torch.inf
+        if sampling.temperature == 0 and occurred is None:
+            chosen = logits.argmax(dim=-1)
+        else:
+            if step % ahead == 0:
+                numbers = uniforms(seed, samples, step, min(ahead, max_new_tokens - step)).to(runtime.device)
+            probabilities = next_token_probabilities(logits, sampling, occurred)  # (B, V)
+            chosen = draw(probabilities, numbers[:, step % ahead])  # (B,)
+        if occurred is not None:
+            occurred[torch.arange(len(chosen)), chosen] = True
+        tokens = chosen.tolist()
+        for row, token in enumerate(tokens):
+            ended[row] = ended[row] or token == eot
+        if all(ended):
             return
-        yield int(token)
-        context = torch.cat([window, token[None].to(context.device)], dim=1)
+        yield Step([None if end else token for token, end in zip(tokens, ended, strict=True)], logits)
+        if all(ended) or step + 1 == max_new_tokens:
+            return
+        full = max(cache.lengths) == block_size
+        for row, token in enumerate(tokens):
+            if full and (cache.lengths[row] == block_size or ended[row]):
+                contexts[row] = contexts[row][len(contexts[row]) - keep :] if keep and not ended[row] else []
+            contexts[row].append(token)
+        if full:
+            logits = read(model, cache, contexts, runtime)
+        else:
+            with computing(model, runtime, 1):
+                logits = model(chosen[:, None], cache=cache)[0][:, -1].float()
 
 
-def until(pieces: Iterable[str], stop: str | None) -> Iterator[str]:
-    """The pieces of text up to, and without, the first `stop`, however the pieces divide it.
+def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runtime) -> Tensor:
+    """Prefill: read each row's whole context into the cache. Returns the logits behind each, (B, V) in float32.
 
-    What may be the beginning of `stop` is held back until it is clear that it is not.
+    Contexts of one length are read together, and those that are the same only once.
     """
-    held = ""
-    for piece in pieces:
-        held += piece
-        if not stop:
-            yield held
-            held = ""
-            continue
-        if stop in held:
-            yield held[: held.index(stop)]
-            return
-        keep = next(n for n in range(len(stop) - 1, -1, -1) if held.endswith(stop[:n]))
-        yield held[: len(held) - keep]
-        held = held[len(held) - keep :]
-    yield held
+    logits = torch.empty(len(contexts), model.config.vocab_size, device=runtime.device)
+    for length in sorted({len(context) for context in contexts}):
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, context in enumerate(contexts):
+            if len(context) == length:
+                rows.setdefault(tuple(context), []).append(row)
+        part = model.new_cache(len(rows), runtime.dtype)
+        with computing(model, runtime, length):
+            found, _ = model(torch.tensor(list(rows), device=runtime.device), cache=part)  # (n, 1, V)
+        for n, same in enumerate(rows.values()):
+            cache.kv[:, :, same, :, :length] = part.kv[:, :, n : n + 1, :, :length]
+            logits[same] = found[n, -1].float()
+    cache.lengths = [len(context) for context in contexts]
+    return logits
+
+
+def computing(model: nn.Module, runtime: Runtime, T: int) -> AbstractContextManager:
+    """The context of a forward pass: none for weights that are in the runtime's dtype, else its autocast."""
+    return nullcontext() if model.transformer.wte.weight.dtype == runtime.dtype else runtime.compute(T)
 
 
 def opening(tokenizer: Tokenizer) -> list[int]:
@@ -103,3 +212,42 @@ def opening(tokenizer: Tokenizer) -> list[int]:
     if tokenizer.eot is not None:
         return [tokenizer.eot]
     return [next((i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\n"), 0)]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """One row's text as its tokens come: whole characters only, up to and without the first `stop`.
+
+    What may be the beginning of `stop` is held back until it is clear that it is not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: str | None = None):
+        self.tokenizer, self.stop = tokenizer, stop
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.held = ""
+        self.ended = False
+
+    def push(self, token: int | None) -> str:
+        """What can be shown now that this token has come; None says that the text ends here."""
+        if self.ended:
+            return ""
+        self.ended = token is None
+        self.held += self.decoder.decode(b"" if token is None else self.tokenizer.token_bytes(token), token is None)
+        if self.stop and self.stop in self.held:
+            self.ended = True
+            return self.held[: self.held.index(self.stop)]
+        keep = 0
+        if self.stop and not self.ended:
+            keep = next(n for n in range(len(self.stop) - 1, -1, -1) if self.held.endswith(self.stop[:n]))
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return shown
+
+
+def text_of(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:
+    """The text of the first row, piece by piece."""
+    text = Text(tokenizer)
+    for step in steps:
+        yield text.push(step.tokens[0])
+    yield text.push(None)

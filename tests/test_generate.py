@@ -1,42 +1,93 @@
+import copy
+
+import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from tiny_tokenizers import bpe
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from folio.generate import generate, keep_top_k, keep_top_p, next_token_probabilities, opening, until
-from folio.runtime import decide
+from folio.generate import (
+    Sampling,
+    Text,
+    draw,
+    generate,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    next_token_probabilities,
+    opening,
+    uniforms,
+)
+from folio.runtime import Runtime, decide
 from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from tests.test_tokenizer import bpe
+
+GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
-def runtime():
+def runtime() -> Runtime:
     return decide("cpu", "float32", False)
 
 
 @pytest.fixture
-def model(seed):
+def model(seed: int) -> GPT:
     """Random weights, far enough apart that the model has opinions."""
     torch.manual_seed(seed)
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, dropout=0.5))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return model.eval()
+
+
+def tokens(model: GPT, prompts: list[list[int]], runtime: Runtime, **settings) -> list[list[int]]:
+    """What follows each prompt."""
+    rows: list[list[int]] = [[] for _ in prompts]
+    for step in generate(model, prompts, runtime, **{"max_new_tokens": 20, "sampling": GREEDY, **settings}):
+        for row, token in zip(rows, step.tokens, strict=True):
+            if token is not None:
+                row.append(token)
+    return rows
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "temperature, top_k, top_p", [(1, None, None), (0.7, 5, None), (1.3, None, 0.8), (0.5, 9, 0.6)]
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.7, top_k=5),
+        Sampling(temperature=1.3, top_p=0.8),
+        Sampling(temperature=0.5, top_k=9, top_p=0.6),
+        Sampling(temperature=1.5, min_p=0.1),
+        Sampling(repetition_penalty=1.3, temperature=0.9, top_k=20, top_p=0.9, min_p=0.05),
+    ],
 )
-def test_the_distribution_is_that_of_transformers(temperature, top_k, top_p, seed):
+def test_the_distribution_is_that_of_transformers(sampling, seed):
     torch.manual_seed(seed)
-    logits = torch.randn(4, 30) * 3
-    theirs = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
-    if top_k:
-        theirs.append(TopKLogitsWarper(top_k))
-    if top_p:
-        theirs.append(TopPLogitsWarper(top_p))
-    expected = theirs(None, logits).softmax(-1)
-    torch.testing.assert_close(next_token_probabilities(logits, temperature, top_k, top_p), expected)
+    logits, before = torch.randn(4, 30) * 3, torch.randint(30, (4, 6))
+    theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
+    theirs.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        theirs.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p:
+        theirs.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        theirs.append(MinPLogitsWarper(sampling.min_p))
+    occurred = torch.zeros(4, 30, dtype=torch.bool).scatter(1, before, True)
+    torch.testing.assert_close(
+        next_token_probabilities(logits, sampling, occurred), theirs(before, logits.clone()).softmax(-1)
+    )
 
 
 def test_filters_keep_what_they_say():
@@ -45,41 +96,183 @@ def test_filters_keep_what_they_say():
     assert keep_top_k(logits, 99).isfinite().all()
     for p, kept in ((0.01, 1), (0.5, 1), (0.51, 2), (0.9, 3), (1.0, 4)):
         assert keep_top_p(logits, p).isfinite().sum() == kept
-    assert next_token_probabilities(logits, 0, None, None).tolist() == [1, 0, 0, 0]
+    for p, kept in ((0.05, 4), (0.2, 3), (0.5, 2), (1.0, 1)):
+        assert keep_min_p(logits, p).isfinite().sum() == kept
+    assert next_token_probabilities(logits, GREEDY).tolist() == [1, 0, 0, 0]
 
 
-def test_greedy_is_the_argmax_over_the_window(model, runtime):
-    prompt = [1, 2, 3]
-    tokens = list(generate(model, prompt, runtime, max_new_tokens=20, block_size=8, temperature=0))
+def test_draws_fit_the_distribution(seed):
+    """Chi-square over 20,000 draws; what is filtered out is never drawn."""
+    sampling = Sampling(temperature=0.8, top_k=6)
+    probabilities = next_token_probabilities(torch.linspace(-1, 1, 12), sampling)
+    drawn = draw(probabilities.expand(20_000, -1), uniforms(seed, range(20_000), 3, 1)[:, 0])
+    counts, expected = torch.bincount(drawn, minlength=12), 20_000 * probabilities
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    chi_square = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
+    assert chi_square < 35  # 5 degrees of freedom: beyond this in fewer than 1 of 100,000
+
+
+def test_the_first_and_the_last_token_can_be_drawn():
+    probabilities = torch.tensor([[0.0, 0.25, 0.5, 0.25, 0.0]]).expand(4, -1)
+    assert draw(probabilities, torch.tensor([0.0, 0.25, 0.7499, 1 - 2**-53], dtype=torch.float64)).tolist() == [
+        1,
+        2,
+        2,
+        3,
+    ]
+
+
+def test_numbers_are_their_own(seed):
+    """One of (seed, sample, position), evenly spread, and none like another."""
+    numbers = uniforms(seed, range(100), 0, 100)
+    assert torch.equal(numbers[7:9, 20:50], uniforms(seed, [7, 8], 20, 30))
+    assert numbers.min() >= 0 and numbers.max() < 1 and len(numbers.unique()) == 10_000
+    assert not torch.equal(numbers, uniforms(seed + 1, range(100), 0, 100))
+    counts = torch.histc(numbers, bins=10, min=0, max=1)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 45  # 9 degrees of freedom
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def uncached(model: GPT, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens by a full recomputation over the last block_size tokens."""
     context = list(prompt)
-    for token in tokens:
-        assert token == model(torch.tensor([context[-8:]]))[0][0, -1].argmax().item()
-        context.append(token)
-    assert tokens == list(generate(model, prompt, runtime, max_new_tokens=20, block_size=8, top_k=1, seed=5))
+    for _ in range(count):
+        context.append(model(torch.tensor([context[-model.config.block_size :]]))[0][0, -1].argmax().item())
+    return context[len(prompt) :]
 
 
-def test_draws_follow_from_the_seed(model, runtime):
-    def draw(seed: int) -> list[int]:
-        return list(generate(model, [1], runtime, max_new_tokens=20, block_size=8, seed=seed))
-
-    assert draw(1) == draw(1) != draw(2)
-
-
-def test_the_end_of_text_ends_it_unseen(model, runtime):
-    free = list(generate(model, [1], runtime, max_new_tokens=20, block_size=8, temperature=0))
-    ended = list(generate(model, [1], runtime, max_new_tokens=20, block_size=8, temperature=0, eot=free[5]))
-    assert ended == free[: free.index(free[5])]
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 12])
+def test_greedy_is_the_same_with_and_without_the_cache(length, model, runtime):
+    """Up to the context's size, and beyond it with a window that moves by one."""
+    prompt = list(range(length))
+    assert tokens(model, [prompt], runtime, stride=1) == [uncached(model, prompt, 20)]
+    upto = max(1, 8 - length)
+    assert tokens(model, [prompt], runtime, max_new_tokens=upto) == [uncached(model, prompt, upto)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-@pytest.mark.parametrize("stop", ["\n\n", "aab", "x", None])
-def test_text_ends_before_the_stop_however_it_is_cut(stop, size):
-    text = "caaab\n \n\nmore aab"
-    pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    expected = text.split(stop)[0] if stop else text
-    assert "".join(until(pieces, stop)) == expected
+@pytest.mark.parametrize("stride", [2, 4, 7, 8, 100])
+def test_beyond_the_context_the_newest_tokens_are_read_again(stride, model, runtime):
+    prompt = [1, 2, 3]
+    context, window = list(prompt), list(prompt)
+    for _ in range(20):
+        if len(window) > 8:
+            window = window[-max(1, 8 - stride + 1) :]
+        context.append(model(torch.tensor([window]))[0][0, -1].argmax().item())
+        window.append(context[-1])
+    assert tokens(model, [prompt], runtime, stride=stride) == [context[3:]]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(temperature=0.9, top_k=8, repetition_penalty=1.2)])
+@pytest.mark.parametrize("stride", [1, None])
+def test_a_batch_of_ragged_prompts_is_each_alone(sampling, stride, model, runtime):
+    prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [7, 8], list(range(15)), [9, 1, 2]]
+    together = tokens(model, prompts, runtime, sampling=sampling, stride=stride)
+    for k, prompt in enumerate(prompts):
+        assert tokens(model, [prompt], runtime, sampling=sampling, stride=stride, samples=[k]) == [together[k]]
+    assert together[2] != together[3] or sampling is GREEDY
+
+
+def test_rows_that_end_do_not_disturb_the_others(model, runtime):
+    prompts = [[1], [2, 3, 4], [5, 6]]
+    free = tokens(model, prompts, runtime)
+    eot = free[0][4]
+    ended = tokens(model, prompts, runtime, eot=eot)
+    assert ended == [row[: row.index(eot)] if eot in row else row for row in free]
+    asked = [False] * 3
+    steps = generate(model, prompts, runtime, max_new_tokens=20, sampling=GREEDY, ended=asked)
+    seen = []
+    for number, step in enumerate(steps):
+        seen.append(step.tokens)
+        asked[1] = asked[1] or number == 2
+        asked[0] = asked[2] = number >= 15
+    assert [row[1] for row in seen] == free[1][:3] + [None] * 13
+    assert [row[2] for row in seen] == free[2][:16]
+
+
+def test_one_likeliest_is_greedy(model, runtime):
+    assert tokens(model, [[1, 2]], runtime, sampling=Sampling(top_k=1)) == tokens(model, [[1, 2]], runtime)
+
+
+def test_sample_k_is_sample_k(model, runtime):
+    prompts, sampling = [[1, 2]] * 5, Sampling(temperature=1.2)
+    five = tokens(model, prompts, runtime, sampling=sampling)
+    assert len({tuple(row) for row in five}) == 5
+    assert tokens(model, prompts[:2], runtime, sampling=sampling, samples=[3, 1]) == [five[3], five[1]]
+    assert tokens(model, prompts, runtime, sampling=sampling, seed=2) != five
+
+
+def test_padding_is_never_drawn(model, runtime):
+    with torch.no_grad():
+        model.transformer.wte.weight[15:] *= 3
+    free = tokens(model, [[1, 2]] * 20, runtime, sampling=Sampling(temperature=2.0))
+    held = tokens(model, [[1, 2]] * 20, runtime, sampling=Sampling(temperature=2.0), vocab_size=15)
+    assert max(map(max, free)) >= 15 > max(map(max, held))
+
+
+def test_transformers_writes_the_same(model, runtime):
+    """Greedy, on the same weights, in a batch."""
+    theirs = GPT2LMHeadModel(
+        GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    ).eval()
+    ours = GPT(GPTConfig(block_size=32, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.normal_(std=0.3)
+            matrix = name.endswith("weight") and ".h." in name and p.dim() == 2  # Conv1D keeps (in, out)
+            dict(ours.named_parameters())[name].copy_(p.T if matrix else p)
+    prompts = torch.randint(20, (3, 5))
+    expected = theirs.generate(prompts, max_new_tokens=27, do_sample=False, attention_mask=torch.ones_like(prompts))
+    assert tokens(ours, prompts.tolist(), runtime, max_new_tokens=27) == expected[:, 5:].tolist()
+
+
+def test_weights_in_bfloat16_are_not_cast_again(model):
+    runtime = decide("cpu", "bfloat16", False)
+    cast = copy.deepcopy(model).to(torch.bfloat16)
+    steps = list(generate(cast, [[1, 2]], runtime, max_new_tokens=20, sampling=GREEDY))
+    assert len(steps) == 20 and steps[0].logits.dtype == torch.float32
+    for kept in (model, cast):  # under autocast, too
+        first = next(generate(kept, [[1, 2]], runtime, max_new_tokens=1, sampling=GREEDY))
+        exact = model(torch.tensor([[1, 2]]))[0][0, -1]
+        assert (first.logits[0] - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", ["\n\n", "aab", "x", "🎉", None])
+def test_text_ends_before_the_stop_and_never_shows_half_a_character(stop):
+    written = "caaab\n \n\nmore 🎉 aab"
+    text, shown = Text(bpe(), stop), []
+    for token in bpe().encode(written).tolist():
+        shown.append(text.push(token))
+        if text.ended:
+            break
+    shown.append(text.push(None))
+    assert "".join(shown) == (written.split(stop)[0] if stop else written) and text.push(5) == ""
+    assert not any("\ufffd" in piece for piece in shown)
+
+
+def test_half_a_character_at_the_end_is_shown_as_such():
+    text = Text(bpe())
+    assert [text.push(token) for token in [*bpe().encode("a🎉")[:3].tolist(), None]] == ["a", "", "", "\ufffd"]
 
 
 def test_text_out_of_nothing():
     assert opening(CharTokenizer("\nab")) == [0] and opening(CharTokenizer("ab\n")) == [2]
     assert opening(CharTokenizer("ab")) == [0] and opening(bpe()) == [261]
+
+
+@torch.inference_mode()
+def test_the_cache_holds_what_was_asked_for(model):
+    cache = model.new_cache(3, torch.float32)
+    assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, T, D)
+    x = torch.from_numpy(np.array([[1, 2, 3]] * 3))
+    whole, _ = model(torch.cat([x, x[:, :1]], dim=1))
+    model(x, cache=cache)
+    one, _ = model(x[:, :1], cache=cache)
+    torch.testing.assert_close(one, whole)
+    assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()

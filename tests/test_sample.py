@@ -1,12 +1,16 @@
 import io
+import json
 import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_tokenizers import bpe
 
+import sample
 from folio import UserError, checkpoint, tokenizer
+from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from sample import SampleConfig, main
 from train import train
@@ -102,5 +106,80 @@ def test_nothing_to_sample_from():
 
 
 def test_impossible_settings_are_told_together():
-    wrong = SampleConfig(num_samples=0, max_new_tokens=0, temperature=-1.0, top_k=0, top_p=0.0)
-    assert [name for name, _ in wrong.problems()] == "num_samples max_new_tokens temperature top_k top_p".split()
+    wrong = dict(num_samples=0, batch_size=0, max_new_tokens=0, context_stride=0, temperature=-1.0, top_k=0, top_p=1.5)
+    wrong |= dict(min_p=0.0, repetition_penalty=0.0, logprobs=-1, compile=True, stop="")
+    assert {name for name, _ in SampleConfig(**wrong).problems()} == wrong.keys()
+    assert [name for name, _ in SampleConfig(prompts="a.jsonl", start="b").problems()] == ["prompts"]
+
+
+def test_samples_do_not_depend_on_the_batch(run):
+    assert written(run, num_samples=5, batch_size=2) == written(run, num_samples=5)
+
+
+def test_unknown_characters_of_the_start_can_be_left_out(run):
+    assert written(run, start="The Ω", on_unknown="skip").removeprefix("The Ω") == written(
+        run, start="The "
+    ).removeprefix("The ")
+
+
+def test_prompts_from_a_file_come_out_as_json_lines(run, tmp_path):
+    """In batches of ragged prompts, each as it is alone."""
+    path, starts = tmp_path / "prompts.jsonl", ["The king", "", "A", "Broken crown and sword"]
+    path.write_text("\n".join(json.dumps({"prompt": start}) for start in starts))
+    lines = [json.loads(line) for line in written(run, prompts=str(path), num_samples=2, batch_size=3).splitlines()]
+    assert [(line["prompt"], line["sample"]) for line in lines] == [(s, k) for s in starts for k in (0, 1)]
+    for line in lines[::2]:
+        assert line["prompt"] + line["text"] + "\n" == written(run, start=line["prompt"])
+    with pytest.raises(UserError, match="there is no such file"):
+        written(run, prompts="gone.jsonl")
+    path.write_text('{"text": "a"}')
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1: there is no field 'prompt'"):
+        written(run, prompts=str(path))
+
+
+def test_log_probabilities_are_those_of_the_model(run):
+    lines = written(run, start="The", logprobs=2, max_new_tokens=3, temperature=0.0).splitlines()
+    text = written(run, start="The", max_new_tokens=3, temperature=0.0).removeprefix("The").removesuffix("\n")
+    loaded = checkpoint.load(Path(run), "best")
+    model = loaded.build(GPT, GPTConfig).eval()
+    for n, line in enumerate(lines):
+        ids = torch.from_numpy(loaded.tokenizer.encode("The" + text[:n]).astype(int))[None]
+        expected, likeliest = model(ids)[0][0, -1].log_softmax(-1).topk(2)
+        shown = [f"{loaded.tokenizer.characters[i]!r} {p:.3f}" for p, i in zip(expected, likeliest, strict=True)]
+        assert line.split("  ")[0].strip() == shown[0] and line.endswith("  ".join(shown))
+
+
+def test_a_conversation_goes_on_after_a_mistake_and_ctrl_c(run, monkeypatch, capsys):
+    asked = iter(["The king", "Ω", "The sword", "A"])
+
+    def answer(prompt: str) -> str:
+        try:
+            return next(asked)
+        except StopIteration:
+            raise EOFError from None
+
+    push, pushed = sample.Text.push, 0
+
+    def interrupted(text, token):
+        nonlocal pushed
+        pushed += 1
+        if pushed == 50:  # in the second text
+            raise KeyboardInterrupt
+        return push(text, token)
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr(sample.Text, "push", interrupted)
+    sample.main(SampleConfig(out_dir=run, interactive=True, max_new_tokens=40, dtype="float32", on_unknown="error"))
+    out, err = capsys.readouterr()
+    assert out.startswith("The king") and "\nA" in out and "the character 'Ω'" in err and "Ω" not in out
+    assert len(out.split("\nThe sword")[1].split("\nA")[0]) == 8 and " tokens/s, the first after " in err
+
+
+def test_standard_input_and_a_start_that_is_too_long(run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("The king " * 10))
+    assert written(run, start="-", max_new_tokens=None).startswith("The king " * 10)
+    assert "the start has 90 tokens, of which the model sees the last 32" in capsys.readouterr().err
+
+
+def test_a_text_can_fill_the_context(run):
+    assert len(written(run, start="The", max_new_tokens=None)) == 32 + 1
