@@ -64,7 +64,7 @@ class KVCache:
         shape = (config.n_layer, 2, rows, config.n_head, config.block_size, D)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * rows
-        self.layers = [(layer[0], layer[1]) for layer in self.kv]
+        self.layers = list(self.kv)
 
     def begin(self, T: int) -> Tensor | slice:
         """Make ready for T more tokens in each row; returns their positions. T > 1 only into rows that are empty."""
@@ -81,15 +81,14 @@ class KVCache:
         self.mask = read[:, None, None]
         return self.at[:, None]
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in a layer's new keys and values, (B, H, T, D); returns all that are filled."""
-        for cached, new in zip(self.layers[layer], (k, v), strict=True):
-            if self.mask is None:
-                cached[:, :, self.at] = new
-            else:
-                cached[self.rows, :, self.at] = new[:, :, 0]
-        keys, values = self.layers[layer]
-        return keys[:, :, : self.filled], values[:, :, : self.filled]
+    def update(self, layer: int, new: Tensor) -> Tensor:
+        """Put in a layer's new keys and values, (2, B, H, T, D); returns all that are filled."""
+        kv = self.layers[layer]
+        if self.mask is None:
+            kv[:, :, :, self.at].copy_(new)
+        else:
+            kv[:, self.rows, :, self.at] = new[:, :, :, 0].transpose(0, 1)
+        return kv[:, :, :, : self.filled]
 
 
 class CausalSelfAttention(nn.Module):
@@ -105,11 +104,11 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+        q, k, v = qkv  # each (B, H, T, D)
         mask, causal = None, True
         if cache is not None:
-            k, v = cache.update(self.layer, k, v)  # each (B, H, all that was read, D)
+            k, v = cache.update(self.layer, qkv[1:])  # each (B, H, all that was read, D)
             mask, causal = cache.mask, cache.causal
         dropout_p = self.attn_pdrop if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, causal)  # (B, H, T, D)

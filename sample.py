@@ -20,10 +20,12 @@ from folio import UserError, checkpoint, configurator
 from folio.checkpoint import Checkpoint
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
-from folio.generate import Sampling, Step, Text, generate, opening
+from folio.generate import Sampling, Step, Text, generate, opening, pack
 from folio.runtime import Runtime, decide
 from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
+
+SMALL = 4_000_000  # parameters below which "auto" is float32: so little memory is read that only the calls count
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class SampleConfig:
     context_stride: int | None = None  # tokens that go when the context is full; 1: one at a time; None: half of it
     batch_size: int = 32  # texts that are written at a time
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of the weights; auto: what is fast here
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # of the weights; auto: what is fast here
     compile: bool = False  # decoding is not compiled, so this is all it can be
 
     def problems(self) -> list[tuple[str, str]]:
@@ -94,6 +96,8 @@ class Sampler:
         if isinstance(self.tokenizer, CharTokenizer):
             self.tokenizer.on_unknown = cfg.on_unknown
         self.model = loaded.build(GPT, GPTConfig).to(runtime.device, runtime.dtype)  # cast once, not at each step
+        if runtime.device.type == "cpu":
+            pack(self.model, int8=cfg.dtype == "int8")
         self.tokens, self.seconds, self.first = 0, 0.0, 0.0  # written so far, in all; until the latest text's first
 
     def prompt(self, start: str) -> list[int]:
@@ -138,14 +142,22 @@ class Sampler:
 
     def speed(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0
-        return f"{self.tokens:,} tokens, {rate:,.0f} tokens/s, the first after {1000 * self.first:.0f} ms"
+        kind = "int8" if self.cfg.dtype == "int8" else str(self.runtime.dtype).removeprefix("torch.")
+        after = f"the first after {1000 * self.first:.0f} ms"
+        return f"{self.tokens:,} tokens, {rate:,.0f} tokens/s, {after}, in {kind} on {self.runtime.device}"
 
 
 def main(cfg: SampleConfig) -> None:
     configurator.check(cfg)
     source = Path(cfg.out_dir if cfg.init_from == "resume" else cfg.init_from)
     loaded = checkpoint.load(source, cfg.checkpoint)
-    sampler = Sampler(cfg, loaded, decide(cfg.device, cfg.dtype, False))
+    dtype = "bfloat16" if cfg.dtype == "int8" else cfg.dtype
+    if dtype == "auto" and sum(t.numel() for t in loaded.model.values()) < SMALL:
+        dtype = "float32"
+    runtime = decide(cfg.device, dtype, False)
+    if cfg.dtype == "int8" and runtime.device.type != "cpu":
+        raise UserError(f"dtype=int8: it is for a CPU, and this is {runtime.device}; use --dtype=auto or --device=cpu")
+    sampler = Sampler(cfg, loaded, runtime)
     if cfg.prompts:
         answer_file(sampler, Path(cfg.prompts))
     elif cfg.interactive:

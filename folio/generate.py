@@ -150,7 +150,7 @@ def generate(
     logits = read(model, cache, contexts, runtime)  # (B, V)
     ahead = 1024  # steps whose numbers are made at a time
     for step in range(max_new_tokens):
-        if vocab_size is not None:
+        if vocab_size is not None and vocab_size < logits.shape[-1]:
             logits[:, vocab_size:] = -torch.inf
         if sampling.temperature == 0 and occurred is None:
             chosen = logits.argmax(dim=-1)
@@ -200,6 +200,48 @@ def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runti
             logits[same] = found[n, -1].float()
     cache.lengths = [len(context) for context in contexts]
     return logits
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weights laid out by oneDNN for its own kernels, as torch.compile would do it."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with its weights in int8 and a scale for each output; activations stay bfloat16."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+        self.weight, self.scale = (weight / scale[:, None]).round().to(torch.int8), scale.bfloat16()
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch._weight_int8pack_mm(x.flatten(0, -2), self.weight, self.scale).unflatten(0, x.shape[:-1])
+        return y if self.bias is None else y + self.bias
+
+
+PACKED_FROM = {torch.bfloat16: 0, torch.float32: 400_000}  # weights of a layer from which packing pays off
+
+
+@torch.no_grad()
+def pack(model: nn.Module, int8: bool = False) -> None:
+    """Make a model that only decodes, on a CPU, faster (docs/performance.md): packed linear layers, or int8 ones."""
+    for module in list(model.modules()):
+        for name, linear in list(module.named_children()):
+            if not isinstance(linear, nn.Linear):
+                continue
+            if int8:
+                setattr(module, name, Int8Linear(linear))
+            elif torch.backends.mkldnn.is_available() and linear.weight.numel() >= PACKED_FROM[linear.weight.dtype]:
+                setattr(module, name, PackedLinear(linear))
 
 
 def computing(model: nn.Module, runtime: Runtime, T: int) -> AbstractContextManager:

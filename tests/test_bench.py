@@ -1,15 +1,18 @@
 import os
 import random
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
+import torch
 from tiny_tokenizers import bpe
 
 from folio import tokenizer
 from folio.corpus import Corpus, find_sources
 from folio.dataset import open_dataset
 from folio.pipeline import PrepareConfig, prepare
+from model import GPT, GPTConfig
 from tools import bench
 
 
@@ -46,3 +49,20 @@ def test_the_tables_are_printed(tmp_path, capsys):
     bench.main(["data", str(source), "--repeats=1", "--split_on=\\n"])
     out = capsys.readouterr().out
     assert "| folio, twice the text |" in out and "| 12 x 1024 |" in out
+
+
+def test_all_ways_to_sample_are_measured(capsys, monkeypatch):
+    small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=16, bias=False)
+    monkeypatch.setattr(bench, "MODELS", {"small": (small, 12)})
+    bench.bench_sample(Namespace(models=["small"], repeats=1))
+    out = capsys.readouterr().out
+    for way in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16", "recomputed, float32"):
+        assert f"| {way} | " in out
+    assert "| small, 12 tokens | one text, tokens/s |" in out
+
+
+def test_the_peer_has_the_same_weights():
+    ours = GPT(GPTConfig(block_size=16, vocab_size=30, n_layer=2, n_head=2, n_embd=16, bias=False), 5).eval()
+    ids = torch.arange(12)[None]
+    theirs = bench.as_transformers(ours)(ids).logits[:, -1:]
+    torch.testing.assert_close(ours(ids)[0], theirs, atol=1e-5, rtol=1e-5)

@@ -15,7 +15,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from folio import generate as generation
 from folio.generate import (
+    Int8Linear,
+    PackedLinear,
     Sampling,
     Text,
     draw,
@@ -25,6 +28,7 @@ from folio.generate import (
     keep_top_p,
     next_token_probabilities,
     opening,
+    pack,
     uniforms,
 )
 from folio.runtime import Runtime, decide
@@ -238,6 +242,36 @@ def test_weights_in_bfloat16_are_not_cast_again(model):
         first = next(generate(kept, [[1, 2]], runtime, max_new_tokens=1, sampling=GREEDY))
         exact = model(torch.tensor([[1, 2]]))[0][0, -1]
         assert (first.logits[0] - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_packed_layers_compute_the_same(runtime, monkeypatch, seed):
+    """In float32 the same greedy text, up to and beyond the context; in bfloat16 the same logits but for rounding."""
+    monkeypatch.setattr(generation, "PACKED_FROM", {torch.bfloat16: 0, torch.float32: 0})
+    torch.manual_seed(seed)
+    plain = GPT(GPTConfig(block_size=16, vocab_size=60, n_layer=2, n_head=2, n_embd=64)).eval()
+    for p in plain.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    packed = copy.deepcopy(plain)
+    pack(packed)
+    assert sum(isinstance(module, PackedLinear) for module in packed.modules()) == 9
+    prompts = [[1, 2], [3, 4, 5], [6]]
+    assert tokens(packed, prompts, runtime, max_new_tokens=40) == tokens(plain, prompts, runtime, max_new_tokens=40)
+    half, half_packed = copy.deepcopy(plain).bfloat16(), copy.deepcopy(plain).bfloat16()
+    pack(half_packed)
+    x = torch.randint(60, (3, 16))
+    expected = half(x)[0].float()
+    torch.testing.assert_close(half_packed(x)[0].float(), expected, atol=0.03 * expected.abs().max().item(), rtol=0)
+
+
+def test_int8_weights_are_within_half_a_step_of_the_weights(seed):
+    torch.manual_seed(seed)
+    linear = torch.nn.Linear(64, 48).bfloat16()
+    made = Int8Linear(linear)
+    weight, step = linear.weight.float(), linear.weight.float().abs().amax(dim=1, keepdim=True) / 127
+    assert ((made.weight * step - weight).abs() <= 0.51 * step).all()
+    x = torch.randn(2, 5, 64).bfloat16()
+    expected = torch.nn.functional.linear(x.float(), weight, linear.bias.float())
+    assert (made(x).float() - expected).abs().max() < 0.03 * expected.abs().max()
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

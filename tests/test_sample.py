@@ -181,5 +181,10 @@ def test_standard_input_and_a_start_that_is_too_long(run, monkeypatch, capsys):
     assert "the start has 90 tokens, of which the model sees the last 32" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_each_dtype_writes(dtype, run):
+    assert len(written(run, start="The", dtype=dtype)) == 3 + 40 + 1
+
+
 def test_a_text_can_fill_the_context(run):
     assert len(written(run, start="The", max_new_tokens=None)) == 32 + 1

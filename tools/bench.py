@@ -6,6 +6,10 @@
 `data` prepares a text, as JSON lines, in GPT-2's tokens, and then draws batches from it. The usual way is nanoGPT's
 (its method, written anew here): `datasets.map` over `encode_ordinary` with a process a core, ids as lists, then copied
 into one memmap; and batches that open a memmap and stack slices of it.
+
+`sample` writes tokens with models of random weights, one text and ten at a time: from the cache, by a recomputation of
+the whole context for each token as nanoGPT does it, and with transformers' `generate` on the same weights. Beside each
+stands the share of the speed at which this machine's memory could deliver the weights for one text.
 """
 
 import argparse
@@ -20,7 +24,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +42,13 @@ from folio.tokenizer import gpt2_tokenizer  # noqa: E402
 MB = 1_000_000
 
 
+MODELS = {  # name -> the shape, and tokens to write
+    "char 0.8M": (dict(block_size=64, vocab_size=65, n_layer=4, n_head=4, n_embd=128, bias=False), 400),
+    "char 10.7M": (dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384, bias=False), 255),
+    "GPT-2 124M": (dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768), 64),
+}
+
+
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tools/bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -46,6 +59,10 @@ def main(words: list[str]) -> None:
     data.add_argument("--split_on", default="\\n\\n", help="what divides it into documents; \\n is a line break")
     data.add_argument("--repeats", type=int, default=3, help="times that each is measured (%(default)s)")
     data.set_defaults(run=bench_data)
+    sample = commands.add_parser("sample", help="writing tokens")
+    sample.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    sample.add_argument("--repeats", type=int, default=3, help="times that each is measured (%(default)s)")
+    sample.set_defaults(run=bench_sample)
     usual = commands.add_parser("usual-way")  # started by `data`, as a process of its own
     usual.add_argument("input", type=Path)
     usual.add_argument("folder", type=Path)
@@ -220,6 +237,106 @@ def bench_batches(folder: Path, repeats: int) -> None:
                 speeds[name].append(B * count / timed(lambda draw=draw, B=B, T=T: draw(B, T), count))
         usual, ours = (statistics.median(speed[1:]) for speed in speeds.values())  # the first warms up
         print(f"| {B} x {T} | {usual:,.0f} sequences/s | {ours:,.0f} sequences/s | {ours / usual:.1f} |")
+
+
+# --- writing tokens ---------------------------------------------------------------------------------------------------
+
+
+def bench_sample(args: argparse.Namespace) -> None:
+    """Print a table for each model."""
+    import torch
+
+    from folio.generate import pack
+    from model import GPT, GPTConfig
+
+    ones = torch.ones(300_000_000)
+    bandwidth = max(ones.nbytes / timed(ones.sum, 1) for _ in range(5))
+    del ones
+    print(f"memory is read at {bandwidth / 1e9:.0f} GB/s on {torch.get_num_threads()} threads\n")
+    for name in args.models:
+        shape, count = MODELS[name]
+        plain = GPT(GPTConfig(**shape)).eval()
+        ways: dict[str, tuple[Callable[[int], int], int]] = {}  # rows -> tokens that were written; and bytes a weight
+        for dtype, size in (("float32", 4), ("bfloat16", 2), ("int8", 1)):
+            ours = GPT(GPTConfig(**shape)).eval().to(torch.float32 if size == 4 else torch.bfloat16)
+            pack(ours, int8=dtype == "int8")
+            ways[f"Folio, {dtype}"] = partial(write_cached, ours, count), size
+        for dtype in (torch.float32, torch.bfloat16):
+            theirs = as_transformers(plain).to(dtype)
+            ways[f"transformers, {str(dtype).removeprefix('torch.')}"] = (
+                partial(write_peer, theirs, count),
+                dtype.itemsize,
+            )
+        ways["recomputed, float32"] = partial(write_recomputed, plain, count), 4
+        speeds: dict[str, dict[int, list[float]]] = {way: {1: [], 10: []} for way in ways}
+        for _ in range(args.repeats):
+            for way, (write, _) in ways.items():
+                for rows in (1, 10):
+                    began = time.perf_counter()
+                    speeds[way][rows].append(write(rows) / (time.perf_counter() - began))
+        medians = {way: {rows: statistics.median(found) for rows, found in s.items()} for way, s in speeds.items()}
+        slow = medians["recomputed, float32"]
+        parameters = plain.num_params()
+        read = parameters["total"] - parameters["positions"]
+        print(f"| {name}, {count} tokens | one text, tokens/s | ratio | of the memory's limit | ten texts | ratio |")
+        print("|---|---|---|---|---|---|")
+        for way, found in medians.items():
+            limit = bandwidth / (read * ways[way][1])
+            one, ten = f"{found[1]:,.0f} | {found[1] / slow[1]:.1f}", f"{found[10]:,.0f} | {found[10] / slow[10]:.1f}"
+            print(f"| {way} | {one} | {found[1] / limit:.0%} | {ten} |")
+        print()
+
+
+def write_cached(model: Any, count: int, rows: int) -> int:
+    from folio.generate import Sampling, generate
+    from folio.runtime import decide
+
+    runtime = decide("cpu", str(model.transformer.wte.weight.dtype).removeprefix("torch."), False)
+    sampling = Sampling(temperature=0.8, top_k=200)
+    return sum(
+        len(step.tokens) for step in generate(model, [[1]] * rows, runtime, max_new_tokens=count, sampling=sampling)
+    )
+
+
+def write_peer(model: Any, count: int, rows: int) -> int:
+    import torch
+
+    ids = torch.ones(rows, 1, dtype=torch.long)
+    settings = dict(do_sample=True, temperature=0.8, top_k=200, attention_mask=torch.ones_like(ids), pad_token_id=0)
+    new = min(count, model.config.n_positions - 1)  # it does not go beyond
+    return model.generate(ids, max_new_tokens=new, **settings)[:, 1:].numel()
+
+
+def write_recomputed(model: Any, count: int, rows: int) -> int:
+    import torch
+
+    ids = torch.ones(rows, 1, dtype=torch.long)
+    with torch.inference_mode():
+        for _ in range(count):
+            logits = model(ids[:, -model.config.block_size :])[0][:, -1] / 0.8
+            kept = logits.topk(min(200, logits.shape[-1])).values[:, [-1]]
+            probabilities = logits.masked_fill(logits < kept, -torch.inf).softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
+    return rows * count
+
+
+def as_transformers(ours: Any) -> Any:
+    """transformers' GPT-2 with the same weights; its matrices are stored (in, out), and it has all the biases."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    c = ours.config
+    settings = dict(n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head, bos_token_id=None, eos_token_id=None)
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, **settings)).eval()
+    weights = dict(ours.named_parameters())
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            if name in weights:
+                matrix = ".h." in name and p.dim() == 2
+                p.copy_(weights[name].T if matrix else weights[name])
+            else:
+                p.zero_()
+    return theirs
 
 
 def timed(action: Callable[[], object], count: int) -> float:
