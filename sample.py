@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from folio import UserError, checkpoint, configurator
+from folio import UserError, checkpoint, configurator, convert
 from folio.checkpoint import Checkpoint
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
@@ -32,7 +32,7 @@ SMALL = 4_000_000  # parameters below which "auto" is float32: so little memory 
 class SampleConfig:
     # --- model ---
     out_dir: str = "out"  # folder of the run
-    init_from: str = "resume"  # "resume": the run in out_dir; or the path of a checkpoint
+    init_from: str = "resume"  # "resume": the run in out_dir; or a checkpoint, "gpt2", a Hugging Face folder, ckpt.pt
     checkpoint: Literal["best", "last"] = "best"  # which of the run's
     # --- text ---
     start: str = ""  # what the text begins with, \n is a line break; "FILE:path" reads a file, "-" standard input
@@ -150,7 +150,8 @@ class Sampler:
 def main(cfg: SampleConfig) -> None:
     configurator.check(cfg)
     source = Path(cfg.out_dir if cfg.init_from == "resume" else cfg.init_from)
-    loaded = checkpoint.load(source, cfg.checkpoint)
+    foreign = convert.is_foreign(str(source))
+    loaded = convert.load(str(source)) if foreign else checkpoint.load(source, cfg.checkpoint)
     dtype = "bfloat16" if cfg.dtype == "int8" else cfg.dtype
     if dtype == "auto" and sum(t.numel() for t in loaded.model.values()) < SMALL:
         dtype = "float32"

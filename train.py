@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, checkpoint, configurator
+from folio import UserError, checkpoint, configurator, convert
 from folio.checkpoint import Checkpoint
 from folio.dataset import (
     Dataset,
@@ -49,7 +49,8 @@ class TrainConfig:
     # --- files ---
     out_dir: str = "out"  # folder of the checkpoints and metrics.jsonl
     overwrite: bool = False  # True: a new run may replace the checkpoints that are in out_dir
-    init_from: str = "scratch"  # "scratch", "resume" (out_dir's last checkpoint), or a checkpoint to finetune
+    init_from: str = "scratch"  # "scratch", "resume" (out_dir's last checkpoint), or what to finetune: a checkpoint,
+    # a name such as "gpt2", a Hugging Face folder of GPT-2, or nanoGPT's ckpt.pt
     print_config: bool = False  # True: print all settings and exit
     # --- data ---
     dataset: str = "shakespeare_char"  # folder under data_dir, or a path; several as "a:0.7,b:0.3", by weight
@@ -190,9 +191,9 @@ def train(cfg: TrainConfig) -> float:
     if resuming:
         start = checkpoint.load(out_dir)
     elif cfg.init_from != "scratch":
-        if not Path(cfg.init_from).exists():
-            raise UserError(f"init_from={cfg.init_from}: it is not scratch, resume, or the folder of a checkpoint")
-        start = checkpoint.load(Path(cfg.init_from), "best")
+        convert.refuse_without(cfg.init_from)
+        start = convert.load(cfg.init_from) if convert.is_foreign(cfg.init_from) else None
+        start = start or checkpoint.load(Path(cfg.init_from), "best")
     if start:
         cfg = with_shape_of(cfg, start)
     state = start.state if resuming else {}

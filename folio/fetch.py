@@ -163,8 +163,17 @@ def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Pa
         return [Path(api.hf_hub_download(repository, name, repo_type="dataset", local_dir=folder)) for name in wanted]
 
 
+def hub_model(repository: str) -> Path:
+    """The folder of a model on the hub, with its configuration, weights and tokenizer. Raises UserError."""
+    import huggingface_hub
+
+    wanted = ["config.json", "model.safetensors", "merges.txt"]
+    with _told(repository, f"; or put {', '.join(wanted)} into a folder, and name that"):
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
+
+
 @contextmanager
-def _told(source: str) -> Iterator[None]:
+def _told(source: str, advice: str = "") -> Iterator[None]:
     """Turn what the libraries raise into one line."""
     try:
         yield
@@ -173,5 +182,5 @@ def _told(source: str) -> Iterator[None]:
     except Exception as error:  # each of the libraries has its own
         what = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{source} could not be fetched from the Hugging Face hub: {what}; check the name and the network"
+            f"{source} could not be fetched from the Hugging Face hub: {what}; check the name and the network{advice}"
         ) from error

