@@ -1,8 +1,9 @@
-"""Weights of others as a checkpoint of Folio's: Hugging Face's GPT-2, and nanoGPT's ckpt.pt.
+"""Weights of others as a checkpoint of Folio's (Hugging Face's GPT-2, nanoGPT's ckpt.pt), and ours for Hugging Face.
 
 Nothing that these files hold is run: tensors are safetensors, or pickles that torch opens with weights_only=True.
 """
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from folio import UserError
@@ -18,7 +19,18 @@ from folio.checkpoint import Checkpoint, CheckpointError
 from folio.dataset import open_dataset
 from folio.fetch import hub_model
 from folio.files import read_json
-from folio.tokenizer import GPT2Tokenizer, Tokenizer, gpt2_ranks, gpt2_tokenizer
+from folio.tokenizer import (
+    EOT_TEXT,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    GPT2Tokenizer,
+    Tokenizer,
+    byte_alphabet,
+    gpt2_ranks,
+    gpt2_tokenizer,
+)
+from folio.tokenizer import load as load_tokenizer
 
 HUB = {  # names as nanoGPT has them -> repositories
     **{name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")},
@@ -62,32 +74,40 @@ def from_hugging_face(folder: Path) -> Checkpoint:
             **{name: config[name] for name in ("n_layer", "n_head", "n_embd")},
             bias=True,
         )
-        tensors = {}
-        for name, tensor in _tensors(folder).items():
-            name = name.removeprefix("transformer.")
-            if name != "lm_head.weight" and not name.endswith(BUFFERS):
-                tensors[f"transformer.{name}"] = tensor.T if name.endswith(TRANSPOSED) else tensor
+        tensors = hugging_face_tensors(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a folder of Hugging Face's GPT-2: {error}") from None
     tensors = _checked(folder, shape, tensors)
     return Checkpoint(folder, tensors, _tokenizer_of(folder, shape["vocab_size"]), {"model": shape})
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
+def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors by our names, each matrix as (out, in)."""
     if (folder / "model.safetensors").exists():
-        return load_file(folder / "model.safetensors")
-    if (folder / "pytorch_model.bin").exists():
-        return unpickled(folder / "pytorch_model.bin")
-    raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+        saved = load_file(folder / "model.safetensors")
+    elif (folder / "pytorch_model.bin").exists():
+        saved = unpickled(folder / "pytorch_model.bin")
+    else:
+        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    tensors = {}
+    for name, tensor in saved.items():
+        if name != "lm_head.weight" and not name.endswith(BUFFERS):
+            name = f"transformer.{name.removeprefix('transformer.')}"
+            tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
+    return tensors
 
 
 def _tokenizer_of(folder: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer that lies beside the weights as merges.txt, or GPT-2's own if the vocabulary is as large."""
+    """The BPE of merges.txt or tokenizer.json beside the weights, or GPT-2's if the vocabulary is as large."""
     if (folder / "merges.txt").exists():
         return GPT2Tokenizer(gpt2_ranks(folder / "merges.txt"))
     if vocab_size >= 50257:
         return gpt2_tokenizer()
-    raise CheckpointError(f"{folder} has no merges.txt, and {vocab_size:,} tokens are not GPT-2's 50,257")
+    if (folder / "tokenizer.json").exists():
+        return load_tokenizer(folder)
+    raise CheckpointError(
+        f"{folder} has no merges.txt and no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"
+    )
 
 
 def from_nanogpt(path: Path) -> Checkpoint:
@@ -139,3 +159,73 @@ def refuse_without(init_from: str) -> None:
         raise UserError(
             f"init_from={init_from}: it is not scratch, resume, {', '.join(HUB)}, or the folder of a checkpoint"
         )
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+def to_hugging_face(loaded: Checkpoint, folder: Path) -> None:
+    """Write a folder that transformers' AutoModelForCausalLM and AutoTokenizer open, with no code of ours.
+
+    Biases that the model lacks are written as zeros; matrices are transposed to (in, out).
+    """
+    from transformers import GPT2Config, PreTrainedTokenizerFast
+
+    shape, end = loaded.state["model"], loaded.tokenizer.eot
+    names = dict(n_positions=shape["block_size"], vocab_size=shape["vocab_size"])
+    names |= {name: shape[name] for name in ("n_layer", "n_head", "n_embd")}
+    config = GPT2Config(**names, bos_token_id=end, eos_token_id=end, architectures=["GPT2LMHeadModel"])
+    tensors = {}
+    for name, tensor in loaded.model.items():
+        tensors[name] = tensor.T.contiguous() if name.endswith(TRANSPOSED) else tensor.contiguous()
+        if name.endswith("weight") and not name.endswith(("wte.weight", "wpe.weight")):
+            bias = name.removesuffix("weight") + "bias"
+            tensors.setdefault(bias, loaded.model.get(bias, torch.zeros(tensor.shape[0])))  # (out,)
+    folder.mkdir(parents=True)
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    special = {} if end is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=as_library(loaded.tokenizer), **special)
+    tokenizer.save_pretrained(folder)
+
+
+def as_library(made: Tokenizer) -> Any:
+    """The same tokenizer as one of the library tokenizers."""
+    import tokenizers
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+
+    if isinstance(made, BPETokenizer):
+        return tokenizers.Tokenizer.from_str(json.dumps(made.to_json()))
+    if isinstance(made, CharTokenizer):
+        ids = {character: i for i, character in enumerate(made.characters)}
+        found = tokenizers.Tokenizer(
+            models.WordLevel(ids, made.characters[0])
+        )  # the second one stands for unknown ones
+        found.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        found.decoder = decoders.Fuse()
+    else:
+        letters = {byte: letter for letter, byte in byte_alphabet().items()}
+        ranks = [bytes([b]) for b in range(256)] if isinstance(made, ByteTokenizer) else made.ranks
+        spelled = ["".join(letters[byte] for byte in token) for token in ranks]
+        merges = [tuple(spelled[part] for part in pair) for pair in merges_of(ranks)]
+        found = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(spelled)}, merges))
+        words = not isinstance(made, ByteTokenizer)
+        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+        found.decoder = decoders.ByteLevel()
+    if made.eot is not None:
+        found.add_special_tokens([AddedToken(EOT_TEXT, special=True)])
+    return found
+
+
+def merges_of(ranks: list[bytes]) -> list[tuple[int, int]]:
+    """The two tokens that each token behind the 256 bytes is merged of, by their ids."""
+    rank_of = {token: rank for rank, token in enumerate(ranks)}
+    pairs = []
+    for rank, token in enumerate(ranks):
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            best = min(range(len(parts) - 1), key=lambda i: rank_of.get(parts[i] + parts[i + 1], rank))
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        if len(parts) == 2:
+            pairs.append((rank_of[parts[0]], rank_of[parts[1]]))
+    return pairs

@@ -194,7 +194,7 @@ class BPETokenizer(RankedTokenizer):
             raise ValueError("its merges do not make its tokens in their order")
         if [(token["content"], token["id"]) for token in added] != [(EOT_TEXT, len(tokens))]:
             raise ValueError(f"its one added token must be {EOT_TEXT}, behind the others")
-        alphabet = _byte_alphabet()
+        alphabet = byte_alphabet()
         super().__init__([bytes(alphabet[c] for c in token) for token in tokens])
         self.content = content
 
@@ -233,13 +233,13 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
 
 def gpt2_ranks(merges: Path) -> list[bytes]:
     """The tokens, by id, of GPT-2's vocab.bpe, or of the same under Hugging Face's name, merges.txt."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     lines = merges.read_text(encoding="utf-8").splitlines()[1:]  # the first one names a version
     tokens = [*alphabet, *(line.replace(" ", "") for line in lines if line)]
     return [bytes(map(alphabet.__getitem__, token)) for token in tokens]
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The 256 visible characters that stand for the bytes in GPT-2's and the library tokenizers' files."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]

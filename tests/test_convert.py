@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from folio import UserError, convert
-from folio.tokenizer import _byte_alphabet
+from folio.tokenizer import byte_alphabet
 from model import GPT, GPTConfig
 from sample import SampleConfig
 from sample import main as sample
@@ -34,7 +34,7 @@ def theirs(seed: int) -> GPT2LMHeadModel:
 def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
     """A folder as transformers saves it, with a tiny table of merges."""
     theirs.save_pretrained(tmp_path / "theirs")
-    letters = {byte: letter for letter, byte in _byte_alphabet().items()}
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
     pairs = [f"{letters[ord('h')]} {letters[ord('e')]}", f"{letters[ord('l')]} {letters[ord('l')]}", "he ll"]
     (tmp_path / "theirs" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(pairs) + "\n", encoding="utf-8")
     return tmp_path / "theirs"
