@@ -151,6 +151,9 @@ def mapped(function: Callable, blocks: Iterable[Block], workers: int, *arguments
             yield block, function(block, *arguments)
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context(), _start, (function, arguments))
+    with _uninterrupted():  # a Ctrl-C while processes start left some dead and the others waiting
+        for _ in range(workers):
+            pool.submit(int)
     waiting: deque[tuple[Block, Future]] = deque()
     try:
         for block in blocks:
@@ -167,6 +170,19 @@ def mapped(function: Callable, blocks: Iterable[Block], workers: int, *arguments
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the block has ended. Processes that start in it never see one. Nothing on Windows."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(function: Callable, arguments: tuple[Any, ...]) -> None:
