@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from folio import UserError, checkpoint, configurator, convert
+from folio import UserError, configurator, convert
 from folio.checkpoint import Checkpoint
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
@@ -149,9 +149,8 @@ class Sampler:
 
 def main(cfg: SampleConfig) -> None:
     configurator.check(cfg)
-    source = Path(cfg.out_dir if cfg.init_from == "resume" else cfg.init_from)
-    foreign = convert.is_foreign(str(source))
-    loaded = convert.load(str(source)) if foreign else checkpoint.load(source, cfg.checkpoint)
+    source = cfg.out_dir if cfg.init_from == "resume" else cfg.init_from
+    loaded = convert.load(source, cfg.checkpoint)
     dtype = "bfloat16" if cfg.dtype == "int8" else cfg.dtype
     if dtype == "auto" and sum(t.numel() for t in loaded.model.values()) < SMALL:
         dtype = "float32"

@@ -49,8 +49,7 @@ class TrainConfig:
     # --- files ---
     out_dir: str = "out"  # folder of the checkpoints and metrics.jsonl
     overwrite: bool = False  # True: a new run may replace the checkpoints that are in out_dir
-    init_from: str = "scratch"  # "scratch", "resume" (out_dir's last checkpoint), or what to finetune: a checkpoint,
-    # a name such as "gpt2", a Hugging Face folder of GPT-2, or nanoGPT's ckpt.pt
+    init_from: str = "scratch"  # "scratch", "resume", or to finetune: a run, "gpt2", a Hugging Face folder, ckpt.pt
     print_config: bool = False  # True: print all settings and exit
     # --- data ---
     dataset: str = "shakespeare_char"  # folder under data_dir, or a path; several as "a:0.7,b:0.3", by weight
@@ -191,9 +190,10 @@ def train(cfg: TrainConfig) -> float:
     if resuming:
         start = checkpoint.load(out_dir)
     elif cfg.init_from != "scratch":
-        convert.refuse_without(cfg.init_from)
-        start = convert.load(cfg.init_from) if convert.is_foreign(cfg.init_from) else None
-        start = start or checkpoint.load(Path(cfg.init_from), "best")
+        if not Path(cfg.init_from).exists() and cfg.init_from not in convert.HUB:
+            known = ", ".join(["scratch", "resume", *convert.HUB])
+            raise UserError(f"init_from={cfg.init_from}: it is not {known}, or the folder of a checkpoint")
+        start = convert.load(cfg.init_from)
     if start:
         cfg = with_shape_of(cfg, start)
     state = start.state if resuming else {}

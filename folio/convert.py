@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from folio import UserError
+from folio import checkpoint
 from folio.checkpoint import Checkpoint, CheckpointError
 from folio.dataset import open_dataset
 from folio.fetch import hub_model
@@ -40,21 +40,19 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, which old files hold
 
 
-def is_foreign(init_from: str) -> bool:
-    """Whether this is a name or a path that `load` opens."""
-    path = Path(init_from)
-    return init_from in HUB or (path / "config.json").is_file() or (path.is_file() and path.suffix == ".pt")
-
-
-def load(init_from: str) -> Checkpoint:
-    """A checkpoint to finetune or sample from: a name in HUB, a Hugging Face folder, or nanoGPT's ckpt.pt.
-
-    Its `state` has only "model", the arguments of GPTConfig. Raises UserError.
+def load(init_from: str, which: str = "best") -> Checkpoint:
+    """Whatever training and sampling can begin with: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt,
+    or a checkpoint or run of our own, of which `which` is taken. The `state` of others' has only "model", the arguments
+    of GPTConfig. Raises UserError.
     """
+    path = Path(init_from)
     if init_from in HUB:
         return from_hugging_face(hub_model(HUB[init_from]))
-    path = Path(init_from)
-    return from_nanogpt(path) if path.is_file() else from_hugging_face(path)
+    if (path / "config.json").is_file():
+        return from_hugging_face(path)
+    if path.is_file() and path.suffix == ".pt":
+        return from_nanogpt(path)
+    return checkpoint.load(path, which)
 
 
 def from_hugging_face(folder: Path) -> Checkpoint:
@@ -78,7 +76,7 @@ def from_hugging_face(folder: Path) -> Checkpoint:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a folder of Hugging Face's GPT-2: {error}") from None
     tensors = _checked(folder, shape, tensors)
-    return Checkpoint(folder, tensors, _tokenizer_of(folder, shape["vocab_size"]), {"model": shape})
+    return _fitting(folder, shape, tensors, _tokenizer_of(folder, shape["vocab_size"]))
 
 
 def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
@@ -124,7 +122,17 @@ def from_nanogpt(path: Path) -> Checkpoint:
     metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
     meta = next((meta for meta in metas if meta.exists()), None)
     tokenizer = open_dataset(meta.parent).load_tokenizer() if meta else gpt2_tokenizer()
-    return Checkpoint(path, _checked(path, shape, tensors), tokenizer, {"model": shape})
+    return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+
+
+def _fitting(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
+    """The checkpoint, if the model has a row for each token. Raises CheckpointError."""
+    if tokenizer.vocab_size > shape["vocab_size"]:
+        raise CheckpointError(
+            f"{path}: the model knows {shape['vocab_size']:,} tokens, and the tokenizer that was found makes "
+            f"{tokenizer.vocab_size:,} ({tokenizer.kind}): it is not the one that the model was trained with"
+        )
+    return Checkpoint(path, tensors, tokenizer, {"model": shape})
 
 
 def unpickled(path: Path) -> dict[str, Any]:
@@ -151,14 +159,6 @@ def _checked(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> d
         if tuple(tensors[name].shape) != size:
             raise CheckpointError(f"{path}: {name} is {tuple(tensors[name].shape)}, and should be {size}")
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}
-
-
-def refuse_without(init_from: str) -> None:
-    """Raise UserError for a name or a path that is nothing."""
-    if not Path(init_from).exists() and init_from not in HUB:
-        raise UserError(
-            f"init_from={init_from}: it is not scratch, resume, {', '.join(HUB)}, or the folder of a checkpoint"
-        )
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -198,9 +198,8 @@ def as_library(made: Tokenizer) -> Any:
         return tokenizers.Tokenizer.from_str(json.dumps(made.to_json()))
     if isinstance(made, CharTokenizer):
         ids = {character: i for i, character in enumerate(made.characters)}
-        found = tokenizers.Tokenizer(
-            models.WordLevel(ids, made.characters[0])
-        )  # the second one stands for unknown ones
+        unknown = made.characters[0]  # transformers wants a token for unknown characters
+        found = tokenizers.Tokenizer(models.WordLevel(ids, unknown))
         found.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         found.decoder = decoders.Fuse()
     else:

@@ -410,7 +410,7 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, split: Split | None =
         return folder
     workers = cfg.num_workers
     if workers is None:
-        workers = 0 if corpus.text_bytes <= SMALL_CORPUS else _cores()
+        workers = 0 if corpus.text_bytes <= SMALL_CORPUS else cores()
     with _alone(part):
         if not _goes_on(part, recipe):
             shutil.rmtree(part, ignore_errors=True)
@@ -579,7 +579,7 @@ def _alone(part: Path) -> Iterator[None]:
         lock.unlink(missing_ok=True)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -4,11 +4,10 @@ A tokenizer has `kind`, `vocab_size`, `eot` (the end-of-text id, or None), encod
 """
 
 import base64
-import codecs
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -44,14 +43,7 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return "".join(self.stream(ids))
-
-    def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """One piece of text for each id as it comes, empty while a character is still incomplete; then what is left."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in ids:
-            yield decoder.decode(self.token_bytes(int(token)))
-        yield decoder.decode(b"", final=True)
+        return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
     @cached_property
     def hash(self) -> str:

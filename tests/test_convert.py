@@ -47,7 +47,6 @@ def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
 
 
 def test_hugging_faces_weights_compute_the_same(theirs, folder):
-    assert convert.is_foreign(str(folder))
     assert_same(theirs, folder)
     loaded = convert.load(str(folder))
     assert loaded.tokenizer.encode("hello").tolist() == [258, ord("o") - 33] and loaded.tokenizer.eot == 259
@@ -78,6 +77,13 @@ def test_what_does_not_fit_is_named(change, message, folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
+    with open(folder / "merges.txt", "a", encoding="utf-8") as file:
+        file.write("hell o\n")
+    with pytest.raises(UserError, match=r"the model knows 260 tokens, and the tokenizer that was found makes 261"):
         convert.load(str(folder))
 
 

@@ -290,6 +290,12 @@ def test_text_ends_before_the_stop_and_never_shows_half_a_character(stop):
     assert not any("\ufffd" in piece for piece in shown)
 
 
+def test_a_text_never_shows_half_a_character():
+    text = Text(bpe())
+    pieces = [text.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]
+    assert pieces == ["a", "", "", "", "🎉", "b", ""]
+
+
 def test_half_a_character_at_the_end_is_shown_as_such():
     text = Text(bpe())
     assert [text.push(token) for token in [*bpe().encode("a🎉")[:3].tolist(), None]] == ["a", "", "", "\ufffd"]

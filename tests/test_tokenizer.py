@@ -167,13 +167,6 @@ def test_gpt2_merges_and_ends():
     assert tokenizer.encode("<|endoftext|>").max() < tokenizer.eot  # text never makes the special token
 
 
-def test_a_stream_never_shows_half_a_character():
-    tokenizer = bpe()
-    pieces = list(tokenizer.stream(tokenizer.encode("a🎉b")))
-    assert pieces == ["a", "", "", "", "🎉", "b", ""]
-    assert list(tokenizer.stream(tokenizer.encode("🎉")[:2])) == ["", "", "\ufffd"]
-
-
 def test_unknown_kind_is_refused():
     with pytest.raises(UserError, match="unknown kind of tokenizer 'word'"):
         from_json({"kind": "word"})

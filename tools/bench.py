@@ -37,6 +37,7 @@ from folio import configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
 from folio.dataset import Mixture, open_dataset  # noqa: E402
 from folio.files import read_json  # noqa: E402
+from folio.pipeline import cores  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
 
 MB = 1_000_000
@@ -150,10 +151,6 @@ def prepare_the_usual_way(source: Path, folder: Path) -> None:
             out[at : at + len(ids)] = ids
             at += len(ids)
         out.flush()
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measured(words: list[str], folder: Path) -> dict[str, float]:

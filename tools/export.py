@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, checkpoint, convert  # noqa: E402
+from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
 from folio.generate import generate, opening  # noqa: E402
@@ -38,8 +38,7 @@ def main(words: list[str]) -> None:
     args = parser.parse_args(words)
     if args.folder.exists():
         raise UserError(f"{args.folder} is there already; name another folder")
-    foreign = convert.is_foreign(args.run)
-    loaded = convert.load(args.run) if foreign else checkpoint.load(Path(args.run), args.checkpoint)
+    loaded = convert.load(args.run, args.checkpoint)
     try:
         convert.to_hugging_face(loaded, args.folder)
         print(f"{args.folder}: {parity(loaded, args.folder)}")
