@@ -56,39 +56,45 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 class KVCache:
     """The keys and values of what has been read, so that a new token costs one token: `kv` is (L, 2, B, H, T, D).
 
-    Row b has read `lengths[b]` tokens, at positions 0 and on; what lies behind is never looked at.
+    Row b has read `lengths[b]` tokens, at positions 0 and on; what lies behind is never looked at. With `reach` set,
+    the next token goes where the device says (`at`, (B,), the last position of each row), so that a captured CUDA graph
+    can do it again: each row is then offered the first `reach` positions, of which a mask lets through the filled ones.
     """
+
+    reach: int | None = None
 
     def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device):
         D = config.n_embd // config.n_head
         shape = (config.n_layer, 2, rows, config.n_head, config.block_size, D)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self.lengths = [0] * rows
-        self.layers = list(self.kv)
+        self.rows = torch.arange(rows, device=device)
+        self.set_lengths([0] * rows)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.at = torch.tensor(lengths, device=self.kv.device) - 1  # kept up only while rows differ, or with `reach`
 
     def begin(self, T: int) -> Tensor | slice:
         """Make ready for T more tokens in each row; returns their positions. T > 1 only into rows that are empty."""
         first, last = min(self.lengths), max(self.lengths)
-        self.filled = last + T
         self.causal, self.mask = T > 1, None
         self.lengths = [length + T for length in self.lengths]
-        if first == last:
-            self.at = slice(first, self.filled)
-            return self.at
-        self.at = torch.tensor(self.lengths, device=self.kv.device) - 1  # (B,)
-        self.rows = torch.arange(len(self.lengths), device=self.kv.device)
-        read = torch.arange(self.filled, device=self.kv.device) <= self.at[:, None]  # (B, T)
-        self.mask = read[:, None, None]
+        reach = self.reach or last + T
+        self.filled = self.kv.narrow(4, 0, reach).flatten(0, 1).unbind()  # 2 L views, of all layers in one call
+        if first == last and not self.reach:
+            self.new = self.kv.narrow(4, first, T).unbind()
+            return slice(first, last + T)
+        self.at.add_(1)
+        self.mask = (torch.arange(reach, device=self.kv.device) <= self.at[:, None])[:, None, None]  # (B, 1, 1, T)
         return self.at[:, None]
 
-    def update(self, layer: int, new: Tensor) -> Tensor:
-        """Put in a layer's new keys and values, (2, B, H, T, D); returns all that are filled."""
-        kv = self.layers[layer]
+    def update(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Put in a layer's new keys and values, (2, B, H, T, D); returns all its keys and all its values so far."""
         if self.mask is None:
-            kv[:, :, :, self.at].copy_(new)
+            self.new[layer].copy_(new)
         else:
-            kv[:, self.rows, :, self.at] = new[:, :, :, 0].transpose(0, 1)
-        return kv[:, :, :, : self.filled]
+            self.kv[layer][:, self.rows, :, self.at] = new[:, :, :, 0].transpose(0, 1)
+        return self.filled[2 * layer], self.filled[2 * layer + 1]
 
 
 class CausalSelfAttention(nn.Module):
@@ -105,13 +111,13 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
-        q, k, v = qkv  # each (B, H, T, D)
-        mask, causal = None, True
-        if cache is not None:
+        if cache is None:
+            q, k, v = qkv  # each (B, H, T, D)
+            y = F.scaled_dot_product_attention(q, k, v, None, self.attn_pdrop if self.training else 0.0, True)
+        else:
             k, v = cache.update(self.layer, qkv[1:])  # each (B, H, all that was read, D)
-            mask, causal = cache.mask, cache.causal
-        dropout_p = self.attn_pdrop if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, causal)  # (B, H, T, D)
+            q = qkv[0].to(k.dtype)
+            y = F.scaled_dot_product_attention(q, k, v, cache.mask, 0.0, cache.causal).to(x.dtype)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.c_proj(y))
 
@@ -211,13 +217,13 @@ class GPT(nn.Module):
             x = block(x, cache)
         x = self.transformer.ln_f(x)
         if targets is None:
-            return self.lm_head(x[:, [-1], :]), None
+            return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)  # (B, T, V)
         total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
         return logits, total / (targets != -1).sum().clamp(min=1)
 
     def new_cache(self, rows: int, dtype: torch.dtype) -> KVCache:
-        """An empty cache for so many rows, in the dtype that keys and values are computed in."""
+        """An empty cache for so many rows, in the dtype that attention is to be computed in."""
         return KVCache(self.config, rows, dtype, self.transformer.wte.weight.device)
 
     def crop_block_size(self, block_size: int) -> None:

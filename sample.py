@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from folio import UserError, configurator, convert
 from folio.checkpoint import Checkpoint
 from folio.configurator import line_breaks
@@ -97,6 +99,7 @@ class Sampler:
             self.tokenizer.on_unknown = cfg.on_unknown
         self.model = loaded.build(GPT, GPTConfig).to(runtime.device, runtime.dtype)  # cast once, not at each step
         if runtime.device.type == "cpu":
+            torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row
             pack(self.model, int8=cfg.dtype == "int8")
         self.tokens, self.seconds, self.first = 0, 0.0, 0.0  # written so far, in all; until the latest text's first
 

@@ -4,14 +4,18 @@ Dimensions: B batch (rows), T time, V vocabulary.
 """
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from folio.dataset import hash64
 from folio.runtime import Runtime
@@ -94,12 +98,15 @@ def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tenso
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The token at which the cumulated probabilities, (B, V), pass each row's number in [0, 1), (B,): (B,) ids."""
-    sums = probabilities.double().cumsum(dim=-1)
-    return torch.searchsorted(sums, (uniform[:, None] * sums[:, -1:]), right=True).squeeze(-1)
+    """The token at which the cumulated probabilities, (B, V), pass each row's number in [0, 1), (B, 1): (B, 1) ids."""
+    sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+LATE = {"cuda": 1}  # steps that are launched before a step's tokens are fetched: a GPU does not wait for the host
 
 
 class Step(NamedTuple):
@@ -141,44 +148,122 @@ def generate(
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
     samples = range(len(contexts)) if samples is None else samples
     ended = [False] * len(contexts) if ended is None else ended
-    cache = model.new_cache(len(contexts), runtime.dtype)
+    # One query is read against many keys 2 to 5 times as fast in float32 as in bfloat16 by torch's kernel for CPUs.
+    dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
+    cache = model.new_cache(len(contexts), dtype)
     occurred = None
     if sampling.repetition_penalty != 1:
         occurred = torch.zeros(len(contexts), model.config.vocab_size, dtype=torch.bool, device=runtime.device)
         for row, prompt in enumerate(prompts):
             occurred[row, torch.tensor(list(prompt))] = True
-    logits = read(model, cache, contexts, runtime)  # (B, V)
-    ahead = 1024  # steps whose numbers are made at a time
-    for step in range(max_new_tokens):
-        if vocab_size is not None and vocab_size < logits.shape[-1]:
-            logits[:, vocab_size:] = -torch.inf
-        if sampling.temperature == 0 and occurred is None:
-            chosen = logits.argmax(dim=-1)
-        else:
-            if step % ahead == 0:
-                numbers = uniforms(seed, samples, step, min(ahead, max_new_tokens - step)).to(runtime.device)
-            probabilities = next_token_probabilities(logits, sampling, occurred)  # (B, V)
-            chosen = draw(probabilities, numbers[:, step % ahead])  # (B,)
-        if occurred is not None:
-            occurred[torch.arange(len(chosen)), chosen] = True
-        tokens = chosen.tolist()
+    on_cuda = runtime.device.type == "cuda"
+    cast = model.transformer.wte.weight.dtype == runtime.dtype  # autocast's copies would not outlive a capture
+    forward = Captured(model, cache) if on_cuda and cast else partial(model.forward, cache=cache)
+
+    def launched() -> Iterator[tuple[Callable[[], list[list[int]]], Tensor]]:
+        """For each step a way to get its tokens, [[id], ...], and the logits that they were drawn from."""
+        logits = read(model, cache, contexts, runtime)  # (B, V)
+        ahead = 1024  # steps whose numbers are made at a time
+        unread = []  # the steps that are not yet in `contexts`
+        for step in range(max_new_tokens):
+            if vocab_size is not None and vocab_size < logits.shape[-1]:
+                logits[:, vocab_size:] = -torch.inf
+            if sampling.temperature == 0 and occurred is None:
+                chosen = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
+            else:
+                if step % ahead == 0:
+                    numbers = uniforms(seed, samples, step, min(ahead, max_new_tokens - step)).to(runtime.device)
+                    numbers = numbers.T[:, :, None].unbind()  # (B, 1) for each step
+                probabilities = next_token_probabilities(logits, sampling, occurred)  # (B, V)
+                chosen = draw(probabilities, numbers[step % ahead])  # (B, 1)
+            if occurred is not None:
+                occurred.scatter_(1, chosen, True)
+            unread.append(to_host(chosen))
+            yield unread[-1], logits
+            if step + 1 == max_new_tokens:
+                return
+            if max(cache.lengths) < block_size:
+                with computing(model, runtime, 1):
+                    logits = forward(chosen)[0][:, 0].float()
+                continue
+            for tokens in unread:
+                contexts[:] = [context + token for context, token in zip(contexts, tokens(), strict=True)]
+            unread.clear()
+            for row, length in enumerate(cache.lengths):
+                if ended[row] or length == block_size:
+                    contexts[row] = contexts[row][len(contexts[row]) - 1 - (0 if ended[row] else keep) :]
+            logits = read(model, cache, contexts, runtime)
+
+    waiting: deque = deque()
+    late = LATE.get(runtime.device.type, 0)
+    for launch in chain(launched(), [None] * late):
+        waiting.append(launch)
+        if len(waiting) <= late:
+            continue
+        fetch, logits = waiting.popleft()
+        tokens = [token for (token,) in fetch()]
         for row, token in enumerate(tokens):
             ended[row] = ended[row] or token == eot
         if all(ended):
             return
         yield Step([None if end else token for token, end in zip(tokens, ended, strict=True)], logits)
-        if all(ended) or step + 1 == max_new_tokens:
+        if all(ended):
             return
-        full = max(cache.lengths) == block_size
-        for row, token in enumerate(tokens):
-            if full and (cache.lengths[row] == block_size or ended[row]):
-                contexts[row] = contexts[row][len(contexts[row]) - keep :] if keep and not ended[row] else []
-            contexts[row].append(token)
-        if full:
-            logits = read(model, cache, contexts, runtime)
-        else:
-            with computing(model, runtime, 1):
-                logits = model(chosen[:, None], cache=cache)[0][:, -1].float()
+
+
+def to_host(chosen: Tensor) -> Callable[[], list[list[int]]]:
+    """A way to get the ids (B, 1) as lists. On CUDA it waits for them alone, not for what was launched behind them."""
+    if chosen.device.type != "cuda":
+        return chosen.tolist
+    host = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
+    host.copy_(chosen, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def fetch() -> list[list[int]]:
+        copied.synchronize()
+        return host.tolist()
+
+    return fetch
+
+
+class Captured:
+    """The model's step of one token a row on CUDA, captured as graphs: one by one, its small kernels would wait for
+    Python. Each graph is for a number of positions that are read, a multiple of READ.
+    """
+
+    READ = 256
+
+    def __init__(self, model: nn.Module, cache: Any):
+        self.model, self.cache = model, cache
+        self.ids = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.kv.device)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def __call__(self, ids: Tensor) -> tuple[Tensor, None]:
+        """As the model's forward: (B, 1) ids to logits (B, 1, V) and no loss."""
+        self.ids.copy_(ids)
+        lengths = [length + 1 for length in self.cache.lengths]
+        reach = min(-(-max(lengths) // self.READ) * self.READ, self.model.config.block_size)
+        if reach not in self.graphs:
+            self.graphs[reach] = self.capture(reach)
+        graph, logits = self.graphs[reach]
+        graph.replay()
+        self.cache.lengths = lengths
+        return logits.clone(), None
+
+    def capture(self, reach: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        lengths, at = self.cache.lengths, self.cache.at.clone()
+        self.cache.reach = reach
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what a kernel allocates at its first call must not be in the graph
+            self.model.forward(self.ids, cache=self.cache)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.cache.at.copy_(at)
+        with torch.cuda.graph(graph):
+            logits, _ = self.model.forward(self.ids, cache=self.cache)
+        self.cache.reach, self.cache.lengths = None, lengths
+        return graph, logits
 
 
 def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runtime) -> Tensor:
@@ -192,13 +277,13 @@ def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runti
         for row, context in enumerate(contexts):
             if len(context) == length:
                 rows.setdefault(tuple(context), []).append(row)
-        part = model.new_cache(len(rows), runtime.dtype)
+        part = model.new_cache(len(rows), cache.kv.dtype)
         with computing(model, runtime, length):
             found, _ = model(torch.tensor(list(rows), device=runtime.device), cache=part)  # (n, 1, V)
         for n, same in enumerate(rows.values()):
             cache.kv[:, :, same, :, :length] = part.kv[:, :, n : n + 1, :, :length]
             logits[same] = found[n, -1].float()
-    cache.lengths = [len(context) for context in contexts]
+    cache.set_lengths([len(context) for context in contexts])
     return logits
 
 
@@ -224,7 +309,7 @@ class Int8Linear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch._weight_int8pack_mm(x.flatten(0, -2), self.weight, self.scale).unflatten(0, x.shape[:-1])
+        y = torch._weight_int8pack_mm(x.view(-1, x.shape[-1]), self.weight, self.scale).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
 
@@ -233,15 +318,36 @@ PACKED_FROM = {torch.bfloat16: 0, torch.float32: 400_000}  # weights of a layer 
 
 @torch.no_grad()
 def pack(model: nn.Module, int8: bool = False) -> None:
-    """Make a model that only decodes, on a CPU, faster (docs/performance.md): packed linear layers, or int8 ones."""
+    """Make a model that only decodes, on a CPU, faster (docs/performance.md): packed linear layers, or int8 ones, and
+    modules that call each other directly. Neither hooks nor training work on it any more.
+    """
     for module in list(model.modules()):
-        for name, linear in list(module.named_children()):
-            if not isinstance(linear, nn.Linear):
+        for name, child in list(module.named_children()):
+            if not isinstance(child, nn.Linear):
                 continue
             if int8:
-                setattr(module, name, Int8Linear(linear))
-            elif torch.backends.mkldnn.is_available() and linear.weight.numel() >= PACKED_FROM[linear.weight.dtype]:
-                setattr(module, name, PackedLinear(linear))
+                setattr(module, name, Int8Linear(child))
+            elif torch.backends.mkldnn.is_available() and child.weight.numel() >= PACKED_FROM[child.weight.dtype]:
+                setattr(module, name, PackedLinear(child))
+    for module in model.modules():
+        for name, child in module.named_children():
+            if not isinstance(child, (nn.ModuleDict, nn.Embedding)):  # of which the model reads attributes
+                vars(module)[name] = direct(child)  # found before nn.Module's own search, which takes microseconds
+
+
+def direct(module: nn.Module) -> Any:
+    """What a call of the module computes in eval mode, without what nn.Module does around it."""
+    if isinstance(module, nn.ModuleList):
+        return [direct(child) for child in module]
+    if isinstance(module, nn.Dropout):
+        return lambda x: x
+    if isinstance(module, nn.Linear):
+        weight, bias = module.weight, module.bias
+        return lambda x: linear(x, weight, bias)
+    if isinstance(module, nn.LayerNorm):
+        shape, gain, shift, eps = module.normalized_shape, module.weight, module.bias, module.eps
+        return lambda x: torch.layer_norm(x, shape, gain, shift, eps)
+    return module.forward
 
 
 def computing(model: nn.Module, runtime: Runtime, T: int) -> AbstractContextManager:

@@ -123,13 +123,15 @@ def decide(
         raise UserError(f"dtype=bfloat16: {name} cannot compute in it; use --dtype=float16")
     if place.type != "cuda" and chosen == "float16":
         raise UserError(f"dtype=float16: it needs a CUDA GPU, and this run is on {place}; use --dtype=auto")
-    # True float32 when it is asked for by name; "auto" may use the faster modes of float32 matmuls.
-    faster = "high" if place.type == "cuda" else "medium"
+    # True float32 when it is asked for by name; "auto" may use the faster modes of float32 matmuls. On a CPU they are
+    # for large matrices: beside bfloat16, only small ones are left in float32.
+    faster = "high" if place.type == "cuda" else "medium" if chosen == "float32" else "highest"
     torch.set_float32_matmul_precision("highest" if dtype == "float32" else faster)
 
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # the call alone imports for most of a second
+        torch.use_deterministic_algorithms(deterministic)
 
     if compile == "auto" and same:
         compiles, why = earlier["compile"], "as before"

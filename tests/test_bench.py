@@ -1,14 +1,13 @@
 import os
 import random
 import sys
-from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
 from tiny_tokenizers import bpe
 
-from folio import tokenizer
+from folio import UserError, tokenizer
 from folio.corpus import Corpus, find_sources
 from folio.dataset import open_dataset
 from folio.pipeline import PrepareConfig, prepare
@@ -54,11 +53,26 @@ def test_the_tables_are_printed(tmp_path, capsys):
 def test_all_ways_to_sample_are_measured(capsys, monkeypatch):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=16, bias=False)
     monkeypatch.setattr(bench, "MODELS", {"small": (small, 12)})
-    bench.bench_sample(Namespace(models=["small"], repeats=1))
+    bench.main(["sample", "--models", "small", "--repeats=1"])
     out = capsys.readouterr().out
-    for way in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16", "recomputed, float32"):
+    for way in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16", "the usual way, float32"):
         assert f"| {way} | " in out
-    assert "| small, 12 tokens | one text, tokens/s |" in out
+    assert "| small, 12 tokens | 1 at a time, tokens/s | ratio | 10 at a time, tokens/s |" in out
+
+
+def test_the_model_of_a_checkout_is_measured(tmp_path):
+    """What its model.py offers: GPTConfig, GPT, and generate(idx, max_new_tokens, temperature, top_k)."""
+    with pytest.raises(UserError, match="is not a checkout of nanoGPT"):
+        bench.nanogpt(tmp_path, {})
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "from types import SimpleNamespace as GPTConfig\n"
+        "class GPT(torch.nn.Linear):\n"
+        "    def __init__(self, config): super().__init__(1, config.n_layer)\n"
+        "    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None): self.asked = max_new_tokens, top_k\n"
+    )
+    theirs = bench.nanogpt(tmp_path, {"n_layer": 2})
+    assert bench.write_recomputed(theirs, 7, 3) == 21 and theirs.asked == (7, 200)
 
 
 def test_the_peer_has_the_same_weights():

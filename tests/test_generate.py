@@ -109,7 +109,7 @@ def test_draws_fit_the_distribution(seed):
     """Chi-square over 20,000 draws; what is filtered out is never drawn."""
     sampling = Sampling(temperature=0.8, top_k=6)
     probabilities = next_token_probabilities(torch.linspace(-1, 1, 12), sampling)
-    drawn = draw(probabilities.expand(20_000, -1), uniforms(seed, range(20_000), 3, 1)[:, 0])
+    drawn = draw(probabilities.expand(20_000, -1), uniforms(seed, range(20_000), 3, 1))[:, 0]
     counts, expected = torch.bincount(drawn, minlength=12), 20_000 * probabilities
     assert counts[expected == 0].sum() == 0
     kept = expected > 0
@@ -119,12 +119,8 @@ def test_draws_fit_the_distribution(seed):
 
 def test_the_first_and_the_last_token_can_be_drawn():
     probabilities = torch.tensor([[0.0, 0.25, 0.5, 0.25, 0.0]]).expand(4, -1)
-    assert draw(probabilities, torch.tensor([0.0, 0.25, 0.7499, 1 - 2**-53], dtype=torch.float64)).tolist() == [
-        1,
-        2,
-        2,
-        3,
-    ]
+    numbers = torch.tensor([0.0, 0.25, 0.7499, 1 - 2**-53], dtype=torch.float64)[:, None]
+    assert draw(probabilities, numbers).flatten().tolist() == [1, 2, 2, 3]
 
 
 def test_numbers_are_their_own(seed):
@@ -316,3 +312,38 @@ def test_the_cache_holds_what_was_asked_for(model):
     one, _ = model(x[:, :1], cache=cache)
     torch.testing.assert_close(one, whole)
     assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()
+
+
+@torch.inference_mode()
+def test_a_step_that_can_be_captured_computes_the_same(model):
+    """With `reach` set, positions and masks come from tensors alone, whatever the number of positions that are read."""
+    prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    new = torch.tensor([[7], [8]])
+    plain, fixed = model.new_cache(2, torch.float32), model.new_cache(2, torch.float32)
+    for cache in (plain, fixed):
+        model(prompts, cache=cache)
+        cache.set_lengths([3, 2])  # the second row forgets its last
+    fixed.reach = 8
+    for _ in range(3):
+        torch.testing.assert_close(model(new, cache=fixed)[0], model(new, cache=plain)[0])
+    assert fixed.lengths == plain.lengths == [6, 5]
+
+
+def test_tokens_that_are_fetched_late_are_the_same(model, runtime, monkeypatch):
+    """As on CUDA, where the next step is launched before a step's tokens are known on the host."""
+    for settings in (dict(eot=3), dict(max_new_tokens=1), dict(stride=1, sampling=Sampling(repetition_penalty=1.2))):
+        monkeypatch.setattr(generation, "LATE", {})
+        expected = tokens(model, [[1, 2], [3, 4, 5]], runtime, **settings)
+        monkeypatch.setattr(generation, "LATE", {"cpu": 1})
+        assert tokens(model, [[1, 2], [3, 4, 5]], runtime, **settings) == expected
+
+
+@pytest.mark.gpu
+def test_captured_graphs_write_the_same(model, monkeypatch):
+    """Across several graphs, in rows of unequal length, and beyond block_size."""
+    monkeypatch.setattr(generation.Captured, "READ", 4)
+    here, there = decide("cpu", "float32", False), decide("cuda", "float32", False)
+    for settings in (dict(), dict(stride=1), dict(sampling=Sampling(top_k=5))):
+        prompts = [[1, 2], [3, 4, 5]]
+        expected = tokens(model.cpu(), prompts, here, **settings)
+        assert tokens(model.cuda(), prompts, there, **settings) == expected

@@ -21,19 +21,20 @@ def modes():
 def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for ratio, dtype in ((2.0, torch.bfloat16), (0.02, torch.float32)):
+    for ratio, dtype, precision in ((2.0, torch.bfloat16, "highest"), (0.02, torch.float32, "medium")):
         monkeypatch.setattr(runtime, "_bf16_speedup", lambda ratio=ratio: ratio)
         chosen = decide("auto", "auto", "auto")
         assert chosen.device.type == "cpu" and chosen.dtype == dtype and not chosen.compile
         assert f"{ratio:.1f}x as fast" in chosen.described
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.get_float32_matmul_precision() == precision
 
 
 def test_the_probe_measures():
     assert 0.001 < runtime._bf16_speedup() < 1000
 
 
-def test_float32_by_name_is_true_float32():
+def test_float32_by_name_is_true_float32(monkeypatch):
+    monkeypatch.setattr(runtime, "_bf16_speedup", lambda: 0.02)
     decide("cpu", "auto", False)
     assert torch.get_float32_matmul_precision() == "medium"
     decide("cpu", "float32", False)

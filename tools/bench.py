@@ -7,14 +7,19 @@
 (its method, written anew here): `datasets.map` over `encode_ordinary` with a process a core, ids as lists, then copied
 into one memmap; and batches that open a memmap and stack slices of it.
 
-`sample` writes tokens with models of random weights, one text and ten at a time: from the cache, by a recomputation of
-the whole context for each token as nanoGPT does it, and with transformers' `generate` on the same weights. Beside each
-stands the share of the speed at which this machine's memory could deliver the weights for one text.
+    python tools/bench.py sample --models "char 10.7M" --peer=../nanoGPT
+    python tools/bench.py sample --models "GPT-2 124M" --device=cuda --rows 1 64
+
+`sample` writes tokens with models of random weights, one text and ten at a time: from the cache, with transformers'
+`generate` on the same weights, and the usual way, one text after another with the whole context recomputed for each
+token: by nanoGPT's own `generate` where `--peer` names a checkout. Beside each stands the share of the speed at which
+this machine's memory could deliver the weights for one text.
 """
 
 import argparse
 import json
 import os
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -33,7 +38,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
+from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
 from folio.dataset import Mixture, open_dataset  # noqa: E402
 from folio.files import read_json  # noqa: E402
@@ -63,6 +68,9 @@ def main(words: list[str]) -> None:
     sample = commands.add_parser("sample", help="writing tokens")
     sample.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     sample.add_argument("--repeats", type=int, default=3, help="times that each is measured (%(default)s)")
+    sample.add_argument("--rows", type=int, nargs="+", default=[1, 10], help="texts at a time (1 10)")
+    sample.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    sample.add_argument("--peer", type=Path, help="a checkout of nanoGPT, to measure its own generate")
     sample.set_defaults(run=bench_sample)
     usual = commands.add_parser("usual-way")  # started by `data`, as a process of its own
     usual.add_argument("input", type=Path)
@@ -246,75 +254,100 @@ def bench_sample(args: argparse.Namespace) -> None:
     from folio.generate import pack
     from model import GPT, GPTConfig
 
-    ones = torch.ones(300_000_000)
-    bandwidth = max(ones.nbytes / timed(ones.sum, 1) for _ in range(5))
-    del ones
-    print(f"memory is read at {bandwidth / 1e9:.0f} GB/s on {torch.get_num_threads()} threads\n")
+    bandwidth = memory_speed(args.device)
+    on = f"{torch.get_num_threads()} threads" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
+    print(f"memory is read at {bandwidth / 1e9:,.0f} GB/s on {on}, torch {torch.__version__}\n")
+    usual = "nanoGPT" if args.peer else "the usual way"
     for name in args.models:
         shape, count = MODELS[name]
-        plain = GPT(GPTConfig(**shape)).eval()
+        plain = GPT(GPTConfig(**shape)).eval().to(args.device)
         ways: dict[str, tuple[Callable[[int], int], int]] = {}  # rows -> tokens that were written; and bytes a weight
         for dtype, size in (("float32", 4), ("bfloat16", 2), ("int8", 1)):
-            ours = GPT(GPTConfig(**shape)).eval().to(torch.float32 if size == 4 else torch.bfloat16)
-            pack(ours, int8=dtype == "int8")
+            ours = GPT(GPTConfig(**shape)).eval().to(args.device, torch.float32 if size == 4 else torch.bfloat16)
+            if args.device == "cpu":
+                pack(ours, int8=dtype == "int8")
+            elif dtype == "int8":
+                continue
             ways[f"Folio, {dtype}"] = partial(write_cached, ours, count), size
         for dtype in (torch.float32, torch.bfloat16):
-            theirs = as_transformers(plain).to(dtype)
-            ways[f"transformers, {str(dtype).removeprefix('torch.')}"] = (
-                partial(write_peer, theirs, count),
-                dtype.itemsize,
-            )
-        ways["recomputed, float32"] = partial(write_recomputed, plain, count), 4
-        speeds: dict[str, dict[int, list[float]]] = {way: {1: [], 10: []} for way in ways}
-        for _ in range(args.repeats):
+            theirs, way = as_transformers(plain).to(args.device, dtype), str(dtype).removeprefix("torch.")
+            ways[f"transformers, {way}"] = partial(write_peer, theirs, count), dtype.itemsize
+        slowest = nanogpt(args.peer, shape).to(args.device) if args.peer else plain
+        ways[f"{usual}, float32"] = partial(write_recomputed, slowest, count), 4
+        speeds: dict[str, dict[int, list[float]]] = {way: {rows: [] for rows in args.rows} for way in ways}
+        for repeat in range(args.repeats + 1):  # the first warms up
             for way, (write, _) in ways.items():
-                for rows in (1, 10):
-                    began = time.perf_counter()
-                    speeds[way][rows].append(write(rows) / (time.perf_counter() - began))
-        medians = {way: {rows: statistics.median(found) for rows, found in s.items()} for way, s in speeds.items()}
-        slow = medians["recomputed, float32"]
+                for rows in args.rows:
+                    if repeat or not way.startswith(usual):
+                        began = time.perf_counter()
+                        speed = write(rows) / (time.perf_counter() - began)
+                        speeds[way][rows] += [speed] if repeat else []
+        medians = {way: {rows: statistics.median(found[rows]) for rows in args.rows} for way, found in speeds.items()}
+        slow = medians[f"{usual}, float32"]
         parameters = plain.num_params()
         read = parameters["total"] - parameters["positions"]
-        print(f"| {name}, {count} tokens | one text, tokens/s | ratio | of the memory's limit | ten texts | ratio |")
-        print("|---|---|---|---|---|---|")
+        heads = "".join(f" {rows} at a time, tokens/s | ratio |" for rows in args.rows)
+        print(f"| {name}, {count} tokens |{heads} of the memory's limit |\n|{'---|' * (2 * len(args.rows) + 2)}")
         for way, found in medians.items():
             limit = bandwidth / (read * ways[way][1])
-            one, ten = f"{found[1]:,.0f} | {found[1] / slow[1]:.1f}", f"{found[10]:,.0f} | {found[10] / slow[10]:.1f}"
-            print(f"| {way} | {one} | {found[1] / limit:.0%} | {ten} |")
+            cells = "".join(f" {found[rows]:,.0f} | {found[rows] / slow[rows]:.1f} |" for rows in args.rows)
+            print(f"| {way} |{cells} {found[args.rows[0]] / args.rows[0] / limit:.0%} |")
         print()
+
+
+def memory_speed(device: str) -> float:
+    """Bytes a second at which large tensors are read."""
+    import torch
+
+    ones = torch.ones(300_000_000, device=device)
+    return max(ones.nbytes / timed(lambda: ones.sum().item(), 1) for _ in range(5))
 
 
 def write_cached(model: Any, count: int, rows: int) -> int:
     from folio.generate import Sampling, generate
     from folio.runtime import decide
 
-    runtime = decide("cpu", str(model.transformer.wte.weight.dtype).removeprefix("torch."), False)
-    sampling = Sampling(temperature=0.8, top_k=200)
-    return sum(
-        len(step.tokens) for step in generate(model, [[1]] * rows, runtime, max_new_tokens=count, sampling=sampling)
-    )
+    weight = model.transformer.wte.weight
+    runtime = decide(weight.device.type, str(weight.dtype).removeprefix("torch."), False)
+    steps = generate(model, [[1]] * rows, runtime, max_new_tokens=count, sampling=Sampling(temperature=0.8, top_k=200))
+    return sum(len(step.tokens) for step in steps)
 
 
 def write_peer(model: Any, count: int, rows: int) -> int:
     import torch
 
-    ids = torch.ones(rows, 1, dtype=torch.long)
+    ids = torch.ones(rows, 1, dtype=torch.long, device=model.device)
     settings = dict(do_sample=True, temperature=0.8, top_k=200, attention_mask=torch.ones_like(ids), pad_token_id=0)
     new = min(count, model.config.n_positions - 1)  # it does not go beyond
     return model.generate(ids, max_new_tokens=new, **settings)[:, 1:].numel()
 
 
 def write_recomputed(model: Any, count: int, rows: int) -> int:
+    """One text after another, and each token from the whole context, in torch's default float32."""
     import torch
 
-    ids = torch.ones(rows, 1, dtype=torch.long)
+    torch.set_float32_matmul_precision("highest")
     with torch.inference_mode():
-        for _ in range(count):
-            logits = model(ids[:, -model.config.block_size :])[0][:, -1] / 0.8
-            kept = logits.topk(min(200, logits.shape[-1])).values[:, [-1]]
-            probabilities = logits.masked_fill(logits < kept, -torch.inf).softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
+        for _ in range(rows):
+            ids = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+            if hasattr(model, "generate"):
+                model.generate(ids, count, temperature=0.8, top_k=200)
+                continue
+            for _ in range(count):
+                logits = model(ids[:, -model.config.block_size :])[0][:, -1] / 0.8
+                kept = logits.topk(min(200, logits.shape[-1])).values[:, [-1]]
+                probabilities = logits.masked_fill(logits < kept, -torch.inf).softmax(-1)
+                ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
     return rows * count
+
+
+def nanogpt(checkout: Path, shape: dict[str, Any]) -> Any:
+    """The model of that shape, made by the model.py of a checkout of nanoGPT. Raises UserError."""
+    try:
+        names = runpy.run_path(str(checkout / "model.py"))
+        return names["GPT"](names["GPTConfig"](**{"bias": True, "dropout": 0.0, **shape})).eval()
+    except (OSError, LookupError, TypeError) as error:
+        raise UserError(f"peer={checkout}: it is not a checkout of nanoGPT ({error!r})") from None
 
 
 def as_transformers(ours: Any) -> Any:
