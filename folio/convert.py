@@ -1,6 +1,7 @@
-"""Weights of others as a checkpoint of Folio's (Hugging Face's GPT-2, nanoGPT's ckpt.pt), and ours for Hugging Face.
+"""Weights in the formats of others, in and out: Hugging Face's GPT-2, nanoGPT's ckpt.pt, llama.cpp's GGUF.
 
-Nothing that these files hold is run: tensors are safetensors, or pickles that torch opens with weights_only=True.
+Nothing that these files hold is run: tensors are safetensors or GGUF, or pickles that torch opens with
+weights_only=True.
 """
 
 import json
@@ -14,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from folio import checkpoint
+from folio import UserError, checkpoint
 from folio.checkpoint import Checkpoint, CheckpointError
-from folio.dataset import open_dataset
+from folio.dataset import nanogpt_tokenizer
 from folio.fetch import hub_model
 from folio.files import read_json
 from folio.tokenizer import (
@@ -25,6 +26,7 @@ from folio.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     GPT2Tokenizer,
+    RankedTokenizer,
     Tokenizer,
     byte_alphabet,
     gpt2_ranks,
@@ -38,12 +40,13 @@ HUB = {  # names as nanoGPT has them -> repositories
 }
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # Conv1D: (in, out)
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, which old files hold
+NO_BIAS = ("transformer.wte.weight", "transformer.wpe.weight")
 
 
 def load(init_from: str, which: str = "best") -> Checkpoint:
     """Whatever training and sampling can begin with: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt,
-    or a checkpoint or run of our own, of which `which` is taken. The `state` of others' has only "model", the arguments
-    of GPTConfig. Raises UserError.
+    llama.cpp's GGUF, or a checkpoint or run of our own, of which `which` is taken. The `state` of others' has only
+    "model", the arguments of GPTConfig. Raises UserError.
     """
     path = Path(init_from)
     if init_from in HUB:
@@ -52,6 +55,8 @@ def load(init_from: str, which: str = "best") -> Checkpoint:
         return from_hugging_face(path)
     if path.is_file() and path.suffix == ".pt":
         return from_nanogpt(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return from_gguf(path)
     return checkpoint.load(path, which)
 
 
@@ -121,8 +126,51 @@ def from_nanogpt(path: Path) -> Checkpoint:
     tensors = {n: t for n, t in tensors.items() if n != "lm_head.weight" and not n.endswith(BUFFERS)}
     metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
     meta = next((meta for meta in metas if meta.exists()), None)
-    tokenizer = open_dataset(meta.parent).load_tokenizer() if meta else gpt2_tokenizer()
+    tokenizer = nanogpt_tokenizer(meta) if meta else gpt2_tokenizer()
     return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+
+
+def from_gguf(path: Path) -> Checkpoint:
+    """A GGUF file of GPT-2's architecture, with its tokenizer; weights in float32 or float16, not quantized."""
+    from gguf import GGMLQuantizationType, GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        if fields["general.architecture"] != "gpt2" or fields["tokenizer.ggml.model"] != "gpt2":
+            raise CheckpointError(f"{path} holds {fields['general.architecture']}, and Folio knows gpt2 alone")
+        shape = dict(
+            block_size=int(fields["gpt2.context_length"]),
+            vocab_size=len(fields["tokenizer.ggml.tokens"]),
+            n_layer=int(fields["gpt2.block_count"]),
+            n_head=int(fields["gpt2.attention.head_count"]),
+            n_embd=int(fields["gpt2.embedding_length"]),
+            bias=True,
+        )
+        alphabet = byte_alphabet()
+        tokens = fields["tokenizer.ggml.tokens"][: fields["tokenizer.ggml.eos_token_id"]]
+        tokenizer = GPT2Tokenizer([bytes(map(alphabet.__getitem__, token)) for token in tokens])
+        ours = {theirs: name for name, theirs in gguf_names(shape["n_layer"]).items()}
+        tensors = {}
+        for tensor in reader.tensors:
+            if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+                raise CheckpointError(f"{path}: {tensor.name} is quantized ({tensor.tensor_type.name})")
+            if tensor.name != "output.weight":
+                tensors[ours[tensor.name]] = torch.from_numpy(tensor.data.copy())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a GGUF file of GPT-2: {error!r}") from None
+    return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+
+
+def gguf_names(n_layer: int) -> dict[str, str]:
+    """llama.cpp's names of our parameters, which are also Hugging Face's."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    modules = ["transformer.wte", "transformer.wpe", "transformer.ln_f"]
+    modules += [f"transformer.h.{i}.{part}" for i in range(n_layer) for part in parts]
+    known = get_tensor_name_map(MODEL_ARCH.GPT2, n_layer)
+    return {f"{module}.{kind}": f"{known.get_name(module)}.{kind}" for module in modules for kind in ("weight", "bias")}
 
 
 def _fitting(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
@@ -175,18 +223,92 @@ def to_hugging_face(loaded: Checkpoint, folder: Path) -> None:
     names = dict(n_positions=shape["block_size"], vocab_size=shape["vocab_size"])
     names |= {name: shape[name] for name in ("n_layer", "n_head", "n_embd")}
     config = GPT2Config(**names, bos_token_id=end, eos_token_id=end, architectures=["GPT2LMHeadModel"])
-    tensors = {}
-    for name, tensor in loaded.model.items():
-        tensors[name] = tensor.T.contiguous() if name.endswith(TRANSPOSED) else tensor.contiguous()
-        if name.endswith("weight") and not name.endswith(("wte.weight", "wpe.weight")):
-            bias = name.removesuffix("weight") + "bias"
-            tensors.setdefault(bias, loaded.model.get(bias, torch.zeros(tensor.shape[0])))  # (out,)
+    tensors = with_biases(loaded.model)
+    tensors = {n: (t.T if n.endswith(TRANSPOSED) else t).contiguous() for n, t in tensors.items()}
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     special = {} if end is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=as_library(loaded.tokenizer), **special)
     tokenizer.save_pretrained(folder)
+
+
+def to_gguf(loaded: Checkpoint, path: Path) -> None:
+    """Write one file for llama.cpp, in float32, with the tokenizer; rows of the vocabulary's padding become unused
+    tokens. Raises UserError for a tokenizer that llama.cpp does not have.
+    """
+    from gguf import GGUFWriter, LlamaFileType, TokenType
+
+    shape, made = loaded.state["model"], loaded.tokenizer
+    if not isinstance(made, RankedTokenizer):
+        raise UserError(f"GGUF has no tokenizer of the kind {made.kind!r}: llama.cpp reads byte-level BPE (gpt2, bpe)")
+    writer = GGUFWriter(path, "gpt2")
+    writer.add_block_count(shape["n_layer"])
+    writer.add_context_length(shape["block_size"])
+    writer.add_embedding_length(shape["n_embd"])
+    writer.add_feed_forward_length(4 * shape["n_embd"])
+    writer.add_head_count(shape["n_head"])
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_file_type(LlamaFileType.ALL_F32)
+    spelled = spelled_out(made.ranks)
+    unused = [f"[PAD{i}]" for i in range(made.vocab_size, shape["vocab_size"])]
+    types = [TokenType.NORMAL] * len(spelled) + [TokenType.CONTROL] + [TokenType.UNUSED] * len(unused)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*spelled, EOT_TEXT, *unused])
+    writer.add_token_types(types)
+    writer.add_token_merges([f"{spelled[first]} {spelled[second]}" for first, second in merges_of(made.ranks)])
+    writer.add_bos_token_id(made.eot)
+    writer.add_eos_token_id(made.eot)
+    writer.add_add_bos_token(False)
+    names = gguf_names(shape["n_layer"])
+    for name, tensor in with_biases(loaded.model).items():
+        writer.add_tensor(names[name], tensor.float().contiguous().numpy())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def to_nanogpt(loaded: Checkpoint, folder: Path) -> None:
+    """Write ckpt.pt as nanoGPT's sample.py and train.py read it, and for characters the data set's meta.pkl, which it
+    wants as data/NAME/meta.pkl in the folder that it is started from. Raises UserError for another tokenizer.
+    """
+    shape, made = loaded.state["model"], loaded.tokenizer
+    folder.mkdir(parents=True)
+    config = {}
+    if isinstance(made, CharTokenizer):
+        config["dataset"] = "folio_char"
+        meta = folder / "data" / config["dataset"] / "meta.pkl"
+        itos = dict(enumerate(made.characters)) | ({} if made.eot is None else {made.eot: EOT_TEXT})
+        table = dict(vocab_size=made.vocab_size, itos=itos, stoi={token: i for i, token in itos.items()})
+        meta.parent.mkdir(parents=True)
+        meta.write_bytes(pickle.dumps(table))
+    elif not isinstance(made, GPT2Tokenizer):
+        raise UserError(f"nanoGPT has no tokenizer of the kind {made.kind!r}: it reads characters and GPT-2's tokens")
+    names = "n_layer n_head n_embd block_size bias vocab_size".split()
+    saved = {
+        "model": {**loaded.model, "lm_head.weight": loaded.model["transformer.wte.weight"]},
+        "model_args": {**{name: shape[name] for name in names}, "dropout": 0.0},
+        "config": config,
+    }
+    torch.save(saved, folder / "ckpt.pt")
+
+
+def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with zeros for the biases that a model without them lacks."""
+    tensors = dict(tensors)
+    for name, tensor in list(tensors.items()):
+        if name.endswith(".weight") and name not in NO_BIAS:
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))  # (out,)
+    return tensors
+
+
+def spelled_out(ranks: list[bytes]) -> list[str]:
+    """Tokens in the visible characters that stand for bytes in others' files."""
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
+    return ["".join(letters[byte] for byte in token) for token in ranks]
 
 
 def as_library(made: Tokenizer) -> Any:
@@ -203,9 +325,8 @@ def as_library(made: Tokenizer) -> Any:
         found.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         found.decoder = decoders.Fuse()
     else:
-        letters = {byte: letter for letter, byte in byte_alphabet().items()}
         ranks = [bytes([b]) for b in range(256)] if isinstance(made, ByteTokenizer) else made.ranks
-        spelled = ["".join(letters[byte] for byte in token) for token in ranks]
+        spelled = spelled_out(ranks)
         merges = [tuple(spelled[part] for part in pair) for pair in merges_of(ranks)]
         found = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(spelled)}, merges))
         words = not isinstance(made, ByteTokenizer)

@@ -29,7 +29,7 @@ import numpy as np
 
 from folio import UserError, tokenizer
 from folio.files import read_json, sha256, sync, write_json
-from folio.tokenizer import CharTokenizer, Tokenizer
+from folio.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 
 FORMAT_VERSION = 2
 SPLITS = ("train", "val")
@@ -301,13 +301,24 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
     made_of = None
     vocab_size = 50257
     if (folder / "meta.pkl").exists():
-        itos = load_plain_pickle(folder / "meta.pkl").get("itos")
-        if not isinstance(itos, dict) or list(itos) != list(range(len(itos))):
-            raise DatasetError(f"{folder / 'meta.pkl'} has no table itos of the characters by id, as nanoGPT's has")
-        made_of, vocab_size = CharTokenizer("".join(itos.values())), len(itos)
+        made_of = nanogpt_tokenizer(folder / "meta.pkl")
+        vocab_size = made_of.vocab_size
     digest = _hash_ends({"train": [train], "val": [val]})
     shards = ([_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val))
     return Dataset(folder, *shards, vocab_size, digest, made_of)
+
+
+def nanogpt_tokenizer(meta: Path) -> CharTokenizer:
+    """The characters by id that nanoGPT keeps in meta.pkl. Raises DatasetError."""
+    itos = load_plain_pickle(meta).get("itos")
+    try:
+        if list(itos) != list(range(len(itos))):
+            raise ValueError("its ids do not run from 0")
+        characters = list(itos.values())
+        eot = characters[-1:] == [EOT_TEXT]
+        return CharTokenizer("".join(characters[: len(characters) - eot]), eot)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{meta} has no table itos of the characters by id, as nanoGPT's has: {error}") from None
 
 
 def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:

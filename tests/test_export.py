@@ -1,5 +1,7 @@
+import pickle
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from tiny_tokenizers import TEXT, bpe, trained
@@ -7,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from folio import UserError, convert
 from folio.checkpoint import Checkpoint
+from folio.generate import Sampling, generate
+from folio.runtime import decide
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, GPTConfig
 from tools import export
@@ -35,12 +39,10 @@ def checkpoint_of(tokenizer: Tokenizer, bias: bool, padding: int = 0) -> Checkpo
 @pytest.mark.parametrize("bias", [False, True])
 def test_transformers_opens_it_and_computes_the_same(kind, bias, tmp_path):
     loaded = checkpoint_of(KINDS[kind](), bias, padding=5)
-    convert.to_hugging_face(loaded, tmp_path / "hf")
-    assert "tokens read alike" in export.parity(loaded, tmp_path / "hf")
-    theirs, model = (
-        AutoTokenizer.from_pretrained(tmp_path / "hf"),
-        AutoModelForCausalLM.from_pretrained(tmp_path / "hf"),
-    )
+    folder = tmp_path / "hf"
+    convert.to_hugging_face(loaded, folder)
+    assert "tokens read alike" in export.parity(loaded, *export.opened("hf", folder))
+    theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     text = TEXT.replace("<|endoftext|>", "")
     ids = theirs(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and theirs.decode(ids[0]) == text
@@ -76,6 +78,93 @@ def test_the_command_writes_checks_and_cleans_up(tiny, tmp_path, capsys, monkeyp
     with pytest.raises(UserError, match="logits are off by"):
         export.main([cfg.out_dir, str(tmp_path / "wrong")])
     assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(
+    "to, kind", [("gguf", "gpt2"), ("gguf", "bpe"), ("nanogpt", "char with eot"), ("nanogpt", "gpt2")]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_was_written_comes_in_again(to, kind, bias, tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)  # which nanoGPT takes where there is no meta.pkl
+    loaded = checkpoint_of(KINDS[kind](), bias, padding=5)
+    made = tmp_path / ("made.gguf" if to == "gguf" else "made")
+    export.WRITERS[to](loaded, made)
+    assert "tokens read alike" in export.parity(loaded, *export.opened(to, made))
+    again = convert.load(str(made if to == "gguf" else made / "ckpt.pt"))
+    assert again.state["model"] == {**loaded.state["model"], "bias": bias or to == "gguf"}
+    assert all(torch.equal(again.model[name], tensor) for name, tensor in loaded.model.items())
+    others = again.model.keys() - loaded.model.keys()
+    assert all(name.endswith(".bias") and not again.model[name].any() for name in others)
+    assert bool(others) == (to == "gguf" and not bias)
+
+
+@pytest.mark.parametrize(
+    "to, kind, reason",
+    [
+        ("gguf", "char", "GGUF has no tokenizer of the kind 'char': llama.cpp reads byte-level BPE"),
+        ("gguf", "byte", "GGUF has no tokenizer of the kind 'byte'"),
+        ("nanogpt", "byte", "nanoGPT has no tokenizer of the kind 'byte': it reads characters and GPT-2's tokens"),
+        ("nanogpt", "bpe", "nanoGPT has no tokenizer of the kind 'bpe'"),
+    ],
+)
+def test_a_tokenizer_that_others_lack_is_refused(to, kind, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "load", lambda *_: checkpoint_of(KINDS[kind](), False))
+    made = tmp_path / ("made.gguf" if to == "gguf" else "made")
+    with pytest.raises(UserError, match=reason):
+        export.main([f"--to={to}", "random", str(made)])
+    assert not made.exists()
+    with pytest.raises(UserError, match="otherwise a folder"):
+        export.main([f"--to={to}", "random", str(tmp_path / ("made" if to == "gguf" else "made.gguf"))])
+
+
+def test_nanogpts_checkpoint_is_as_its_sample_py_reads_it(tmp_path):
+    """model_args fit its GPTConfig, the tied matrix is there twice, and meta.pkl maps characters both ways."""
+    loaded = checkpoint_of(CharTokenizer.of(TEXT), bias=False)
+    convert.to_nanogpt(loaded, tmp_path / "made")
+    saved = torch.load(tmp_path / "made" / "ckpt.pt", weights_only=True)
+    assert set(saved["model_args"]) == {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
+    assert saved["model"]["lm_head.weight"] is not None
+    meta = pickle.loads((tmp_path / "made" / "data" / saved["config"]["dataset"] / "meta.pkl").read_bytes())
+    text = "hello world"
+    assert "".join(meta["itos"][meta["stoi"][character]] for character in text) == text
+
+
+def test_a_quantized_gguf_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r"other\.gguf holds llama, and Folio knows gpt2 alone"):
+        convert.load(str(tmp_path / "other.gguf"))
+    convert.to_gguf(checkpoint_of(bpe(), True), tmp_path / "half.gguf")
+    (tmp_path / "half.gguf").write_bytes((tmp_path / "half.gguf").read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"half\.gguf is not a GGUF file of GPT-2"):
+        convert.load(str(tmp_path / "half.gguf"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, bias, padding", [("gpt2", True, 0), ("bpe", False, 0), ("bpe", False, 5)])
+def test_llama_cpp_computes_and_writes_the_same(kind, bias, padding, tmp_path):
+    """Needs llama.cpp's Python package: pip install llama-cpp-python, which compiles for some minutes."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    loaded = checkpoint_of(KINDS[kind](), bias, padding)
+    convert.to_gguf(loaded, tmp_path / "made.gguf")
+    theirs = llama_cpp.Llama(str(tmp_path / "made.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    text = TEXT.replace("<|endoftext|>", "")[:60]
+    ids = theirs.tokenize(text.encode(), add_bos=False, special=False)
+    assert ids == loaded.tokenizer.encode(text).tolist() and theirs.detokenize(ids).decode() == text
+    assert theirs.token_eos() == loaded.tokenizer.eot
+    theirs.eval(ids)
+    ours = loaded.build(GPT, GPTConfig).eval()
+    expected = ours(torch.tensor([ids]), torch.tensor([ids]))[0][0].detach()
+    found = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache
+    theirs.reset()
+    steps = generate(ours, [ids], decide("cpu", "float32", False), max_new_tokens=8, sampling=Sampling(temperature=0))
+    written = [token for token, _ in zip(theirs.generate(ids, temp=0.0, repeat_penalty=1.0), range(8), strict=False)]
+    assert written == [step.tokens[0] for step in steps]
 
 
 def test_a_bpe_of_ones_own_comes_in_again(tmp_path):

@@ -1,15 +1,19 @@
 """Write a trained model in the format of others, and check that it still computes the same.
 
-    python tools/export.py out-shakespeare-char exported
-    python tools/export.py out-shakespeare-char exported --checkpoint=last
+    python tools/export.py --to=hf out-shakespeare-char exported
+    python tools/export.py --to=gguf gpt2 gpt2.gguf
+    python tools/export.py --to=nanogpt out-shakespeare-char exported --checkpoint=last
 
-The folder opens with transformers' AutoModelForCausalLM and AutoTokenizer. At the end its logits and its tokenizer are
-held against Folio's on a text that the model writes; where they differ, the folder is removed and the command fails.
+hf: a folder that transformers' AutoModelForCausalLM and AutoTokenizer open. gguf: a file for llama.cpp, in float32, of
+a model with GPT-2's or a BPE of one's own. nanogpt: a folder with ckpt.pt, and for characters the data set's meta.pkl.
+At the end the logits and the tokenizer of what was written are held against Folio's, on the README and on a text that
+the model writes; where they differ, it is removed and the command fails.
 """
 
 import argparse
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,9 +26,12 @@ from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
 from folio.generate import generate, opening  # noqa: E402
 from folio.runtime import decide  # noqa: E402
+from folio.tokenizer import CharTokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # of the logits, in float32, relative to the largest
+WRITERS = {"hf": convert.to_hugging_face, "gguf": convert.to_gguf, "nanogpt": convert.to_nanogpt}
+Encode, Decode, Logits = Callable[[str], list[int]], Callable[[list[int]], str], Callable[[torch.Tensor], torch.Tensor]
 
 
 def main(words: list[str]) -> None:
@@ -32,42 +39,61 @@ def main(words: list[str]) -> None:
         prog="tools/export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", help="a run's folder, a checkpoint, or whatever --init_from takes")
-    parser.add_argument("folder", type=Path, help="to be made")
-    parser.add_argument("--to", choices=["hf"], default="hf", help="the format (%(default)s)")
+    parser.add_argument("made", type=Path, help="the folder, or the .gguf file, to be made")
+    parser.add_argument("--to", choices=WRITERS, default="hf", help="the format (%(default)s)")
     parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of a run (%(default)s)")
     args = parser.parse_args(words)
-    if args.folder.exists():
-        raise UserError(f"{args.folder} is there already; name another folder")
+    if args.made.exists():
+        raise UserError(f"{args.made} is there already; name another one")
+    if (args.to == "gguf") != (args.made.suffix == ".gguf"):
+        raise UserError(f"{args.made}: with --to=gguf it is a file, NAME.gguf; otherwise a folder")
     loaded = convert.load(args.run, args.checkpoint)
     try:
-        convert.to_hugging_face(loaded, args.folder)
-        print(f"{args.folder}: {parity(loaded, args.folder)}")
+        WRITERS[args.to](loaded, args.made)
+        print(f"{args.made}: {parity(loaded, *opened(args.to, args.made))}")
     except BaseException:
-        shutil.rmtree(args.folder, ignore_errors=True)
+        shutil.rmtree(args.made) if args.made.is_dir() else args.made.unlink(missing_ok=True)
         raise
 
 
-def parity(loaded: Checkpoint, folder: Path) -> str:
-    """Hold the folder against the checkpoint. Raises UserError if it computes or tokenizes anything else."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def opened(to: str, made: Path) -> tuple[Encode, Decode, Logits]:
+    """What was written, as others read it: text to ids, ids to text, and ids (1, T) to logits (1, T, V)."""
+    if to == "hf":
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ours = loaded.build(GPT, GPTConfig).eval()
+        theirs, model = AutoTokenizer.from_pretrained(made), AutoModelForCausalLM.from_pretrained(made).float()
+        return (
+            lambda text: theirs(text, add_special_tokens=False).input_ids,
+            theirs.decode,
+            lambda ids: model(ids).logits,
+        )
+    again = convert.load(str(made / "ckpt.pt" if to == "nanogpt" else made))
+    network = again.build(GPT, GPTConfig).eval()
+    return lambda text: again.tokenizer.encode(text).tolist(), again.tokenizer.decode, lambda ids: network(ids, ids)[0]
+
+
+def parity(loaded: Checkpoint, encode: Encode, decode: Decode, logits: Logits) -> str:
+    """Hold what was written against the checkpoint. Raises UserError if it computes or tokenizes anything else."""
+    ours, tokenizer = loaded.build(GPT, GPTConfig).eval(), loaded.tokenizer
+    if isinstance(tokenizer, CharTokenizer):
+        tokenizer.on_unknown = "skip"
     runtime = decide("cpu", "float32", False)
-    made_with = loaded.tokenizer
-    steps = generate(ours, [opening(made_with)], runtime, max_new_tokens=200, vocab_size=made_with.vocab_size)
-    text = made_with.decode([step.tokens[0] for step in steps if step.tokens[0] != made_with.eot])
-    ids = loaded.tokenizer.encode(text).tolist()
-    theirs = AutoTokenizer.from_pretrained(folder)
-    if theirs(text, add_special_tokens=False)["input_ids"] != ids or theirs.decode(ids) != text:
-        raise UserError(f"{folder}: the exported tokenizer reads {text[:40]!r}... as other ids")
-    window = torch.tensor([ids[: ours.config.block_size]])
-    with torch.inference_mode():
-        expected, _ = ours(window, window)
-        found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(window).logits
-    off = float((found - expected).abs().max() / expected.abs().max())
+    steps = generate(ours, [opening(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
+    written = tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
+    read, off = 0, 0.0
+    for text in ((ROOT / "README.md").read_text(encoding="utf-8"), written):
+        ids = tokenizer.encode(text).tolist()
+        text = tokenizer.decode(ids)  # without the characters that this tokenizer lacks
+        if encode(text) != ids or decode(ids) != text:
+            raise UserError(f"the exported tokenizer reads {text[:40]!r}... as other ids")
+        window = torch.tensor([ids[: ours.config.block_size]])
+        with torch.inference_mode():
+            expected = ours(window, window)[0]
+            off = max(off, float((logits(window) - expected).abs().max() / expected.abs().max()))
+        read += len(ids)
     if not off < TOLERANCE:
-        raise UserError(f"{folder}: the exported model's logits are off by {off:.1e} of the largest")
-    return f"{len(ids)} tokens read alike, logits within {off:.0e} of the largest"
+        raise UserError(f"the exported model's logits are off by {off:.1e} of the largest")
+    return f"{read:,} tokens read alike, logits within {off:.0e} of the largest"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,9 @@
+# python train.py config/eval_gpt2.py
+#
+# The validation loss of OpenAI's gpt2 (124 million parameters) on OpenWebText, which prepare/openwebtext.py makes.
+# nanoGPT's README reports 3.12 on its own split of it. Not run yet: its weights and the text need the hub.
+init_from = "gpt2"
+dataset = "openwebtext"
+eval_only = True
+eval_iters = 500
+batch_size = 8
