@@ -6,7 +6,7 @@
 
 hf: a folder that transformers' AutoModelForCausalLM and AutoTokenizer open. gguf: a file for llama.cpp, in float32, of
 a model with GPT-2's or a BPE of one's own. nanogpt: a folder with ckpt.pt, and for characters the data set's meta.pkl.
-At the end the logits and the tokenizer of what was written are held against Folio's, on the README and on a text that
+At the end the logits and the tokenizer of what was written are held against Folio's, on train.py and on a text that
 the model writes; where they differ, it is removed and the command fails.
 """
 
@@ -81,7 +81,7 @@ def parity(loaded: Checkpoint, encode: Encode, decode: Decode, logits: Logits) -
     steps = generate(ours, [opening(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
     written = tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
     read, off = 0, 0.0
-    for text in ((ROOT / "README.md").read_text(encoding="utf-8"), written):
+    for text in ((ROOT / "train.py").read_text(encoding="utf-8"), written):
         ids = tokenizer.encode(text).tolist()
         text = tokenizer.decode(ids)  # without the characters that this tokenizer lacks
         if encode(text) != ids or decode(ids) != text:
