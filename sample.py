@@ -24,7 +24,7 @@ from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Sampling, Step, Text, generate, opening, pack
 from folio.runtime import Runtime, decide
-from folio.tokenizer import CharTokenizer
+from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
 
 SMALL = 4_000_000  # parameters below which "auto" is float32: so little memory is read that only the calls count
@@ -104,8 +104,11 @@ class Sampler:
         self.tokens, self.seconds, self.first = 0, 0.0, 0.0  # written so far, in all; until the latest text's first
 
     def prompt(self, start: str) -> list[int]:
-        """The ids to begin with; of a text that is too long the model sees the end, and that is said."""
-        ids = self.tokenizer.encode(start).tolist() if start else []
+        """The ids to begin with, <|endoftext|> as its one id; of a text that is too long the model sees the end."""
+        eot = self.tokenizer.eot
+        ids = []
+        for part, text in enumerate([start] if eot is None else start.split(EOT_TEXT)):
+            ids += [eot] * (part > 0) + self.tokenizer.encode(text).tolist()
         if len(ids) > self.model.config.block_size:
             seen = self.model.config.block_size
             print(f"the start has {len(ids):,} tokens, of which the model sees the last {seen:,}", file=sys.stderr)

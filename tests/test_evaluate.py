@@ -275,7 +275,7 @@ def test_the_command(tiny, tmp_path, capsys):
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),
         (["--text={strange}"], r"the character 'é'"),
-        (["--dataset=other"], "was made with another tokenizer"),
+        (["--dataset=other", "--data_dir={folder}"], "was made with another tokenizer"),
     ],
 )
 def test_bad_input_is_told(words, message, tiny, tmp_path, data_dir):
@@ -284,13 +284,10 @@ def test_bad_input_is_told(words, message, tiny, tmp_path, data_dir):
     short, strange = tmp_path / "short.txt", tmp_path / "strange.txt"
     short.write_text("a", encoding="utf-8")
     strange.write_text("the é", encoding="utf-8")
-    if not (data_dir / "other").exists():
-        inputs = (str(data_dir / "verse.txt"),)
-        prepare_text.main(
-            prepare_text.TextConfig(inputs=inputs, name="other", tokenizer="byte", data_dir=str(data_dir))
-        )
+    inputs = (str(data_dir / "verse.txt"),)
+    prepare_text.main(prepare_text.TextConfig(inputs=inputs, name="other", tokenizer="byte", data_dir=str(tmp_path)))
     with pytest.raises(UserError, match=message):
-        evaluate.main([cfg.out_dir, *(word.format(short=short, strange=strange) for word in words)])
+        evaluate.main([cfg.out_dir, *(word.format(short=short, strange=strange, folder=tmp_path) for word in words)])
 
 
 def test_a_model_of_unknown_data_asks_for_a_text(tmp_path):

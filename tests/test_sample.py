@@ -3,6 +3,7 @@ import json
 import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from tiny_tokenizers import bpe
 
 import sample
 from folio import UserError, checkpoint, tokenizer
+from folio.tokenizer import ByteTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
-from sample import SampleConfig, main
+from sample import SampleConfig, Sampler, main
 from train import train
 
 
@@ -179,6 +181,20 @@ def test_standard_input_and_a_start_that_is_too_long(run, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("The king " * 10))
     assert written(run, start="-", max_new_tokens=None).startswith("The king " * 10)
     assert "the start has 90 tokens, of which the model sees the last 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "start, ids",
+    [
+        ("a<|endoftext|>b", [97, 256, 98]),
+        ("<|endoftext|>", [256]),
+        ("", [256]),  # text out of nothing begins there, too
+        ("a<|end", [97, 60, 124, 101, 110, 100]),
+    ],
+)
+def test_the_end_of_text_can_be_typed(start, ids):
+    sampler = SimpleNamespace(tokenizer=ByteTokenizer(), model=GPT(GPTConfig(8, 257, 1, 1, 8)))
+    assert Sampler.prompt(sampler, start) == ids
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
