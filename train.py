@@ -64,6 +64,7 @@ class TrainConfig:
     n_head: int = 12  # H, attention heads; divides n_embd
     n_embd: int = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as GPT-2 has them
+    activation: Literal["gelu_new", "gelu", "relu2"] = "gelu_new"  # GPT-2's; exact, as nanoGPT's; ReLU squared
     dropout: float = 0.0  # probability, for small data; 0: off
     embd_pdrop: float | None = None  # dropout after the embeddings; None: as dropout
     attn_pdrop: float | None = None  # dropout on attention weights; None: as dropout
@@ -166,8 +167,15 @@ class TrainConfig:
         )
 
 
-SHAPE = ("block_size", "n_layer", "n_head", "n_embd", "bias")  # of the model, given by a checkpoint that has one
-DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # of the model, free to change
+SHAPE = (
+    "block_size",
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "bias",
+    "activation",
+)  # of the model, given by a checkpoint that has one
+DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # free to change
 FIXED = (*SHAPE, "seed", "sampling")  # what a run that is continued cannot change
 INEXACT = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens", "dtype", "device", "compile")
 PLACES = ("out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only")  # of no consequence
@@ -304,7 +312,7 @@ def train(cfg: TrainConfig) -> float:
                 torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
                 rows = slice(micro_step * cfg.batch_size, (micro_step + 1) * cfg.batch_size)
                 x, y = runtime.to_device(inputs[rows], targets[rows])  # (B, T) each
-                with runtime.compute(cfg.block_size):
+                with runtime.compute():
                     _, micro_loss = forward(x, y)
                 micro_loss = micro_loss * float(share)  # so that each counted target of the step weighs the same
                 scaler.scale(micro_loss).backward()
@@ -416,7 +424,7 @@ def evaluate(forward: nn.Module, validation: ValidationWindows, runtime: Runtime
     for x, y in validation.batches(batch_size):
         counts.append(int((y != -1).sum()))
         x, y = runtime.to_device(x, y)  # (B, T) each
-        with runtime.compute(x.shape[1]):
+        with runtime.compute():
             losses.append(forward(x, y)[1])
     weights = torch.tensor(counts, dtype=torch.float64)
     return float(torch.stack(losses).cpu().double() @ weights / weights.sum())

@@ -12,6 +12,7 @@ n_head = 6
 n_embd = 384
 block_size = 256
 dropout = 0.2
+activation = "gelu"
 batch_size = 64
 
 max_iters = 5000

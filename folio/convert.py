@@ -40,6 +40,12 @@ HUB = {  # names as nanoGPT has them -> repositories
 }
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # Conv1D: (in, out)
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, which old files hold
+ACTIVATIONS = {
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+    "gelu": "gelu",
+    "relu2": "relu2",
+}  # theirs: ours
 NO_BIAS = ("transformer.wte.weight", "transformer.wpe.weight")
 
 
@@ -67,15 +73,20 @@ def from_hugging_face(folder: Path) -> Checkpoint:
         if config.get("model_type") != "gpt2":
             what = f"{config.get('model_type')} ({', '.join(config.get('architectures') or ['?'])})"
             raise CheckpointError(f"{folder} holds {what}, and Folio knows the architecture of gpt2 alone")
-        unlike = dict(activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+        unlike = dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
         for name, ours in unlike.items():
             if config.get(name, ours) != ours:
                 raise CheckpointError(f"{folder}: config.json has {name}={config[name]}, and Folio computes {ours}")
+        activation = config.get("activation_function", "gelu_new")
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise CheckpointError(f"{folder}: config.json has activation_function={activation}; Folio knows {known}")
         shape = dict(
             block_size=config["n_positions"],
             vocab_size=config["vocab_size"],
             **{name: config[name] for name in ("n_layer", "n_head", "n_embd")},
             bias=True,
+            activation=ACTIVATIONS[activation],
         )
         tensors = hugging_face_tensors(folder)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
@@ -119,6 +130,7 @@ def from_nanogpt(path: Path) -> Checkpoint:
     try:
         arguments, config = saved["model_args"], saved.get("config") or {}
         shape = {name: arguments[name] for name in "block_size vocab_size n_layer n_head n_embd bias".split()}
+        shape["activation"] = "gelu"
         tensors = {re.sub(r"^(_orig_mod\.|module\.)*", "", name): tensor for name, tensor in saved["model"].items()}
         dataset = str(config.get("dataset") or "")
     except (LookupError, TypeError, AttributeError) as error:
@@ -146,6 +158,7 @@ def from_gguf(path: Path) -> Checkpoint:
             n_head=int(fields["gpt2.attention.head_count"]),
             n_embd=int(fields["gpt2.embedding_length"]),
             bias=True,
+            activation="gelu_new",
         )
         alphabet = byte_alphabet()
         tokens = fields["tokenizer.ggml.tokens"][: fields["tokenizer.ggml.eos_token_id"]]
@@ -194,7 +207,8 @@ def unpickled(path: Path) -> dict[str, Any]:
 
 def _checked(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, contiguous and in float32, if the embeddings are as the shape says. Raises CheckpointError."""
-    if wrong := [name for name in shape if type(shape[name]) is not (bool if name == "bias" else int)]:
+    kinds = {"bias": bool, "activation": str}
+    if wrong := [name for name in shape if type(shape[name]) is not kinds.get(name, int)]:
         raise CheckpointError(f"{path} has {wrong[0]}={shape[wrong[0]]!r}, which is no number")
     expected = {
         "transformer.wte.weight": (shape["vocab_size"], shape["n_embd"]),
@@ -222,6 +236,7 @@ def to_hugging_face(loaded: Checkpoint, folder: Path) -> None:
     shape, end = loaded.state["model"], loaded.tokenizer.eot
     names = dict(n_positions=shape["block_size"], vocab_size=shape["vocab_size"])
     names |= {name: shape[name] for name in ("n_layer", "n_head", "n_embd")}
+    names["activation_function"] = shape.get("activation", "gelu_new")
     config = GPT2Config(**names, bos_token_id=end, eos_token_id=end, architectures=["GPT2LMHeadModel"])
     tensors = with_biases(loaded.model)
     tensors = {n: (t.T if n.endswith(TRANSPOSED) else t).contiguous() for n, t in tensors.items()}
@@ -242,6 +257,8 @@ def to_gguf(loaded: Checkpoint, path: Path) -> None:
     shape, made = loaded.state["model"], loaded.tokenizer
     if not isinstance(made, RankedTokenizer):
         raise UserError(f"GGUF has no tokenizer of the kind {made.kind!r}: llama.cpp reads byte-level BPE (gpt2, bpe)")
+    if (activation := shape.get("activation", "gelu_new")) != "gelu_new":
+        raise UserError(f"llama.cpp computes GPT-2 with gelu_new, and this model has {activation}")
     writer = GGUFWriter(path, "gpt2")
     writer.add_block_count(shape["n_layer"])
     writer.add_context_length(shape["block_size"])
@@ -276,6 +293,8 @@ def to_nanogpt(loaded: Checkpoint, folder: Path) -> None:
     wants as data/NAME/meta.pkl in the folder that it is started from. Raises UserError for another tokenizer.
     """
     shape, made = loaded.state["model"], loaded.tokenizer
+    if (activation := shape.get("activation", "gelu_new")) == "relu2":
+        raise UserError(f"nanoGPT computes gelu, and this model has {activation}")
     folder.mkdir(parents=True)
     config = {}
     if isinstance(made, CharTokenizer):

@@ -183,7 +183,7 @@ def generate(
             if step + 1 == max_new_tokens:
                 return
             if max(cache.lengths) < block_size:
-                with computing(model, runtime, 1):
+                with computing(model, runtime):
                     logits = forward(chosen)[0][:, 0].float()
                 continue
             for tokens in unread:
@@ -278,7 +278,7 @@ def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runti
             if len(context) == length:
                 rows.setdefault(tuple(context), []).append(row)
         part = model.new_cache(len(rows), cache.kv.dtype)
-        with computing(model, runtime, length):
+        with computing(model, runtime):
             found, _ = model(torch.tensor(list(rows), device=runtime.device), cache=part)  # (n, 1, V)
         for n, same in enumerate(rows.values()):
             cache.kv[:, :, same, :, :length] = part.kv[:, :, n : n + 1, :, :length]
@@ -350,9 +350,9 @@ def direct(module: nn.Module) -> Any:
     return module.forward
 
 
-def computing(model: nn.Module, runtime: Runtime, T: int) -> AbstractContextManager:
+def computing(model: nn.Module, runtime: Runtime) -> AbstractContextManager:
     """The context of a forward pass: none for weights that are in the runtime's dtype, else its autocast."""
-    return nullcontext() if model.transformer.wte.weight.dtype == runtime.dtype else runtime.compute(T)
+    return nullcontext() if model.transformer.wte.weight.dtype == runtime.dtype else runtime.compute()
 
 
 def opening(tokenizer: Tokenizer) -> list[int]:

@@ -1,5 +1,6 @@
 """Device, dtype, compilation and seeds: decided once, said in one line, passed on as one frozen value."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -8,15 +9,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from folio import UserError
 
@@ -37,16 +36,9 @@ class Runtime:
         """What "auto" came to, as a checkpoint keeps it."""
         return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch."), "compile": self.compile}
 
-    @contextmanager
-    def compute(self, T: int) -> Iterator[None]:
-        """The context of a forward pass over T tokens: autocast to `dtype`, and on a CPU the fastest attention."""
-        with ExitStack() as stack:
-            if self.dtype != torch.float32:
-                stack.enter_context(torch.autocast(self.device.type, self.dtype))
-                if self.device.type == "cpu" and T <= 256:
-                    # Plain matmuls beat the CPU's flash kernel in bfloat16 on short sequences (docs/performance.md).
-                    stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            yield
+    def compute(self) -> AbstractContextManager:
+        """The context of a forward pass: autocast to `dtype`."""
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
     def to_device(self, *arrays: np.ndarray) -> list[Tensor]:
         """The arrays as tensors on the device, through pinned memory and without waiting where that is CUDA."""
@@ -99,7 +91,7 @@ def decide(
     """Settle device, dtype and compile; each is taken by name, or chosen by capability when it is "auto".
 
     earlier: `Runtime.resolved` of the run that is continued; "auto" then means the same again if the device is of the
-    same kind. Sets torch's global modes for the choice. Raises UserError for what cannot work here.
+    same kind. Sets torch's and the allocator's global modes for the choice. Raises UserError for what cannot work here.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("Folio trains in one process, on one device: start it with python, without torchrun")
@@ -128,6 +120,8 @@ def decide(
     faster = "high" if place.type == "cuda" else "medium" if chosen == "float32" else "highest"
     torch.set_float32_matmul_precision("highest" if dtype == "float32" else faster)
 
+    if place.type == "cpu":
+        keep_freed_memory()
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call alone imports for most of a second
@@ -202,6 +196,17 @@ def _whether_to_compile(device: torch.device, wanted: bool | str) -> tuple[bool,
             raise UserError(f"compile=True: torch.compile does not work here: {first}; use --compile=False") from None
         return False, f"torch.compile does not work here: {first}"
     return True, "as set" if wanted is True else "a probe compiled and ran"
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory for the next step. It gives large pieces back to the system, and Linux then has to
+    clear each page again: 13 to 18 % of a training step (docs/performance.md).
+    """
+    TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
+    with suppress(OSError, AttributeError):  # another system's library
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(MMAP_THRESHOLD, 1 << 30)
+        mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def derive_seed(*parts: str | int) -> int:

@@ -68,7 +68,7 @@ def test_old_files_with_buffers_and_without_prefix(theirs, folder):
             dict(model_type="llama", architectures=["LlamaForCausalLM"]),
             r"holds llama \(LlamaForCausalLM\), and Folio knows",
         ),
-        (dict(activation_function="relu"), "config.json has activation_function=relu"),
+        (dict(activation_function="relu"), "config.json has activation_function=relu; Folio knows"),
         (dict(vocab_size=300), r"transformer\.wte\.weight is \(260, 16\), and should be \(300, 16\)"),
         (dict(n_embd=None), "has n_embd=None, which is no number"),
     ],
@@ -101,7 +101,8 @@ def test_incomplete_folders_are_told(folder):
 
 def nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
     """ckpt.pt as nanoGPT's train.py saves it, with its data set beside."""
-    ours = GPT(GPTConfig(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False), 5).eval()
+    shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
+    ours = GPT(GPTConfig(**shape, activation="gelu"), 5).eval()
     arguments = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, bias=False, vocab_size=3, dropout=0.0)
     saved = dict(model={prefix + name: tensor for name, tensor in ours.state_dict().items()}, model_args=arguments)
     saved |= dict(optimizer={"state": {}}, iter_num=7, best_val_loss=torch.tensor(1.5), config={"dataset": "abc"})

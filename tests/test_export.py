@@ -25,9 +25,10 @@ KINDS = {
 }
 
 
-def checkpoint_of(tokenizer: Tokenizer, bias: bool, padding: int = 0) -> Checkpoint:
+def checkpoint_of(tokenizer: Tokenizer, bias: bool, padding: int = 0, activation: str = "gelu_new") -> Checkpoint:
     """A model of random weights, its biases among them."""
     shape = dict(block_size=64, vocab_size=tokenizer.vocab_size + padding, n_layer=2, n_head=2, n_embd=16, bias=bias)
+    shape["activation"] = activation
     torch.manual_seed(3)
     model = GPT(GPTConfig(**shape))
     for p in model.parameters():
@@ -36,9 +37,11 @@ def checkpoint_of(tokenizer: Tokenizer, bias: bool, padding: int = 0) -> Checkpo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bias", [False, True])
-def test_transformers_opens_it_and_computes_the_same(kind, bias, tmp_path):
-    loaded = checkpoint_of(KINDS[kind](), bias, padding=5)
+@pytest.mark.parametrize(
+    "bias, activation", [(False, "gelu_new"), (True, "gelu_new"), (False, "gelu"), (True, "relu2")]
+)
+def test_transformers_opens_it_and_computes_the_same(kind, bias, activation, tmp_path):
+    loaded = checkpoint_of(KINDS[kind](), bias, 5, activation)
     folder = tmp_path / "hf"
     convert.to_hugging_face(loaded, folder)
     assert "tokens read alike" in export.parity(loaded, *export.opened("hf", folder))
@@ -86,7 +89,7 @@ def test_the_command_writes_checks_and_cleans_up(tiny, tmp_path, capsys, monkeyp
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_was_written_comes_in_again(to, kind, bias, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)  # which nanoGPT takes where there is no meta.pkl
-    loaded = checkpoint_of(KINDS[kind](), bias, padding=5)
+    loaded = checkpoint_of(KINDS[kind](), bias, 5, "gelu" if to == "nanogpt" else "gelu_new")
     made = tmp_path / ("made.gguf" if to == "gguf" else "made")
     export.WRITERS[to](loaded, made)
     assert "tokens read alike" in export.parity(loaded, *export.opened(to, made))
@@ -115,6 +118,25 @@ def test_a_tokenizer_that_others_lack_is_refused(to, kind, reason, tmp_path, mon
     assert not made.exists()
     with pytest.raises(UserError, match="otherwise a folder"):
         export.main([f"--to={to}", "random", str(tmp_path / ("made" if to == "gguf" else "made.gguf"))])
+
+
+def test_an_activation_that_others_lack_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    for to, activation, reason in (("gguf", "gelu", "gelu_new"), ("nanogpt", "relu2", "nanoGPT computes gelu")):
+        monkeypatch.setattr(convert, "load", lambda *_, a=activation: checkpoint_of(bpe(), False, activation=a))
+        with pytest.raises(UserError, match=f"{reason}, and this model has {activation}"):
+            export.main([f"--to={to}", "random", str(tmp_path / ("made.gguf" if to == "gguf" else "made"))])
+
+
+def test_nanogpts_other_gelu_is_near(tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    loaded = checkpoint_of(bpe(), False)
+    convert.to_nanogpt(loaded, tmp_path / "made")
+    with pytest.raises(UserError, match="off by"):
+        export.parity(loaded, *export.opened("nanogpt", tmp_path / "made"))
+    assert "e-04 of the largest" in export.parity(
+        loaded, *export.opened("nanogpt", tmp_path / "made"), export.OTHER_GELU
+    )
 
 
 def test_nanogpts_checkpoint_is_as_its_sample_py_reads_it(tmp_path):

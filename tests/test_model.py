@@ -6,13 +6,34 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model import GPT, SHAPES, GPTConfig, attention, main
+from model import ACTIVATIONS, GPT, SHAPES, CausalSelfAttention, GPTConfig, attention, main
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 
 
 def tokens(B: int, T: int, V: int = 50) -> torch.Tensor:
     return torch.randint(V, (B, T))
+
+
+def test_activations_are_those_of_transformers():
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-5, 5, 101)
+    for name, activation in ACTIVATIONS.items():
+        torch.testing.assert_close(activation(x), ACT2FN[name](x))
+    with pytest.raises(ValueError, match="'swish' is not one of gelu_new, gelu, relu2"):
+        GPTConfig(activation="swish")
+
+
+def test_bfloat16_on_a_cpu_is_attended_to_as_elsewhere(seed):
+    """There attention is written out, which is faster."""
+    torch.manual_seed(seed)
+    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=2, attn_pdrop=0.5), layer=0)
+    x = torch.randn(2, 16, 32)
+    expected = layer.eval()(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x).float(), expected, atol=0.02, rtol=0.02)
+        assert not torch.equal(layer.train()(x), layer(x))  # dropout
 
 
 def test_attention_equals_the_fused_kernel(seed):

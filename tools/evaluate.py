@@ -312,7 +312,7 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, bar
 def losses_of(model: GPT, ids: torch.Tensor, runtime: Runtime) -> np.ndarray:
     """The loss of each of the ids (B, T + 1) but the first of each row, in nats: (B, T). -1 stands for no token."""
     ids = ids.to(runtime.device)
-    with runtime.compute(ids.shape[1] - 1):
+    with runtime.compute():
         logits, _ = model(ids[:, :-1].clamp(min=0), ids[:, 1:])
     losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-1, reduction="none")
     return losses.view(len(ids), -1).double().cpu().numpy()
@@ -394,7 +394,7 @@ def answers(
         for row, (_, _, ids, _) in zip(batch, taken, strict=True):
             row[: len(ids)] = torch.tensor(ids)
         batch = batch.to(runtime.device)
-        with runtime.compute(length - 1):
+        with runtime.compute():
             logits, _ = model(batch[:, :-1], batch[:, 1:])  # (B, T, V)
         for row, target, (q, e, ids, count) in zip(logits, batch[:, 1:], taken, strict=True):
             ending = slice(len(ids) - 1 - count, len(ids) - 1)
