@@ -36,7 +36,7 @@ from folio.dataset import (
 from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
 from folio.metrics import Metrics
-from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
+from folio.optim import load_state_tensors, lr_at, make_optimizer, muon_momentum_at, state_tensors
 from folio.runtime import Runtime, Signals, compiled, decide, derive_seed
 from folio.tokenizer import Tokenizer
 from model import GPT, GPTConfig
@@ -71,7 +71,9 @@ class TrainConfig:
     resid_pdrop: float | None = None  # dropout on what each block adds; None: as dropout
     # --- optimizer ---
     max_iters: int = 600_000  # optimizer steps in all
-    learning_rate: float = 6e-4  # at its highest
+    optimizer: Literal["adamw", "muon"] = "adamw"  # "muon": Muon for the blocks' matrices, AdamW for all else
+    learning_rate: float = 6e-4  # AdamW's, at its highest
+    muon_learning_rate: float = 0.02  # Muon's, at its highest; it follows the same schedule
     lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # from learning_rate down to min_lr
     decay_lr: bool = True  # False: a constant rate without warmup, whatever lr_schedule says
     warmup_iters: int = 2000  # steps of linear rise; 0: off
@@ -121,7 +123,7 @@ class TrainConfig:
         optional = "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters wsd_decay_iters"
         for name in optional.split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
-        for name in "learning_rate warmup_iters weight_decay grad_clip sample_tokens seed".split():
+        for name in "learning_rate muon_learning_rate warmup_iters weight_decay grad_clip sample_tokens seed".split():
             require(getattr(self, name) >= 0, name, "it must not be negative")
         for name in "save_interval_minutes skip_spikes".split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be above 0, or None")
@@ -176,7 +178,7 @@ SHAPE = (
     "activation",
 )  # of the model, given by a checkpoint that has one
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # free to change
-FIXED = (*SHAPE, "seed", "sampling")  # what a run that is continued cannot change
+FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # what a run that is continued cannot change
 INEXACT = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens", "dtype", "device", "compile")
 PLACES = ("out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only")  # of no consequence
 
@@ -267,7 +269,15 @@ def train(cfg: TrainConfig) -> float:
         return val_loss
 
     # --- optimizer ---
-    optimizer = make_optimizer(model, cfg.learning_rate, (cfg.beta1, cfg.beta2), cfg.weight_decay)
+    optimizer = make_optimizer(
+        model,
+        cfg.optimizer,
+        cfg.learning_rate,
+        (cfg.beta1, cfg.beta2),
+        cfg.weight_decay,
+        cfg.muon_learning_rate,
+        torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
+    )
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     if state:
         load_state_tensors(model, optimizer, start.optimizer())
@@ -300,7 +310,8 @@ def train(cfg: TrainConfig) -> float:
         while step < cfg.max_iters and not stopped_by and stale < patience:
             lr = cfg.learning_rate_at(step)
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["lr_scale"]
+                group["momentum"] = muon_momentum_at(step)
 
             # --- one step: forward, backward, update ---
             model.train()

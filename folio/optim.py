@@ -1,25 +1,105 @@
-"""Parameter groups, the optimizer, and the learning rate as a function of the step."""
+"""Parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def make_optimizer(
-    model: nn.Module, learning_rate: float, betas: tuple[float, float], weight_decay: float
+    model: nn.Module,
+    kind: str,
+    learning_rate: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    muon_learning_rate: float = 0.0,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused where the device has that kernel.
+    """AdamW (Loshchilov & Hutter 2019), fused where the device has that kernel; or "muon" for the blocks' matrices.
 
-    Weights of two and more dimensions decay; biases and norms do not, as in GPT-3's and nanoGPT's training.
+    Weights of two and more dimensions decay; biases and norms do not, as in GPT-3's and nanoGPT's training. A group's
+    rate is that of the step times its "lr_scale". dtype: what Muon computes in.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [(name, p) for name, p in parameters if kind == "muon" and ".h." in name and p.dim() == 2]
+    alike: dict[tuple[int, int], list[Tensor]] = {}  # by rows and columns; queries, keys and values are three matrices
+    for name, p in matrices:
+        alike.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
+    taken = {id(p) for _, p in matrices}
+    rest = [p for _, p in parameters if id(p) not in taken]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
-    fused = parameters[0].device.type in ("cpu", "cuda", "mps")
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)
+    scale = muon_learning_rate / learning_rate if learning_rate else 0.0
+    for (rows, _), params in alike.items():
+        groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
+    fused = parameters[0][1].device.type in ("cpu", "cuda", "mps")
+    return (Muon if matrices else torch.optim.AdamW)(groups, lr=learning_rate, betas=betas, fused=fused)
+
+
+class Muon(torch.optim.AdamW):
+    """Muon (Jordan et al. 2024) for groups that have "rows", AdamW for the others.
+
+    A group's matrices, (k * rows, columns) each, count as k matrices, and all of them are orthogonalized together.
+    Nesterov momentum, group["momentum"]; weight decay is decoupled; the update of a tall matrix is scaled by
+    sqrt(rows / columns). Where `found_inf` is 1, everything stays as it is, and nobody waits to know.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **settings: Any):
+        super().__init__(groups, **settings)
+        for group in self.matrices():
+            group["momentum"] = 0.95
+            for p in group["params"]:
+                self.state[p] = {"step": torch.zeros((), device=p.device), "momentum_buffer": torch.zeros_like(p)}
+        self.found_inf: Tensor | None = None
+
+    def matrices(self) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if "rows" in group]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.matrices():
+            params, rows, lr, momentum = group["params"], group["rows"], group["lr"], group["momentum"]
+            columns = params[0].shape[1]
+            found_inf = params[0].new_zeros(()) if self.found_inf is None else self.found_inf
+            good = 1 - found_inf
+            means = [self.state[p]["momentum_buffer"] for p in params]
+            gradients = torch.cat([p.grad for p in params]).view(-1, rows, columns)  # (n, rows, columns)
+            gradients = torch.where(good.bool(), gradients, 0)
+            mean = torch.cat(means).view_as(gradients).lerp(gradients, (1 - momentum) * good)
+            update = orthogonalized(gradients.lerp(mean, momentum).to(group["dtype"])).float()
+            update *= -lr * max(1, rows / columns) ** 0.5 * good
+            sizes = [len(p) for p in params]
+            torch._foreach_add_([self.state[p]["step"] for p in params], good)
+            torch._foreach_copy_(means, mean.view(-1, columns).split(sizes))
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good)
+            torch._foreach_add_(params, update.reshape(-1, columns).split(sizes))
+            for p in params:
+                p.grad = None  # so that AdamW passes them over
+        super().step()
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """For each of (n, rows, columns) about the nearest (semi-)orthogonal matrix: singular values between 0.7 and 1.2.
+
+    Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon/
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def muon_momentum_at(step: int) -> float:
+    """From 0.85 to 0.95 over the first 300 steps, as in modded-nanogpt."""
+    return 0.85 + 0.1 * min(1.0, step / 300)
 
 
 def lr_at(
@@ -51,17 +131,17 @@ def lr_at(
     return min_lr + remaining * (learning_rate - min_lr)
 
 
-def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as tensors named PARAMETER/KEY, as "transformer.wte.weight/exp_avg"."""
     names = {p: name for name, p in model.named_parameters()}
     return {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
 
 
-def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Take up what `state_tensors` gave. Moments move to their parameter's device; step counts are left to torch."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     names = {name: places[id(p)] for name, p in model.named_parameters()}
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("/")
         state.setdefault(names[name], {})[kind] = tensor

@@ -4,7 +4,15 @@ from itertools import pairwise
 import pytest
 import torch
 
-from folio.optim import load_state_tensors, lr_at, make_optimizer, state_tensors
+from folio.optim import (
+    Muon,
+    load_state_tensors,
+    lr_at,
+    make_optimizer,
+    muon_momentum_at,
+    orthogonalized,
+    state_tensors,
+)
 from model import GPT, GPTConfig
 
 CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
@@ -12,7 +20,7 @@ BASE = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, 
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
-    return make_optimizer(model, 1e-2, (0.9, 0.95), 0.1)
+    return make_optimizer(model, "adamw", 1e-2, (0.9, 0.95), 0.1)
 
 
 def steps(model: GPT, optimizer: torch.optim.Optimizer, n: int) -> None:
@@ -82,3 +90,88 @@ def test_schedules_at_their_middles():
     assert lr_at(89, schedule="wsd", **BASE) == 1.0
     assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
     assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+def muon_of(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Muon:
+    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02, dtype=dtype)
+
+
+def test_muon_equals_torchs_matrix_by_matrix(seed):
+    """Queries, keys and values are three matrices; the rest of the model is AdamW's, to the bit."""
+    torch.manual_seed(seed)
+    config = GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, bias=True)
+    model, plain = GPT(config), GPT(config)
+    ours, adamw = muon_of(model), optimizer_of(plain)
+    for group in ours.matrices():
+        group["lr"] = 0.02
+    pieces = {}
+    for name, p in model.named_parameters():
+        if ".h." in name and p.dim() == 2:
+            parts = p.detach().clone().chunk(3 if "c_attn" in name else 1)
+            pieces[name] = [torch.nn.Parameter(part.clone()) for part in parts]
+    theirs = torch.optim.Muon([p for parts in pieces.values() for p in parts], lr=0.02, weight_decay=0.1)
+    for _ in range(4):
+        gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        for (name, p), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+            p.grad, other.grad = gradients[name].clone(), gradients[name].clone()
+            for part, gradient in zip(
+                pieces.get(name, []), gradients[name].chunk(len(pieces.get(name, [0]))), strict=False
+            ):
+                part.grad = gradient.clone()
+        for optimizer in (ours, adamw, theirs):
+            optimizer.step()
+    for (name, p), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        if name in pieces:
+            expected = torch.cat([part.detach() for part in pieces[name]])
+            moved = (expected - GPT(config).get_parameter(name)).abs().max()
+            assert (p - expected).abs().max() < 0.03 * moved, name  # bfloat16, in another order
+        else:
+            assert torch.equal(p, other), name
+
+
+def test_what_is_orthogonalized_has_singular_values_near_one(seed):
+    torch.manual_seed(seed)
+    for rows, columns in ((16, 16), (64, 16), (16, 64)):
+        matrices = torch.randn(3, rows, columns) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+        found = orthogonalized(matrices)
+        assert found.shape == matrices.shape
+        wanted_u, wanted_s, wanted_vh = torch.linalg.svd(matrices, full_matrices=False)
+        large = wanted_s > 0.1 * wanted_s[:, :1]  # what is much smaller is not there yet after five iterations
+        values = (wanted_u.mT @ found @ wanted_vh.mT).diagonal(dim1=1, dim2=2)
+        assert ((values > 0.6) & (values < 1.25))[large].all()
+    assert orthogonalized(torch.zeros(1, 4, 4)).eq(0).all()
+
+
+def test_a_bad_step_leaves_muon_as_it_was():
+    model = GPT(CONFIG)
+    optimizer = muon_of(model, torch.float32)
+    steps(model, optimizer, 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    moments = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert all(torch.equal(moments[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+
+
+def test_muons_state_comes_back_by_name():
+    first, second = GPT(CONFIG), GPT(CONFIG)
+    before, after = muon_of(first), muon_of(second)
+    steps(first, before, 3)
+    second.load_state_dict(first.state_dict())
+    saved = {name: tensor.clone() for name, tensor in state_tensors(first, before).items()}
+    assert "transformer.h.0.attn.c_attn.weight/momentum_buffer" in saved
+    assert "transformer.wte.weight/exp_avg" in saved
+    load_state_tensors(second, after, saved)
+    steps(first, before, 2)
+    steps(second, after, 2)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_the_momentum_rises():
+    assert [muon_momentum_at(step) for step in (0, 150, 300, 5000)] == pytest.approx([0.85, 0.9, 0.95, 0.95])

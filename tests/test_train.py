@@ -61,7 +61,9 @@ def test_a_run_learns_and_leaves_its_record(tiny, text, capsys):
     assert "step 1/60: loss 3." in out and f"best validation loss {best:.4f}" in out
 
 
-def test_stopping_and_going_on_changes_no_bit(tiny, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_stopping_and_going_on_changes_no_bit(tiny, tmp_path, optimizer):
+    tiny = partial(tiny, optimizer=optimizer)
     straight, parts = tiny(), tiny(out_dir=str(tmp_path / "parts"))
     train(straight)
     # the rate depends on max_iters, so the first part is told where the whole ends
