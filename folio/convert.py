@@ -257,8 +257,8 @@ def to_gguf(loaded: Checkpoint, path: Path) -> None:
     shape, made = loaded.state["model"], loaded.tokenizer
     if not isinstance(made, RankedTokenizer):
         raise UserError(f"GGUF has no tokenizer of the kind {made.kind!r}: llama.cpp reads byte-level BPE (gpt2, bpe)")
-    if (activation := shape.get("activation", "gelu_new")) != "gelu_new":
-        raise UserError(f"llama.cpp computes GPT-2 with gelu_new, and this model has {activation}")
+    if (activation := shape.get("activation", "gelu_new")) == "relu2":
+        raise UserError(f"llama.cpp computes gelu_new, and this model has {activation}")
     writer = GGUFWriter(path, "gpt2")
     writer.add_block_count(shape["n_layer"])
     writer.add_context_length(shape["block_size"])
