@@ -77,11 +77,12 @@ class KVCache:
         shape = (config.n_layer, 2, rows, config.n_head, config.block_size, D)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.rows = torch.arange(rows, device=device)
+        self.at = torch.zeros_like(self.rows)  # kept up only while rows differ, or with `reach`
         self.set_lengths([0] * rows)
 
     def set_lengths(self, lengths: list[int]) -> None:
         self.lengths = lengths
-        self.at = torch.tensor(lengths, device=self.kv.device) - 1  # kept up only while rows differ, or with `reach`
+        self.at.copy_(torch.tensor(lengths) - 1)  # in place: graphs that were captured go on reading it
 
     def begin(self, T: int) -> Tensor | slice:
         """Make ready for T more tokens in each row; returns their positions. T > 1 only into rows that are empty."""

@@ -320,9 +320,11 @@ def test_a_step_that_can_be_captured_computes_the_same(model):
     prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
     new = torch.tensor([[7], [8]])
     plain, fixed = model.new_cache(2, torch.float32), model.new_cache(2, torch.float32)
+    place = fixed.at.data_ptr()
     for cache in (plain, fixed):
         model(prompts, cache=cache)
         cache.set_lengths([3, 2])  # the second row forgets its last
+    assert fixed.at.data_ptr() == place  # where a graph reads it
     fixed.reach = 8
     for _ in range(3):
         torch.testing.assert_close(model(new, cache=fixed)[0], model(new, cache=plain)[0])
