@@ -40,12 +40,12 @@ HUB = {  # names as nanoGPT has them -> repositories
 }
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # Conv1D: (in, out)
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # the causal mask, which old files hold
-ACTIVATIONS = {
+ACTIVATIONS = {  # Hugging Face's names -> ours
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
     "gelu": "gelu",
     "relu2": "relu2",
-}  # theirs: ours
+}
 NO_BIAS = ("transformer.wte.weight", "transformer.wpe.weight")
 
 

@@ -96,6 +96,17 @@ def test_documents_are_the_same_for_all_tokenizers(runtime, tmp_path):
     assert measures[0][2].weights.sum() == len("\n".join(words))  # the separator stands for the end that it lacks
 
 
+def test_a_document_in_parts_is_one_document(tmp_path):
+    """A text larger than a block of the corpus once had an end of text in its middle."""
+    whole = "hello world\n" * 120_000  # 1.4 MB
+    (tmp_path / "text.txt").write_text(whole, encoding="utf-8")
+    corpus, made = Corpus(find_sources([str(tmp_path / "text.txt")])), ByteTokenizer()
+    assert len(list(corpus.blocks())) > 1
+    stream = stream_of(corpus, made)
+    assert made.decode(stream.ids) == whole
+    assert (stream.ids == made.eot).nonzero()[0].tolist() == [len(whole)] and not stream.document.any()
+
+
 def test_documents_of_shards_end_at_the_end_of_text(runtime):
     eot, mask = 256, np.array([0, 1, 1, 0, 1, 0, 1], np.uint8)
     shards = [Shard(np.array([1, 2, eot, 3, 4, 5, eot])), Shard(np.array([6, eot, 7, 8, 9, eot, 5]), mask)]

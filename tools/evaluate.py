@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import line_breaks, run_script  # noqa: E402
-from folio.corpus import Corpus, find_sources  # noqa: E402
+from folio.corpus import Corpus, Part, find_sources  # noqa: E402
 from folio.dataset import Shard  # noqa: E402
 from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
@@ -234,11 +234,13 @@ class Stream(NamedTuple):
 def stream_of(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
     """The documents as a data set holds them, each with the end-of-text token behind it, or what divided them."""
     end = tokenizer.encode(corpus.split_on or "") if tokenizer.eot is None else np.array([tokenizer.eot])
-    pieces, document = [], []
+    pieces, document, number = [], [], 0
     for block in corpus.blocks():
+        ends = not isinstance(block, Part) or block.last  # a document that is larger than a block comes in parts
         for text in block.documents():
-            pieces.append(np.concatenate([tokenizer.encode(text), end]).astype(np.int64))
-            document.append(np.full(len(pieces[-1]), len(document)))
+            pieces.append(np.concatenate([tokenizer.encode(text), end[: len(end) * ends]]).astype(np.int64))
+            document.append(np.full(len(pieces[-1]), number))
+            number += ends
     ids = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
     if len(ids) < 2:
         raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
@@ -263,7 +265,8 @@ def on_text(
     """Loss, perplexity and bits per byte of a text, every token of each stream but its first being predicted once."""
     sizes = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
     bar = tqdm(total=sum(len(stream.ids) - 1 for stream in streams), unit="token", desc=name, disable=None)
-    nats = np.concatenate([[0.0, *token_losses(model, stream.ids, runtime, stride, bar)] for stream in streams])
+    losses = [token_losses(model, stream.ids, runtime, stride, bar) for stream in streams]
+    nats = np.concatenate([np.concatenate([[0.0], found]) for found in losses])
     bar.close()
     counted = np.concatenate([np.concatenate([[False], stream.counted[1:]]) for stream in streams])
     documents = np.concatenate([stream.document for stream in streams])
