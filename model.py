@@ -19,7 +19,6 @@ from torch import Tensor
 ACTIVATIONS = {  # by the names that transformers has for them
     "gelu_new": partial(F.gelu, approximate="tanh"),  # GPT-2's approximation of the next
     "gelu": F.gelu,  # Hendrycks & Gimpel 2016; nanoGPT's
-    "relu2": lambda x: F.relu(x).square(),  # "Primer" (So et al. 2021)
 }
 
 

@@ -64,7 +64,7 @@ class TrainConfig:
     n_head: int = 12  # H, attention heads; divides n_embd
     n_embd: int = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as GPT-2 has them
-    activation: Literal["gelu_new", "gelu", "relu2"] = "gelu_new"  # GPT-2's; exact, as nanoGPT's; ReLU squared
+    activation: Literal["gelu_new", "gelu"] = "gelu_new"  # GPT-2's approximation; exact GELU, as nanoGPT has it
     dropout: float = 0.0  # probability, for small data; 0: off
     embd_pdrop: float | None = None  # dropout after the embeddings; None: as dropout
     attn_pdrop: float | None = None  # dropout on attention weights; None: as dropout

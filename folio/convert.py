@@ -44,7 +44,6 @@ ACTIVATIONS = {  # Hugging Face's names -> ours
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
     "gelu": "gelu",
-    "relu2": "relu2",
 }
 NO_BIAS = ("transformer.wte.weight", "transformer.wpe.weight")
 
@@ -257,8 +256,6 @@ def to_gguf(loaded: Checkpoint, path: Path) -> None:
     shape, made = loaded.state["model"], loaded.tokenizer
     if not isinstance(made, RankedTokenizer):
         raise UserError(f"GGUF has no tokenizer of the kind {made.kind!r}: llama.cpp reads byte-level BPE (gpt2, bpe)")
-    if (activation := shape.get("activation", "gelu_new")) == "relu2":
-        raise UserError(f"llama.cpp computes gelu_new, and this model has {activation}")
     writer = GGUFWriter(path, "gpt2")
     writer.add_block_count(shape["n_layer"])
     writer.add_context_length(shape["block_size"])
@@ -293,8 +290,6 @@ def to_nanogpt(loaded: Checkpoint, folder: Path) -> None:
     wants as data/NAME/meta.pkl in the folder that it is started from. Raises UserError for another tokenizer.
     """
     shape, made = loaded.state["model"], loaded.tokenizer
-    if (activation := shape.get("activation", "gelu_new")) == "relu2":
-        raise UserError(f"nanoGPT computes gelu, and this model has {activation}")
     folder.mkdir(parents=True)
     config = {}
     if isinstance(made, CharTokenizer):
