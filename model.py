@@ -49,7 +49,18 @@ class GPTConfig:
         return self.dropout if own is None else own
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> tuple[Tensor, Tensor]:
+class Dropout(nn.Dropout):
+    """nn.Dropout. On a CPU, where torch draws one number after another, a draw serves four elements, 16 bits each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or not (self.training and self.p):
+            return super().forward(x)
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        kept = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
+        return x * (kept.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # bool itself is slow to convert
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, dropout: nn.Module | None = None) -> tuple[Tensor, Tensor]:
     """Causal attention written out; scaled_dot_product_attention computes the same y without keeping the weights.
 
     q, k, v: (B, H, T, D). Returns y (B, H, T, D) and the weights (B, H, T, T), each row of which sums to 1.
@@ -58,7 +69,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0) -> tuple[
     T, D = q.shape[-2:]
     future = q.new_full((T, T), -math.inf).triu(diagonal=1)
     weights = ((q / math.sqrt(D)) @ k.transpose(-2, -1) + future).softmax(dim=-1)  # (B, H, T, T)
-    return F.dropout(weights, dropout_p) @ v, weights
+    return (dropout(weights) if dropout else weights) @ v, weights
 
 
 class KVCache:
@@ -112,19 +123,19 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.layer, self.n_head = layer, config.n_head
-        self.attn_pdrop = config.pdrop("attn")
+        self.attn_dropout = Dropout(config.pdrop("attn"))
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.pdrop("resid"))
+        self.dropout = Dropout(config.pdrop("resid"))
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
         if cache is None:
             q, k, v = qkv  # each (B, H, T, D)
-            dropout_p = self.attn_pdrop if self.training else 0.0
-            if x.device.type == "cpu" and q.dtype == torch.bfloat16:  # torch's own take 1.6 to 3.5 times as long
-                y, _ = attention(q, k, v, dropout_p)
+            dropout_p = self.attn_dropout.p if self.training else 0.0
+            if x.device.type == "cpu" and (q.dtype == torch.bfloat16 or dropout_p):  # there torch's own is slower
+                y, _ = attention(q, k, v, self.attn_dropout)
             else:
                 y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, True)
         else:
@@ -143,7 +154,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.pdrop("resid"))
+        self.dropout = Dropout(config.pdrop("resid"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.activation(self.c_fc(x))  # (B, T, 4C)
@@ -180,7 +191,7 @@ class GPT(nn.Module):
             dict(
                 wte=nn.Embedding(config.vocab_size, config.n_embd),
                 wpe=nn.Embedding(config.block_size, config.n_embd),
-                drop=nn.Dropout(config.pdrop("embd")),
+                drop=Dropout(config.pdrop("embd")),
                 h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
                 ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
             )
@@ -227,6 +238,8 @@ class GPT(nn.Module):
         at = slice(T) if cache is None else cache.begin(T)
         positions = self.transformer.wpe.weight[at]  # (T, C), or (B, 1, C) where rows have read unequally much
         x = self.transformer.drop(self.transformer.wte(idx) + positions)  # (B, T, C)
+        if torch.is_autocast_enabled(x.device.type) and torch.get_autocast_dtype(x.device.type) == torch.bfloat16:
+            x = x.bfloat16()  # the residual stream too
         for block in self.transformer.h:
             x = block(x, cache)
         x = self.transformer.ln_f(x)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model import ACTIVATIONS, GPT, SHAPES, CausalSelfAttention, GPTConfig, attention, main
+from model import ACTIVATIONS, GPT, SHAPES, CausalSelfAttention, Dropout, GPTConfig, attention, main
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 
@@ -160,3 +160,25 @@ def test_the_table_shows_the_counts(capsys):
     out = capsys.readouterr().out
     for total in ("124,439,808", "354,823,168", "774,030,080", "1,557,611,200", "57,982,058,496"):
         assert total in out
+
+
+@pytest.mark.parametrize("p", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_is_that_of_torch(p, dtype, seed):
+    """Each element goes with probability p, whatever its neighbours do; the same seed, the same; none in evaluation."""
+    torch.manual_seed(seed)
+    layer, x = Dropout(p), torch.ones(501, 403, dtype=dtype, requires_grad=True)
+    y = layer(x)
+    y.float().sum().backward()
+    gone = (y == 0).double()
+    n = gone.numel()
+    assert abs(gone.mean() - p) < 5 * math.sqrt(p * (1 - p) / n)
+    for shift in (1, 2, 3, 4):  # one draw serves four
+        both = (gone.flatten()[shift:] * gone.flatten()[:-shift]).mean()
+        assert abs(both - p * p) < 5 * math.sqrt(3 * p * p * (1 - p * p) / n)
+    kept = torch.tensor(1 / (1 - p)).to(dtype).float()
+    assert set(y.float().unique().tolist()) == {0.0, kept.item()}
+    assert torch.equal(x.grad, y)
+    torch.manual_seed(seed)
+    assert torch.equal(layer(x), y)
+    assert layer.eval()(x) is x or torch.equal(layer(x), x)
