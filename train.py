@@ -11,10 +11,11 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 import math
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -37,9 +38,11 @@ from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
 from folio.metrics import Metrics
 from folio.optim import load_state_tensors, lr_at, make_optimizer, muon_momentum_at, state_tensors
-from folio.runtime import Runtime, Signals, compiled, decide, derive_seed
+from folio.runtime import Length, Runtime, Signals, attention_kernel, compiled, decide, derive_seed
 from folio.tokenizer import Tokenizer
 from model import GPT, GPTConfig
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
 
 ROOT = Path(__file__).resolve().parent
 
@@ -71,6 +74,7 @@ class TrainConfig:
     resid_pdrop: float | None = None  # dropout on what each block adds; None: as dropout
     # --- optimizer ---
     max_iters: int = 600_000  # optimizer steps in all
+    minutes: float | None = None  # how long the run may take; sets max_iters to what this machine does in that time
     optimizer: Literal["adamw", "muon"] = "adamw"  # "muon": Muon for the blocks' matrices, AdamW for all else
     learning_rate: float = 6e-4  # AdamW's, at its highest
     muon_learning_rate: float = 0.02  # Muon's, at its highest; it follows the same schedule
@@ -103,7 +107,7 @@ class TrainConfig:
     seed: int = 1337  # of the weights, the order of the data and dropout
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what this device is fast in
-    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on CUDA, if it works
+    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on CUDA, where it works and the run is long enough
     backend: str = "nccl"  # of torch.distributed, for several processes; a single one uses none
     deterministic: bool = False  # True: only kernels that repeat bit for bit on a GPU (a CPU always does)
 
@@ -125,7 +129,7 @@ class TrainConfig:
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
         for name in "learning_rate muon_learning_rate warmup_iters weight_decay grad_clip sample_tokens seed".split():
             require(getattr(self, name) >= 0, name, "it must not be negative")
-        for name in "save_interval_minutes skip_spikes".split():
+        for name in "minutes save_interval_minutes skip_spikes".split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be above 0, or None")
         require(self.seed < 2**63, "seed", "it must be below 2**63")
         require(self.min_lr is None or 0 <= self.min_lr <= self.learning_rate, "min_lr", "from 0 to learning_rate")
@@ -156,6 +160,24 @@ class TrainConfig:
             return self.total_batch_tokens // (self.batch_size * self.block_size)
         return self.gradient_accumulation_steps or 1
 
+    def within(self, seconds: float, step_seconds: float, val_tokens: int) -> "TrainConfig":
+        """The same recipe with as many steps as there is time for; what is counted in steps is stretched with them.
+
+        Time goes into steps, into as many evaluations as before, and 1 second for the end. Raises UserError for none.
+        """
+        evaluations = -(-self.max_iters // self.eval_interval)
+        step_tokens = self.accumulation * self.batch_size * self.block_size
+        evaluation = val_tokens / step_tokens * step_seconds / 3  # without the backward pass, which is twice as long
+        steps = int((seconds - evaluations * evaluation - 1) / step_seconds)
+        if steps < 1:
+            raise UserError(
+                f"minutes={self.minutes:g}: it is too short where a step takes {step_seconds:.2g} s, and each of "
+                f"{evaluations} evaluations {evaluation:.2g} s; take more, or a smaller model"
+            )
+        counted = {name: getattr(self, name) for name in STEP_COUNTS}
+        stretched = {name: max(1, round(n * steps / self.max_iters)) for name, n in counted.items() if n}
+        return replace(self, **stretched)
+
     def learning_rate_at(self, step: int) -> float:
         decay_iters = self.lr_decay_iters or self.max_iters
         return lr_at(
@@ -180,6 +202,7 @@ SHAPE = (
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # free to change
 FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # what a run that is continued cannot change
 INEXACT = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens", "dtype", "device", "compile")
+STEP_COUNTS = ("max_iters", "warmup_iters", "lr_decay_iters", "wsd_decay_iters", "eval_interval")
 PLACES = ("out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only")  # of no consequence
 
 
@@ -191,6 +214,7 @@ class TrainingError(UserError):
 
 def train(cfg: TrainConfig) -> float:
     """Train as `cfg` says; returns the lowest validation loss, in nats a token. Raises UserError."""
+    began = time.perf_counter()
     configurator.check(cfg)
     out_dir = Path(cfg.out_dir)
 
@@ -207,24 +231,19 @@ def train(cfg: TrainConfig) -> float:
     if start:
         cfg = with_shape_of(cfg, start)
     state = start.state if resuming else {}
+    if resuming and cfg.minutes:
+        if cfg.minutes != state["config"].get("minutes"):
+            raise UserError(
+                f"minutes={cfg.minutes:g}: the run in {out_dir} was given its length when it began; go on without "
+                f"--minutes, and with --max_iters={state['config']['max_iters']} or another"
+            )
+        cfg = replace(cfg, **{name: state["config"][name] for name in STEP_COUNTS})  # as the time was divided then
     changes = changes_since(start, cfg) if resuming else {}
     if checkpoint.exists(out_dir) and not (state or cfg.overwrite or cfg.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: continue it with --init_from=resume, "
             f"give this one another --out_dir, or replace them with --overwrite=True"
         )
-
-    # --- machine ---
-    runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, state.get("resolved"))
-    print(runtime.described)
-    resumes = state.get("resumes", [])
-    if resuming:
-        exact = not changes.keys() & set(INEXACT) and state["resolved"] == runtime.resolved
-        exact = exact and state["versions"] == versions()
-        after = state.get("stopped_by") or "a kill"
-        resumes = [*resumes, {"step": state["step"], "after": after, "changes": changes, "exact": exact}]
-        told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
-        print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- data ---
     data = Mixture(
@@ -243,13 +262,23 @@ def train(cfg: TrainConfig) -> float:
             f"{cfg.dataset} is not the data that this run began with; begin a run from its weights with "
             f"--init_from={out_dir} and another --out_dir"
         )
-    step_sequences = cfg.accumulation * cfg.batch_size
-    step_tokens = step_sequences * cfg.block_size
-    print(data.described(cfg.max_iters * step_sequences))
-    print(
-        f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
-        f"{step_tokens:,} tokens"
-    )
+
+    # --- machine ---
+    shape = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
+    with torch.device("meta"):
+        flops_per_token = GPT(shape).flops_per_token()["total"]
+    run_flops = cfg.max_iters * cfg.accumulation * cfg.batch_size * cfg.block_size * flops_per_token
+    length = Length(run_flops, cfg.minutes and 60 * cfg.minutes)
+    runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, state.get("resolved"), length)
+    print(runtime.described)
+    resumes = state.get("resumes", [])
+    if resuming:
+        exact = not changes.keys() & set(INEXACT) and state["resolved"] == runtime.resolved
+        exact = exact and state["versions"] == versions()
+        after = state.get("stopped_by") or "a kill"
+        resumes = [*resumes, {"step": state["step"], "after": after, "changes": changes, "exact": exact}]
+        told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
+        print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- model ---
     if start:
@@ -258,26 +287,20 @@ def train(cfg: TrainConfig) -> float:
             print(f"block_size {cfg.block_size}: of the {model.config.block_size} trained positions the first are kept")
             model.crop_block_size(cfg.block_size)
     else:
-        shape = {name: getattr(cfg, name) for name in SHAPE + DROPOUT}
-        model = GPT(GPTConfig(vocab_size=data.vocab_size, **shape), cfg.seed)
+        model = GPT(shape, cfg.seed)
     model.to(runtime.device)
-    forward = compiled(model, runtime)  # `model` stays the plain module, and is what gets saved
-    print(f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}")
+    loss_of = compiled(model, runtime)  # `model` stays the plain module, and is what gets saved
+    print(
+        f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}, "
+        f"attention by {attention_kernel(runtime, model.config)}"
+    )
     if cfg.eval_only:
-        val_loss, val_losses = validate(forward, data, runtime, cfg.batch_size)
+        val_loss, val_losses = validate(model, loss_of, data, runtime, cfg.batch_size)
         print(f"validation loss {val_loss:.4f}{apart(val_losses)}")
         return val_loss
 
     # --- optimizer ---
-    optimizer = make_optimizer(
-        model,
-        cfg.optimizer,
-        cfg.learning_rate,
-        (cfg.beta1, cfg.beta2),
-        cfg.weight_decay,
-        cfg.muon_learning_rate,
-        torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
-    )
+    optimizer = optimizer_for(model, cfg, runtime)
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     if state:
         load_state_tensors(model, optimizer, start.optimizer())
@@ -285,6 +308,21 @@ def train(cfg: TrainConfig) -> float:
     elif cfg.overwrite:
         checkpoint.remove_all(out_dir)
         shutil.rmtree(out_dir / "skipped", ignore_errors=True)
+
+    # --- length ---
+    if cfg.minutes and not state:
+        step_seconds = seconds_a_step(cfg, model, loss_of, data, runtime)
+        remaining = 60 * cfg.minutes - (time.perf_counter() - began)
+        cfg = cfg.within(remaining, step_seconds, data.validation_tokens)
+        counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
+        print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms a step: {counts}")
+    step_sequences = cfg.accumulation * cfg.batch_size
+    step_tokens = step_sequences * cfg.block_size
+    print(data.described(cfg.max_iters * step_sequences))
+    print(
+        f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
+        f"{step_tokens:,} tokens"
+    )
 
     # --- loop ---
     step = state.get("step", 0)  # steps that are done
@@ -294,7 +332,7 @@ def train(cfg: TrainConfig) -> float:
         best = state["best_val_loss"]
     stale = state.get("evaluations_since_best", 0)
     patience = cfg.patience or math.inf
-    peak_flops, flops_per_token = runtime.peak_flops(), model.flops_per_token()["total"]
+    peak_flops = runtime.peak_flops()
     val_losses: dict[str, float] = {}
     guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
     try:
@@ -312,28 +350,8 @@ def train(cfg: TrainConfig) -> float:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
                 group["momentum"] = muon_momentum_at(step)
-
-            # --- one step: forward, backward, update ---
-            model.train()
-            loss = torch.zeros((), device=runtime.device)
-            inputs, targets = data.batch(sequence, step_sequences)  # (accumulation * B, T) each
+            take_step(cfg, step, sequence, model, loss_of, optimizer, scaler, guard, data, runtime)
             sequence += step_sequences
-            counted = count_targets(targets, cfg.accumulation)  # (accumulation,)
-            for micro_step, share in enumerate(counted / max(1, counted.sum())):
-                torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
-                rows = slice(micro_step * cfg.batch_size, (micro_step + 1) * cfg.batch_size)
-                x, y = runtime.to_device(inputs[rows], targets[rows])  # (B, T) each
-                with runtime.compute():
-                    _, micro_loss = forward(x, y)
-                micro_loss = micro_loss * float(share)  # so that each counted target of the step weighs the same
-                scaler.scale(micro_loss).backward()
-                loss += micro_loss.detach()
-            scaler.unscale_(optimizer)
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
-            optimizer.found_inf = guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
-            optimizer.step()
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
             step += 1
 
             # --- evaluate, log, save ---
@@ -351,7 +369,7 @@ def train(cfg: TrainConfig) -> float:
                     first = sequence - (step - found.step + 1) * step_sequences
                     inputs, _ = data.batch(first, step_sequences)
                     metrics.say(guard.record(out_dir, found, first, inputs, tokenizer))
-            val_loss, val_losses = validate(forward, data, runtime, cfg.batch_size) if evaluating else (None, {})
+            val_loss, val_losses = validate(model, loss_of, data, runtime, cfg.batch_size) if evaluating else (None, {})
             if reason := guard.diagnose(model, cfg.max_bad_steps, val_loss):
                 raise TrainingError(f"stopped at step {step:,}: {reason}")
             improved = evaluating and val_loss < best
@@ -420,23 +438,87 @@ def train(cfg: TrainConfig) -> float:
     return best
 
 
-def validate(forward: nn.Module, data: Mixture, runtime: Runtime, batch_size: int) -> tuple[float, dict[str, float]]:
+def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:
+    """The optimizer that `cfg` names, with nothing in it yet."""
+    return make_optimizer(
+        model,
+        cfg.optimizer,
+        cfg.learning_rate,
+        (cfg.beta1, cfg.beta2),
+        cfg.weight_decay,
+        cfg.muon_learning_rate,
+        torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
+    )
+
+
+def take_step(
+    cfg: TrainConfig,
+    step: int,
+    sequence: int,
+    model: GPT,
+    loss_of: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    guard: StepGuard,
+    data: Mixture,
+    runtime: Runtime,
+) -> None:
+    """One step: forward, backward, update. `sequence` is the number of its first sequence."""
+    model.train()
+    loss = torch.zeros((), device=runtime.device)
+    inputs, targets = data.batch(sequence, cfg.accumulation * cfg.batch_size)  # (accumulation * B, T) each
+    counted = count_targets(targets, cfg.accumulation)  # (accumulation,)
+    for micro_step, share in enumerate(counted / max(1, counted.sum())):
+        torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
+        rows = slice(micro_step * cfg.batch_size, (micro_step + 1) * cfg.batch_size)
+        x, y = runtime.to_device(inputs[rows], targets[rows])  # (B, T) each
+        micro_loss = loss_of(x, y) * float(share)  # so that each counted target of the step weighs the same
+        scaler.scale(micro_loss).backward()
+        loss += micro_loss.detach()
+    scaler.unscale_(optimizer)
+    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
+    optimizer.found_inf = guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
+    optimizer.step()
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def seconds_a_step(cfg: TrainConfig, model: GPT, loss_of: LossFunction, data: Mixture, runtime: Runtime) -> float:
+    """How long a step takes here: the median over 2 seconds, and 5 steps at least, after 2 that warm up.
+
+    The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
+    """
+    optimizer, scaler = optimizer_for(model, cfg, runtime), torch.amp.GradScaler(runtime.device.type, enabled=False)
+    guard = StepGuard(runtime.device, None, False, None)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    times = []
+    while len(times) < 7 or sum(times[2:]) < 2:
+        begin = time.perf_counter()
+        take_step(cfg, 0, 0, model, loss_of, optimizer, scaler, guard, data, runtime)
+        guard.read(0)  # waits for the device
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[2:])
+
+
+def validate(
+    model: GPT, loss_of: LossFunction, data: Mixture, runtime: Runtime, batch_size: int
+) -> tuple[float, dict[str, float]]:
     """The validation loss, in nats: on each data set, and before that their mean by the sets' weights."""
-    losses = {name: evaluate(forward, windows, runtime, batch_size) for name, windows in data.validation.items()}
+    model.eval()
+    losses = {name: evaluate(loss_of, windows, runtime, batch_size) for name, windows in data.validation.items()}
     return sum(weight * loss for weight, loss in zip(data.weights, losses.values(), strict=True)), losses
 
 
 @torch.no_grad()
-def evaluate(forward: nn.Module, validation: ValidationWindows, runtime: Runtime, batch_size: int) -> float:
+def evaluate(loss_of: LossFunction, validation: ValidationWindows, runtime: Runtime, batch_size: int) -> float:
     """The mean loss over every target of the validation windows that counts, in nats."""
-    forward.eval()
     losses: list[Tensor] = []
     counts: list[int] = []
     for x, y in validation.batches(batch_size):
         counts.append(int((y != -1).sum()))
         x, y = runtime.to_device(x, y)  # (B, T) each
-        with runtime.compute():
-            losses.append(forward(x, y)[1])
+        losses.append(loss_of(x, y))
     weights = torch.tensor(counts, dtype=torch.float64)
     return float(torch.stack(losses).cpu().double() @ weights / weights.sum())
 
@@ -542,9 +624,12 @@ def main(cfg: TrainConfig) -> None:
     if cfg.eval_only:
         return
     script, *given = sys.argv
-    given = [a for a in given if not a.startswith(("--init_from=", "--overwrite=", "--max_iters="))]
-    done = checkpoint.last_step(Path(cfg.out_dir)) == cfg.max_iters
-    given += ["--init_from=resume", f"--max_iters={(2 if done else 1) * cfg.max_iters}"]
+    state = checkpoint.last_state(Path(cfg.out_dir))
+    max_iters = state["config"]["max_iters"]
+    done = state["step"] == max_iters
+    of_length = () if cfg.minutes and not done else ("--max_iters=", "--minutes=")
+    given = [a for a in given if not a.startswith(("--init_from=", "--overwrite=", *of_length))]
+    given += ["--init_from=resume", *[f"--max_iters={(2 if done else 1) * max_iters}"] * bool(of_length)]
     print(f"sample:   {shlex.join(['python', str(Path(script).with_name('sample.py')), f'--out_dir={cfg.out_dir}'])}")
     print(f"continue: {shlex.join(['python', script, *given])}")
 

@@ -122,9 +122,9 @@ def exists(out_dir: Path) -> bool:
     return bool(_directories(out_dir))
 
 
-def last_step(out_dir: Path) -> int:
-    """The step of the newest checkpoint."""
-    return int((_named(out_dir, "last") or _directories(out_dir)[-1]).name.removeprefix("step-"))
+def last_state(out_dir: Path) -> dict[str, Any]:
+    """What state.json says in the newest checkpoint."""
+    return read_json((_named(out_dir, "last") or _directories(out_dir)[-1]) / "state.json")
 
 
 def clear_unfinished(out_dir: Path) -> None:

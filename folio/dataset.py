@@ -591,6 +591,7 @@ class Mixture:
         self.validation = {
             d.folder.name: ValidationWindows(d.val, block_size, d.vocab_size, max_val_windows) for d, _ in datasets
         }
+        self.validation_tokens = sum(len(windows.chosen) for windows in self.validation.values()) * block_size
         self.vocab_size = first.vocab_size
         parts = [f"{dataset.hash} {share}" for (dataset, _), share in zip(datasets, self.shares, strict=True)]
         self.hash = first.hash if len(datasets) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,10 +50,7 @@ class Runtime:
 
     def peak_flops(self) -> float | None:
         """Dense FLOP/s that the device's maker states for `dtype`, or None where this is not known."""
-        if self.device.type != "cuda" or self.dtype == torch.float32:
-            return None
-        name = torch.cuda.get_device_name(self.device)
-        return next((1e12 * peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
+        return _peak_flops(self.device) if self.dtype != torch.float32 else None
 
     def peak_memory(self) -> int | None:
         """Bytes: the most that was allocated on a GPU, or the largest resident size of this process on a CPU."""
@@ -85,13 +83,26 @@ PEAK_TFLOPS = {
 }
 
 
+class Length(NamedTuple):
+    """How much a run computes, or how long it may take."""
+
+    flops: float
+    seconds: float | None = None
+
+
 def decide(
-    device: str, dtype: str, compile: bool | str, deterministic: bool = False, earlier: dict[str, Any] | None = None
+    device: str,
+    dtype: str,
+    compile: bool | str,
+    deterministic: bool = False,
+    earlier: dict[str, Any] | None = None,
+    length: Length | None = None,
 ) -> Runtime:
     """Settle device, dtype and compile; each is taken by name, or chosen by capability when it is "auto".
 
     earlier: `Runtime.resolved` of the run that is continued; "auto" then means the same again if the device is of the
-    same kind. Sets torch's and the allocator's global modes for the choice. Raises UserError for what cannot work here.
+    same kind. length: of the run, if it is one to be trained: a short one is not compiled. Sets torch's and the
+    allocator's global modes for the choice. Raises UserError for what cannot work here.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("Folio trains in one process, on one device: start it with python, without torchrun")
@@ -130,7 +141,7 @@ def decide(
     if compile == "auto" and same:
         compiles, why = earlier["compile"], "as before"
     else:
-        compiles, why = _whether_to_compile(place, compile)
+        compiles, why = _whether_to_compile(place, compile, length)
     reasons.append(f"{'compiled' if compiles else 'eager'} ({why})")
     return Runtime(place, DTYPES[chosen], compiles, ", ".join(reasons))
 
@@ -179,12 +190,29 @@ def _bf16_speedup() -> float:
     return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
-def _whether_to_compile(device: torch.device, wanted: bool | str) -> tuple[bool, str]:
+def _peak_flops(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((1e12 * peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
+
+
+COMPILING = 60.0  # seconds
+GAIN = 0.25  # of an eager run's time, in a compiled one
+EAGER = 0.25  # of a GPU's stated FLOP/s, without torch.compile
+UNKNOWN_GPU = 50e12  # FLOP/s
+
+
+def _whether_to_compile(device: torch.device, wanted: bool | str, length: Length | None) -> tuple[bool, str]:
     """Whether torch.compile is used, and why. Raises UserError if it was asked for and does not work."""
     if wanted is False:
         return False, "as set"
     if wanted == "auto" and device.type != "cuda":
-        return False, "in a short run, compiling costs more than it saves"
+        return False, "on a CPU compiling gains next to nothing"  # docs/performance.md
+    if wanted == "auto" and length:
+        seconds = length.seconds or length.flops / (EAGER * (_peak_flops(device) or UNKNOWN_GPU))
+        if seconds * GAIN < COMPILING:
+            return False, f"a run of about {seconds:,.0f} s is too short to compile for"
     try:
         x = torch.ones(8, device=device, requires_grad=True)
         with warnings.catch_warnings():
@@ -215,9 +243,29 @@ def derive_seed(*parts: str | int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def compiled(model: nn.Module, runtime: Runtime) -> nn.Module:
-    """The module to call in training: the model itself, or a compiled view of the same weights."""
-    return torch.compile(model) if runtime.compile else model
+def attention_kernel(runtime: Runtime, config: Any) -> str:
+    """By what attention of a model of that GPTConfig is computed in training, in words."""
+    p = config.pdrop("attn")
+    if runtime.device.type == "cpu":
+        return "matmuls" if runtime.dtype == torch.bfloat16 or p else "torch's flash kernel"
+    if runtime.device.type != "cuda":
+        return "scaled_dot_product_attention"
+    shape = (1, config.n_head, config.block_size, config.n_embd // config.n_head)
+    q = torch.empty(shape, dtype=runtime.dtype, device=runtime.device)
+    asked = torch.backends.cuda.SDPAParams(q, q, q, None, p, True, False)
+    if torch.backends.cuda.can_use_flash_attention(asked):
+        return "the flash kernel"
+    return f"the {'memory-efficient' if torch.backends.cuda.can_use_efficient_attention(asked) else 'math'} kernel"
+
+
+def compiled(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean loss as a function of inputs and targets, (B, T) each; perhaps compiled, model and loss in one graph."""
+
+    def loss_of(idx: Tensor, targets: Tensor) -> Tensor:
+        with runtime.compute():
+            return model(idx, targets)[1]
+
+    return torch.compile(loss_of) if runtime.compile else loss_of
 
 
 class Signals:

@@ -38,7 +38,7 @@ def test_last_and_best_are_kept(tmp_path):
         save(tmp_path, step, best)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000002", "step-000004"]
     assert checkpoint.load(tmp_path, "best").state["step"] == 2
-    assert checkpoint.load(tmp_path, "last").state["step"] == 4 == checkpoint.last_step(tmp_path)
+    assert checkpoint.load(tmp_path, "last").state["step"] == 4 == checkpoint.last_state(tmp_path)["step"]
 
 
 def test_without_an_evaluation_the_last_is_the_best_there_is(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from folio import UserError, runtime
-from folio.runtime import Signals, decide, derive_seed
+from folio.runtime import Length, Signals, decide, derive_seed
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,30 @@ def test_compile_falls_back_on_auto_and_fails_by_name(monkeypatch):
         decide("cpu", "float32", True)
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
-    assert runtime._whether_to_compile(cuda, "auto") == (False, "torch.compile does not work here: no compiler here")
+    assert runtime._whether_to_compile(cuda, "auto", None) == (
+        False,
+        "torch.compile does not work here: no compiler here",
+    )
+
+
+def test_short_runs_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "ones", lambda *args, device, **kwargs: torch.empty(8, requires_grad=True))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    cuda = torch.device("cuda")
+    for length, compiles in (
+        (Length(1e15), False),
+        (Length(1e18), True),
+        (Length(1e18, seconds=60), False),
+        (Length(1e15, seconds=3600), True),
+        (None, True),
+    ):
+        assert runtime._whether_to_compile(cuda, "auto", length)[0] == compiles
+    assert runtime._whether_to_compile(cuda, "auto", Length(1e15)) == (
+        False,
+        "a run of about 4 s is too short to compile for",
+    )
+    assert not runtime._whether_to_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
 
 def test_several_processes_are_refused(monkeypatch):

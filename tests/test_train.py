@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +20,10 @@ import train as train_script
 from folio import UserError, checkpoint
 from folio.dataset import Shard, ValidationWindows
 from folio.metrics import Metrics
-from folio.runtime import Runtime, decide
+from folio.runtime import Runtime, compiled, decide
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
-from train import TrainingError, evaluate, train
+from train import TrainConfig, TrainingError, evaluate, train
 
 
 def logged(out_dir: str) -> list[dict]:
@@ -91,7 +92,7 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tiny, tmp_path, monkeypat
     monkeypatch.setattr(Metrics, "log", interrupted)
     train(stopped)
     monkeypatch.undo()
-    assert checkpoint.last_step(Path(stopped.out_dir)) == 8  # the next step
+    assert checkpoint.last_state(Path(stopped.out_dir))["step"] == 8  # the next step
     assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
     train(tiny(out_dir=stopped.out_dir, init_from="resume"))
     assert_same_end(straight.out_dir, stopped.out_dir)
@@ -225,8 +226,11 @@ def test_the_validation_loss_is_that_of_every_token(seed):
         row = torch.from_numpy(data[0].ids[None, start : start + 9].astype(int))
         total += model(row[:, :-1], row[:, 1:])[1].item() * (row.shape[1] - 1)
     expected = total / 202
+    loss_of = compiled(model, runtime)
     for batch_size in (1, 3, 26, 100):
-        assert evaluate(model, ValidationWindows(data, 8, 20), runtime, batch_size) == pytest.approx(expected, rel=1e-5)
+        assert evaluate(loss_of, ValidationWindows(data, 8, 20), runtime, batch_size) == pytest.approx(
+            expected, rel=1e-5
+        )
 
 
 def test_an_earlier_run_is_not_overwritten_unasked(tiny):
@@ -236,7 +240,7 @@ def test_an_earlier_run_is_not_overwritten_unasked(tiny):
         train(tiny(seed=2))
     assert all(torch.equal(t, before.model[name]) for name, t in checkpoint.load(before.path).model.items())
     train(tiny(seed=2, max_iters=6, overwrite=True))
-    assert checkpoint.last_step(Path(tiny().out_dir)) == 6
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
     assert [line["step"] for line in logged(tiny().out_dir)] == [*range(1, 7)]
 
 
@@ -339,7 +343,7 @@ def test_many_bad_steps_in_a_row_stop_the_run(tiny, poisoned):
     poisoned(range(7, 100))
     with pytest.raises(TrainingError, match=r"stopped at step 10: the gradient is not finite.*--dtype=float32"):
         train(tiny(max_bad_steps=4))
-    assert checkpoint.last_step(Path(tiny().out_dir)) == 6
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
     assert all(tensor.isfinite().all() for tensor in checkpoint.load(Path(tiny().out_dir)).model.values())
     assert TrainingError.exit_code == 1
 
@@ -355,7 +359,7 @@ def test_weights_that_are_not_finite_are_told(tiny, monkeypatch):
     monkeypatch.setattr(GPT, "from_tensors", classmethod(broken))
     with pytest.raises(TrainingError, match="the weights are not finite"):
         train(tiny(init_from="resume", max_bad_steps=2))
-    assert checkpoint.last_step(Path(tiny().out_dir)) == 3
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
 
 
 def test_a_damaged_shard_stops_the_run_before_it_learns_from_it(tiny, data_dir, tmp_path):
@@ -492,7 +496,7 @@ def test_a_folder_that_cannot_be_written_is_told_at_the_start(tiny, small_disk, 
 def test_patience_ends_a_run_that_does_not_improve(tiny):
     cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
     train(cfg)
-    assert checkpoint.last_step(Path(cfg.out_dir)) == 8  # the first is the best, then three without
+    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 8  # the first is the best, then three without
     assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == 2
 
 
@@ -595,7 +599,7 @@ def test_on_a_gpu(tiny, dtype, monkeypatch):
     cfg = tiny(device="cuda", dtype=dtype, max_iters=60)
     assert train(cfg) < 3.0
     train(tiny(device="cuda", dtype=dtype, max_iters=70, init_from="resume"))
-    assert checkpoint.last_step(Path(cfg.out_dir)) == 70
+    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 70
 
 
 @pytest.mark.gpu
@@ -606,3 +610,53 @@ def test_a_gpu_repeats_itself_when_deterministic(tiny, tmp_path):
     train(tiny(**settings, out_dir=parts.out_dir, max_iters=6, lr_decay_iters=12))
     train(tiny(**settings, out_dir=parts.out_dir, init_from="resume"))
     assert_same_end(straight.out_dir, parts.out_dir)
+
+
+# --- a budget in minutes ----------------------------------------------------------------------------------------------
+
+
+def test_minutes_stretch_the_recipe():
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=500, minutes=1)
+    recipe = replace(recipe, lr_schedule="wsd", wsd_decay_iters=700)
+    found = recipe.within(61, step_seconds=0.1, val_tokens=0)
+    counts = (found.max_iters, found.warmup_iters, found.wsd_decay_iters, found.eval_interval, found.lr_decay_iters)
+    assert counts == (600, 30, 420, 300, None)
+    assert recipe.within(61, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 2 evaluations of 10 s
+    assert replace(recipe, warmup_iters=0).within(61, 0.1, 0).warmup_iters == 0
+    with pytest.raises(
+        UserError, match="minutes=1: it is too short where a step takes 30 s, and each of 2 evaluations"
+    ):
+        recipe.within(20, step_seconds=30, val_tokens=0)
+
+
+def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, capsys):
+    """What was measured leaves no trace: the same counts, given by hand, come to the same; and it resumes as it was."""
+    tries = []
+
+    def short(*args):
+        tries.append(measured(*args))
+        return 0.2
+
+    measured = train_script.seconds_a_step
+    monkeypatch.setattr(train_script, "seconds_a_step", short)
+    budget = tiny(minutes=0.1, optimizer="muon", out_dir=str(tmp_path / "budget"), eval_interval=4)
+    train(budget)
+    told = capsys.readouterr().out
+    config = checkpoint.load(Path(budget.out_dir)).state["config"]
+    counts = {name: config[name] for name in train_script.STEP_COUNTS}
+    assert 3 <= counts["max_iters"] < 12 and f"max_iters {counts['max_iters']}" in told
+    assert len(tries) == 1 and 0 < tries[0] < 1
+    by_hand = replace(budget, minutes=None, **counts, out_dir=str(tmp_path / "by hand"))
+    train(by_hand)
+    assert_same_end(budget.out_dir, by_hand.out_dir)
+    shutil.rmtree(budget.out_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", lambda self, line: line["step"] == 2 and os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(train_script, "seconds_a_step", lambda *args: 0.2)
+        patch.setattr(TrainConfig, "within", lambda self, *args: replace(self, **counts))
+        train(budget)
+    assert checkpoint.last_state(Path(budget.out_dir))["step"] == 3
+    train(replace(budget, init_from="resume"))
+    assert len(tries) == 1 and checkpoint.last_state(Path(budget.out_dir))["step"] == counts["max_iters"]
+    ends = [checkpoint.load(Path(cfg.out_dir)).model for cfg in (budget, by_hand)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
