@@ -80,3 +80,61 @@ def test_the_peer_has_the_same_weights():
     ids = torch.arange(12)[None]
     theirs = bench.as_transformers(ours)(ids).logits[:, -1:]
     torch.testing.assert_close(ours(ids)[0], theirs, atol=1e-5, rtol=1e-5)
+
+
+PEER = """
+import sys, time
+settings = dict(word[2:].split("=") for word in sys.argv[1:] if word.startswith("--"))
+if "dataset" in settings:
+    open(f"data/{settings['dataset']}/train.bin", "rb").read()
+for step in range(int(settings["max_iters"]) + 1):
+    if step == int(settings["max_iters"]):
+        print(f"step {step}: train loss 1.9000, val loss 1.8900", flush=True)
+    print(f"iter {step}: loss 2.0000, time 50.00ms, mfu 1.00%")
+"""
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """Something that prints what nanoGPT's train.py prints."""
+    folder = tmp_path / "checkout"
+    (folder / "config").mkdir(parents=True)
+    (folder / "model.py").touch()
+    (folder / "config" / "train_shakespeare_char.py").touch()
+    (folder / "train.py").write_text(PEER)
+    return folder
+
+
+def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch):
+    shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
+    monkeypatch.setattr(bench, "STEPS", {"tiny": ("verse", shape)})
+    words = ["--parts", "speed", "profile", "--repeats=1", f"--data_dir={data_dir}"]
+    bench.main(["train", f"--peer={peer}", "--models", "tiny", *words])
+    out = capsys.readouterr().out
+    assert "| nanoGPT | 320 | 1.00 |" in out  # 16 tokens in 50 ms
+    assert "| Folio, AdamW | " in out and "| Folio, Muon | " in out and "| `aten::mm` | " in out
+    assert not (peer / "data").exists()
+    with pytest.raises(UserError, match="it is not a checkout of nanoGPT"):
+        bench.main(["train", f"--peer={data_dir}", "--models", "tiny", *words])
+
+
+def test_races_are_to_the_evaluation_that_crosses_the_line(peer, data_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "STEPS", {"tiny": ("verse", {})})
+    small = (
+        "--n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=4 --dataset=verse --sample_tokens=0".split()
+    )
+    monkeypatch.setattr(
+        bench,
+        "RACES",
+        {
+            "to 3.9": (3.9, [*small, "--max_iters=20", "--eval_interval=10", "--wsd_decay_iters=10"]),
+            "to 0.1": (0.1, [*small, "--max_iters=5", "--wsd_decay_iters=3"]),
+            "in nanoGPT's time": (None, [*small, "--max_iters=20", "--wsd_decay_iters=10", "--minutes=0.1"]),
+        },
+    )
+    monkeypatch.setattr(bench, "scored_again", lambda run, args: 3.25)
+    bench.main(["train", f"--peer={peer}", "--parts", "race", "--seeds", "3", f"--data_dir={data_dir}"])
+    rows = {line.split(" | ")[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
+    assert "| 1.8900 | 3.2500 |" in rows["| nanoGPT, its recipe for a CPU"]
+    assert "inf" in rows["| Folio, to 0.1"] and "inf" not in rows["| Folio, to 3.9"]
+    assert "3.2500 |" in rows["| Folio, in nanoGPT's time"]

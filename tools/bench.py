@@ -14,11 +14,22 @@ into one memmap; and batches that open a memmap and stack slices of it.
 `generate` on the same weights, and the usual way, one text after another with the whole context recomputed for each
 token: by nanoGPT's own `generate` where `--peer` names a checkout. Beside each stands the share of the speed at which
 this machine's memory could deliver the weights for one text.
+
+    python tools/bench.py train --peer=../nanoGPT
+    python tools/bench.py train --peer=../nanoGPT --parts speed --models "GPT-2 124M" --device=cuda
+
+`train` runs the commands themselves, nanoGPT's and ours, one after the other: training speed on the same model and
+batch, then a race of whole processes, from their start to the evaluation that crosses the line: to the loss at which
+nanoGPT's recipe for a CPU ends, for the lowest loss in the time that this takes, and to the loss that its README gives
+for an A100. Each saved checkpoint is scored again over the whole validation set. A profile says where our step goes.
 """
 
 import argparse
 import json
+import math
 import os
+import pickle
+import re
 import runpy
 import shutil
 import statistics
@@ -55,6 +66,37 @@ MODELS = {  # name -> the shape, and tokens to write
 }
 
 
+# nanoGPT's README, "I only have a macbook": its whole recipe for a CPU, and what it prints at the end
+CPU_RECIPE = (
+    "config/train_shakespeare_char.py --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 "
+    "--n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
+).split()
+CPU_LOSS, A100_LOSS = 1.886, 1.4697  # validation loss that nanoGPT ends with: by that recipe, by its README on an A100
+
+STEPS = {  # name -> data set, and settings that both have; the rest is as in their config files
+    "char 0.8M": ("shakespeare_char", dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, dropout=0.0)),
+    "char 10.7M": (
+        "shakespeare_char",
+        dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, dropout=0.2),
+    ),
+    "char 10.7M, no dropout": (
+        "shakespeare_char",
+        dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, dropout=0.0),
+    ),
+    "GPT-2 124M": ("shakespeare", dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=16, dropout=0.0)),
+}
+RACES = {  # name -> the loss to be reached (None: the lowest in nanoGPT's time), and what changes in our recipe
+    f"to {CPU_LOSS}": (
+        CPU_LOSS,
+        "--n_head=4 --n_embd=128 --block_size=64 --max_iters=200 --wsd_decay_iters=140".split(),
+    ),
+    "in nanoGPT's time": (None, []),
+    f"to {A100_LOSS}": (A100_LOSS, []),
+}
+IMPORTS = 2.5  # seconds before a run's own clock starts
+PARTS = ("speed", "race", "profile")
+
+
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tools/bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -72,6 +114,15 @@ def main(words: list[str]) -> None:
     sample.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     sample.add_argument("--peer", type=Path, help="a checkout of nanoGPT, to measure its own generate")
     sample.set_defaults(run=bench_sample)
+    train = commands.add_parser("train", help="training")
+    train.add_argument("--peer", type=Path, help="a checkout of nanoGPT; without it, only Folio is measured")
+    train.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    train.add_argument("--models", nargs="+", choices=STEPS, default=["char 0.8M", "char 10.7M"], help="for the speed")
+    train.add_argument("--repeats", type=int, default=3, help="times that each speed is measured (%(default)s)")
+    train.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2], help="of the races (1337 1 2)")
+    train.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    train.add_argument("--data_dir", default=str(ROOT / "data"), help="folder of the data sets (data)")
+    train.set_defaults(run=bench_train)
     usual = commands.add_parser("usual-way")  # started by `data`, as a process of its own
     usual.add_argument("input", type=Path)
     usual.add_argument("folder", type=Path)
@@ -367,6 +418,230 @@ def as_transformers(ours: Any) -> Any:
             else:
                 p.zero_()
     return theirs
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def bench_train(args: argparse.Namespace) -> None:
+    """Print a table for each part."""
+    import torch
+
+    on = f"{torch.get_num_threads()} threads" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
+    print(f"{on}, torch {torch.__version__}\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if args.peer:
+            copy_of_peer(args.peer, folder / "peer", Path(args.data_dir))
+        if "speed" in args.parts:
+            for name in args.models:
+                compare_speed(name, folder, args)
+        if "race" in args.parts:
+            race(folder, args)
+        if "profile" in args.parts:
+            for name in args.models:
+                profile(name, args.device)
+
+
+def copy_of_peer(checkout: Path, copy: Path, data_dir: Path) -> None:
+    """A checkout's scripts, with our tokens, so that nothing is written into it. Raises UserError."""
+    if not all((checkout / name).is_file() for name in ("train.py", "model.py", "config/train_shakespeare_char.py")):
+        raise UserError(f"peer={checkout}: it is not a checkout of nanoGPT")
+    shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("*.bin", "out*", ".git"))
+    for name in {dataset for dataset, _ in STEPS.values()}:
+        if not (data_dir / name).exists():
+            continue
+        (copy / "data" / name).mkdir(parents=True, exist_ok=True)
+        for split in ("train.bin", "val.bin"):
+            shutil.copy(data_dir / name / split, copy / "data" / name)
+        tokenizer = open_dataset(data_dir / name).load_tokenizer()
+        if tokenizer.kind == "char":
+            characters = dict(enumerate(tokenizer.characters))
+            meta = {"vocab_size": len(characters), "itos": characters, "stoi": {c: i for i, c in characters.items()}}
+            (copy / "data" / name / "meta.pkl").write_bytes(pickle.dumps(meta))
+
+
+def lines_of(words: list[str], folder: Path) -> list[tuple[float, str]]:
+    """Run a Python script in a folder: what it prints, each line with the seconds since the start."""
+    began = time.perf_counter()
+    lines = []
+    settings = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:
+            lines.append((time.perf_counter() - began, line.rstrip()))
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n" + "\n".join(line for _, line in lines[-20:]))
+    return lines
+
+
+def as_words(settings: dict[str, Any]) -> list[str]:
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def compare_speed(name: str, folder: Path, args: argparse.Namespace) -> None:
+    """Training tokens a second of both on the same model, and the share of this machine's own matmul rate."""
+    import torch
+
+    dataset, settings = STEPS[name]
+    shape = {key: settings[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
+    tokens = settings["batch_size"] * settings["block_size"]
+    flops = flops_per_token(dataset, shape, args)
+    ours = ["config/nanogpt_char.py", *as_words(settings), f"--device={args.device}", f"--dataset={dataset}"]
+    ours += ["--eval_iters=1", "--sample_tokens=0", "--overwrite=True", f"--data_dir={args.data_dir}"]
+    ways = {"Folio, AdamW": ours, "Folio, Muon": [*ours, "--optimizer=muon"]}
+    steps = 60 if flops * tokens < 1e11 else 10
+    found: dict[str, list[float]] = {"nanoGPT": [], **{way: [] for way in ways}} if args.peer else {w: [] for w in ways}
+    rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    for _ in range(args.repeats):
+        for dtype, rate in rates.items():
+            rate.append(matmul_rate(dtype, args.device))
+        if args.peer:
+            theirs = ["config/train_shakespeare_char.py", *as_words(settings), f"--device={args.device}"]
+            theirs += [
+                f"--dataset={dataset}",
+                f"--compile={args.device != 'cpu'}",
+                "--eval_iters=1",
+                "--log_interval=1",
+            ]
+            lines = lines_of(["train.py", *theirs, f"--max_iters={steps}"], folder / "peer")
+            times = [float(t.group(1)) for _, line in lines if (t := re.search(r"time ([\d.]+)ms", line))]
+            found["nanoGPT"].append(1000 * tokens / statistics.median(times[5:] if len(times) > 10 else times[2:]))
+        for way, words in ways.items():
+            out = folder / "ours"
+            length = [f"--max_iters={steps}", f"--eval_interval={steps}", "--log_interval=1", f"--out_dir={out}"]
+            lines_of([str(ROOT / "train.py"), *words, "--warmup_iters=1", *length], folder)
+            speeds = [line["tokens_per_second"] for line in metrics_of(out) if line["tokens_per_second"]]
+            found[way].append(statistics.median(speeds[5:] if len(speeds) > 10 else speeds[2:]))
+    best = statistics.median(rates[torch.bfloat16])
+    print(
+        f"| {name}, {settings['batch_size']} x {settings['block_size']} | tokens/s | ratio | GFLOP/s | of bf16 matmul |"
+    )
+    print("|---|---|---|---|---|")
+    slow = statistics.median(found["nanoGPT"]) if args.peer else None
+    for way, speeds in found.items():
+        speed = statistics.median(speeds)
+        ratio = f"{speed / slow:.2f}" if slow else ""
+        print(f"| {way} | {speed:,.0f} | {ratio} | {speed * flops / 1e9:,.0f} | {speed * flops / best:.0%} |")
+    single = statistics.median(rates[torch.float32])
+    print(f"\nA matmul of 2,048 x 2,048: {best / 1e9:,.0f} GFLOP/s in bfloat16, {single / 1e9:,.0f} in float32.\n")
+
+
+def flops_per_token(dataset: str, shape: dict[str, int], args: argparse.Namespace) -> int:
+    """Of training, by 6 N + 12 L C T."""
+    import torch
+
+    from model import GPT, GPTConfig
+
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocab_size=open_dataset(Path(args.data_dir) / dataset).vocab_size, bias=False, **shape))
+    return model.flops_per_token()["total"]
+
+
+def matmul_rate(dtype: Any, device: str) -> float:
+    """FLOP/s of this machine, as torch computes by default."""
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    n = 2048 if device == "cpu" else 8192
+    a = torch.ones(n, n, dtype=dtype, device=device)
+
+    def multiply() -> None:
+        a @ a
+        if a.is_cuda:
+            torch.cuda.synchronize()
+
+    multiply()
+    return 2 * n**3 / min(timed(multiply, 1) for _ in range(5))
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def race(folder: Path, args: argparse.Namespace) -> None:
+    """Whole processes, one after another, once a seed."""
+    recipe = str(ROOT / "config" / "shakespeare_char.py")
+    rows: list[tuple[str, str, float, float, float]] = []  # race, who, seconds, loss as printed, loss scored again
+    seconds = 60.0  # without a peer
+    for seed in args.seeds:
+        if args.peer:
+            words = ["train.py", *CPU_RECIPE, f"--device={args.device}", "--compile=False", "--out_dir=out-race"]
+            lines = lines_of(words, folder / "peer")
+            seconds, loss = [
+                (at, float(t.group(1))) for at, line in lines if (t := re.search(r"^step .* val loss ([\d.]+)", line))
+            ][-1]
+            again = scored_again(folder / "peer" / "out-race" / "ckpt.pt", args)
+            rows.append(("its recipe for a CPU", "nanoGPT", seconds, loss, again))
+        for name, (line, settings) in RACES.items():
+            out = folder / "race"
+            more = settings if line else [f"--minutes={(seconds - IMPORTS) / 60:.4f}", *settings]
+            words = [str(ROOT / "train.py"), recipe, f"--seed={seed}", f"--device={args.device}", *more]
+            words += [f"--out_dir={out}", f"--data_dir={args.data_dir}", "--overwrite=True"]
+            found = [
+                (at, float(t.group(1)))
+                for at, text in lines_of(words, folder)
+                if (t := re.search(r"^step .* val ([\d.]+)", text))
+            ]
+            crossed = [one for one in found if one[1] <= line] or [(math.inf, found[-1][1])] if line else found[-1:]
+            rows.append((name, "Folio", *crossed[0], scored_again(out, args)))
+            print(f"seed {seed}, {name}: {crossed[0][0]:.1f} s, loss {crossed[0][1]:.4f}", flush=True)
+    theirs = statistics.median([at for _, who, at, *_ in rows if who == "nanoGPT"] or [math.nan])
+    print("\n| | seconds, of whole processes | nanoGPT's time over it | loss | scored again |\n|---|---|---|---|---|")
+    for key in dict.fromkeys((who, what) for what, who, *_ in rows):
+        found = [row for row in rows if (row[1], row[0]) == key]
+        times, printed, again = ([row[i] for row in found] for i in (2, 3, 4))
+        median = statistics.median(times)
+        each = " / ".join(f"{loss:.4f}" for loss in printed)
+        print(
+            f"| {key[0]}, {key[1]} | {median:.1f} ({min(times):.1f} to {max(times):.1f}) | {theirs / median:.1f} "
+            f"| {each} | {statistics.median(again):.4f} |"
+        )
+    print()
+
+
+def scored_again(run: Path, args: argparse.Namespace) -> float:
+    """The loss of a checkpoint over the whole validation set, in windows of its block size, by tools/evaluate.py."""
+    found = run.with_name("scored.json")
+    words = [str(ROOT / "tools" / "evaluate.py"), str(run), "--dataset=shakespeare_char", f"--data_dir={args.data_dir}"]
+    lines_of([*words, f"--device={args.device}", f"--json={found}"], run.parent)
+    return next(row["value"] for row in read_json(found)["results"] if row["measure"].startswith("loss"))
+
+
+def profile(name: str, device: str) -> None:
+    """Where a step of ours goes, by torch's operations."""
+    import torch
+
+    from folio.optim import make_optimizer
+    from folio.runtime import compiled, decide
+    from model import GPT, GPTConfig
+
+    settings = dict(STEPS[name][1])
+    B, T = settings.pop("batch_size"), settings["block_size"]
+    runtime = decide(device, "auto", False)
+    model = GPT(GPTConfig(vocab_size=65, bias=False, activation="gelu", **settings)).to(runtime.device)
+    optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
+    loss_of = compiled(model, runtime)
+    x, y = torch.randint(65, (2, B, T), device=runtime.device)
+
+    def step() -> None:
+        loss_of(x, y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    timed(step, 3)
+    with torch.profiler.profile() as found:
+        timed(step, 3)
+    times = {
+        e.key: (e.self_device_time_total if device != "cpu" else e.self_cpu_time_total) for e in found.key_averages()
+    }
+    total = sum(times.values())
+    print(f"| {name}, Muon: where a step of {total / 3e3:,.0f} ms goes | |\n|---|---|")
+    for key, spent in sorted(times.items(), key=lambda item: -item[1])[:12]:
+        print(f"| `{key}` | {spent / total:.1%} |")
+    print()
 
 
 def timed(action: Callable[[], object], count: int) -> float:
