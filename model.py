@@ -15,6 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 ACTIVATIONS = {  # by the names that transformers has for them
     "gelu_new": partial(F.gelu, approximate="tanh"),  # GPT-2's approximation of the next
@@ -177,6 +178,15 @@ class Block(nn.Module):
         return x
 
 
+class _WithoutInit(TorchFunctionMode):
+    """Leaves out what modules fill themselves with; for shapes without values that would import torch's compiler."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
 class GPT(nn.Module):
     """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019).
 
@@ -187,16 +197,17 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__()
         self.config = config
-        self.transformer = nn.ModuleDict(
-            dict(
-                wte=nn.Embedding(config.vocab_size, config.n_embd),
-                wpe=nn.Embedding(config.block_size, config.n_embd),
-                drop=Dropout(config.pdrop("embd")),
-                h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
-                ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
+        with _WithoutInit():
+            self.transformer = nn.ModuleDict(
+                dict(
+                    wte=nn.Embedding(config.vocab_size, config.n_embd),
+                    wpe=nn.Embedding(config.block_size, config.n_embd),
+                    drop=Dropout(config.pdrop("embd")),
+                    h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
+                    ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
+                )
             )
-        )
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
         if not self.lm_head.weight.is_meta:
             self.init_weights(seed)

@@ -1,4 +1,7 @@
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,3 +185,12 @@ def test_dropout_is_that_of_torch(p, dtype, seed):
     torch.manual_seed(seed)
     assert torch.equal(layer(x), y)
     assert layer.eval()(x) is x or torch.equal(layer(x), x)
+
+
+def test_building_and_loading_a_model_leaves_the_compiler_alone():
+    """A sampler waited for a second longer while torch._dynamo was imported, to fill shapes that hold no values."""
+    code = (
+        "import sys, torch; from model import GPT, GPTConfig; c = GPTConfig(8, 9, 1, 1, 4); "
+        "GPT.from_tensors(c, dict(GPT(c).named_parameters())); assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
