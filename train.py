@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +33,7 @@ from folio.dataset import (
     open_dataset,
     parse_mixture,
 )
+from folio.feed import Feed
 from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
 from folio.metrics import Metrics
@@ -310,8 +310,9 @@ def train(cfg: TrainConfig) -> float:
         shutil.rmtree(out_dir / "skipped", ignore_errors=True)
 
     # --- length ---
+    feed = Feed(data, runtime)
     if cfg.minutes and not state:
-        step_seconds = seconds_a_step(cfg, model, loss_of, data, runtime)
+        step_seconds = seconds_a_step(cfg, model, loss_of, feed)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
         cfg = cfg.within(remaining, step_seconds, data.validation_tokens)
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
@@ -350,7 +351,7 @@ def train(cfg: TrainConfig) -> float:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
                 group["momentum"] = muon_momentum_at(step)
-            take_step(cfg, step, sequence, model, loss_of, optimizer, scaler, guard, data, runtime)
+            take_step(cfg, step, sequence, model, loss_of, optimizer, scaler, guard, feed)
             sequence += step_sequences
             step += 1
 
@@ -460,19 +461,15 @@ def take_step(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     guard: StepGuard,
-    data: Mixture,
-    runtime: Runtime,
+    feed: Feed,
 ) -> None:
     """One step: forward, backward, update. `sequence` is the number of its first sequence."""
     model.train()
-    loss = torch.zeros((), device=runtime.device)
-    inputs, targets = data.batch(sequence, cfg.accumulation * cfg.batch_size)  # (accumulation * B, T) each
-    counted = count_targets(targets, cfg.accumulation)  # (accumulation,)
-    for micro_step, share in enumerate(counted / max(1, counted.sum())):
+    loss = torch.zeros((), device=feed.runtime.device)
+    micro_batches = feed.micro_batches(sequence, cfg.batch_size, cfg.accumulation)
+    for micro_step, (x, y, share) in enumerate(micro_batches):  # (B, T) each
         torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
-        rows = slice(micro_step * cfg.batch_size, (micro_step + 1) * cfg.batch_size)
-        x, y = runtime.to_device(inputs[rows], targets[rows])  # (B, T) each
-        micro_loss = loss_of(x, y) * float(share)  # so that each counted target of the step weighs the same
+        micro_loss = loss_of(x, y) * share
         scaler.scale(micro_loss).backward()
         loss += micro_loss.detach()
     scaler.unscale_(optimizer)
@@ -483,19 +480,19 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
 
 
-def seconds_a_step(cfg: TrainConfig, model: GPT, loss_of: LossFunction, data: Mixture, runtime: Runtime) -> float:
+def seconds_a_step(cfg: TrainConfig, model: GPT, loss_of: LossFunction, feed: Feed) -> float:
     """How long a step takes here: the median over 2 seconds, and 5 steps at least, after 2 that warm up.
 
     The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
     """
-    optimizer, scaler = optimizer_for(model, cfg, runtime), torch.amp.GradScaler(runtime.device.type, enabled=False)
-    guard = StepGuard(runtime.device, None, False, None)
+    optimizer, scaler = optimizer_for(model, cfg, feed.runtime), torch.amp.GradScaler("cpu", enabled=False)
+    guard = StepGuard(feed.runtime.device, None, False, None)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     times = []
     while len(times) < 7 or sum(times[2:]) < 2:
         begin = time.perf_counter()
-        take_step(cfg, 0, 0, model, loss_of, optimizer, scaler, guard, data, runtime)
+        take_step(cfg, 0, 0, model, loss_of, optimizer, scaler, guard, feed)
         guard.read(0)  # waits for the device
         times.append(time.perf_counter() - begin)
     return statistics.median(times[2:])
@@ -526,11 +523,6 @@ def evaluate(loss_of: LossFunction, validation: ValidationWindows, runtime: Runt
 def apart(losses: dict[str, float]) -> str:
     """The losses of several data sets, to stand behind their mean."""
     return f" ({', '.join(f'{name} {loss:.4f}' for name, loss in losses.items())})" if len(losses) > 1 else ""
-
-
-def count_targets(targets: np.ndarray, micro_batches: int) -> np.ndarray:
-    """How many targets of each micro-batch count: (micro_batches * B, T) to (micro_batches,)."""
-    return (targets.reshape(micro_batches, -1) != -1).sum(axis=1)
 
 
 def find_datasets(cfg: TrainConfig) -> list[tuple[Dataset, float]]:

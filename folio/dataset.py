@@ -433,6 +433,15 @@ def permute(i: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     return x
 
 
+def check_ids(largest: int, vocab_size: int) -> None:
+    """Raise DatasetError where a token id does not fit the vocabulary."""
+    if largest >= vocab_size:
+        raise DatasetError(
+            f"token id {largest} in the shards is outside the vocabulary of {vocab_size}: "
+            f"the shards are damaged, or were made with another tokenizer; prepare the data set again"
+        )
+
+
 class _Windows:
     """What training and validation share: gathering windows of tokens out of a list of shards."""
 
@@ -455,12 +464,7 @@ class _Windows:
                 row[:] = found
             else:
                 row[: len(found)], row[len(found) :] = found, -1
-        largest = ids.max(initial=0)
-        if largest >= self.vocab_size:
-            raise DatasetError(
-                f"token id {largest} in the shards is outside the vocabulary of {self.vocab_size}: "
-                f"the shards are damaged, or were made with another tokenizer; prepare the data set again"
-            )
+        check_ids(ids.max(initial=0), self.vocab_size)
         x, y = ids[:, :-1], ids[:, 1:]
         if self.masked:
             y = y.copy()
@@ -519,14 +523,18 @@ class TrainingWindows(_Windows):
             shard[of_epoch], start[of_epoch] = found, phase + nth * T
         return shard, start
 
-    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences first .. first + count - 1: inputs and targets, (B, T) each; -1 is a target that does not count."""
+    def places(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Shard and first token of sequences first .. first + count - 1."""
         known, places = self.located
         if not (known.start <= first and first + count <= known.stop):
             known = range(first, first + max(count, self.AHEAD))
             shard, start = self.locate(np.arange(known.start, known.stop))
             self.located = known, places = known, list(zip(shard.tolist(), start.tolist(), strict=True))
-        return self.gather(places[first - known.start : first - known.start + count], inside=True)
+        return places[first - known.start : first - known.start + count]
+
+    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences first .. first + count - 1: inputs and targets, (B, T) each; -1 is a target that does not count."""
+        return self.gather(self.places(first, count), inside=True)
 
 
 class ValidationWindows(_Windows):
@@ -591,6 +599,8 @@ class Mixture:
         self.validation = {
             d.folder.name: ValidationWindows(d.val, block_size, d.vocab_size, max_val_windows) for d, _ in datasets
         }
+        self.masked = any(windows.masked for windows in self.training)
+        self.training_tokens = int(sum(windows.lengths.sum() for windows in self.training))
         self.validation_tokens = sum(len(windows.chosen) for windows in self.validation.values()) * block_size
         self.vocab_size = first.vocab_size
         parts = [f"{dataset.hash} {share}" for (dataset, _), share in zip(datasets, self.shares, strict=True)]
@@ -609,10 +619,29 @@ class Mixture:
         if len(self.training) == 1:
             return self.training[0].batch(first, count)
         x, y = np.empty((2, count, self.block_size), dtype=np.int64)
-        for windows, given in zip(self.training, self.division(np.arange(first, first + count + 1)), strict=True):
-            rows = np.diff(given) == 1
-            x[rows], y[rows] = windows.batch(int(given[0]), int(rows.sum()))
+        for windows, rows, begin in self.shared_out(first, count):
+            x[rows], y[rows] = windows.batch(begin, int(rows.sum()))
         return x, y
+
+    def shared_out(self, first: int, count: int) -> Iterator[tuple[TrainingWindows, np.ndarray, int]]:
+        """Each set, which of these sequences it gives, (B,) of bool, and the number of the first in its own stream."""
+        for windows, given in zip(self.training, self.division(np.arange(first, first + count + 1)), strict=True):
+            yield windows, np.diff(given) == 1, int(given[0])
+
+    def all_tokens(self) -> np.ndarray:
+        """The training tokens of all sets, shard after shard, int32. Raises DatasetError for one that is no token."""
+        tokens = np.concatenate([ids for windows in self.training for ids in windows.ids], dtype=np.int32)
+        check_ids(int(tokens.max()), self.vocab_size)
+        return tokens
+
+    def starts(self, first: int, count: int) -> np.ndarray:
+        """Where sequences first .. first + count - 1 begin in `all_tokens`, (B,)."""
+        starts, before = np.empty(count, dtype=np.int64), 0
+        for windows, rows, begin in self.shared_out(first, count):
+            shards = before + np.cumsum(windows.lengths) - windows.lengths  # where each begins
+            starts[rows] = [shards[s] + at for s, at in windows.places(begin, int(rows.sum()))]
+            before += windows.lengths.sum()
+        return starts
 
     def epochs(self, i: int) -> dict[str, float]:
         """How often each set has been gone through after i sequences."""

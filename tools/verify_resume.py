@@ -46,6 +46,8 @@ class VerifyConfig(TrainConfig):
         found = super().problems()
         if self.kills < 1:
             found.append(("kills", "it must be at least 1"))
+        if self.minutes:
+            found.append(("minutes", "both runs must be of one length; give --max_iters"))
         if not 0 <= self.kills_in_write <= 1:
             found.append(("kills_in_write", "it must be from 0 to 1"))
         return found
