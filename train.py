@@ -175,7 +175,7 @@ class TrainConfig:
                 f"{evaluations} evaluations {evaluation:.2g} s; take more, or a smaller model"
             )
         counted = {name: getattr(self, name) for name in STEP_COUNTS}
-        stretched = {name: max(1, round(n * steps / self.max_iters)) for name, n in counted.items() if n}
+        stretched = {name: -(-n * steps // self.max_iters) for name, n in counted.items() if n}  # rounded up
         return replace(self, **stretched)
 
     def learning_rate_at(self, step: int) -> float:
