@@ -49,6 +49,18 @@ class GPTConfig:
         own = getattr(self, f"{place}_pdrop")
         return self.dropout if own is None else own
 
+    def flops_per_token(self) -> dict[str, int]:
+        """Training FLOPs a token (forward and backward) at full context, by part, as PaLM counts them (appendix B).
+
+        6 a matrix weight, the output matrix's among them, and 12 C T a layer for scores and weighted sums without
+        allowance for the causal half. Biases, norms and look-ups are left out.
+        """
+        matrices = {"attention": 4, "MLP": 8}  # in units of C * C a layer
+        parts = {name: 6 * n * self.n_layer * self.n_embd**2 for name, n in matrices.items()}
+        parts["attention"] += 12 * self.n_layer * self.n_embd * self.block_size
+        parts["embeddings"] = 6 * self.vocab_size * self.n_embd
+        return {**parts, "total": sum(parts.values())}
+
 
 class Dropout(nn.Dropout):
     """nn.Dropout. On a CPU, where torch draws one number after another, a draw serves four elements, 16 bits each."""
@@ -306,19 +318,6 @@ class GPT(nn.Module):
                 parts["positions" if "wpe" in name else "embeddings"] += p.numel()
         return {**parts, "total": sum(parts.values())}
 
-    def flops_per_token(self) -> dict[str, int]:
-        """Training FLOPs a token (forward and backward) at full context, by part, as PaLM counts them (appendix B).
-
-        6 a matrix weight, the output matrix's among them, and 12 C T a layer for scores and weighted sums without
-        allowance for the causal half. Biases, norms and look-ups are left out.
-        """
-        c = self.config
-        matrices = {"attention": 4, "MLP": 8}  # in units of C * C a layer
-        parts = {name: 6 * n * c.n_layer * c.n_embd**2 for name, n in matrices.items()}
-        parts["attention"] += 12 * c.n_layer * c.n_embd * c.block_size
-        parts["embeddings"] = 6 * c.vocab_size * c.n_embd
-        return {**parts, "total": sum(parts.values())}
-
 
 SHAPES = {  # GPT-2: table 2 of Radford et al. 2019; GPT-3: table 2.1 of Brown et al. 2020
     "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768),
@@ -336,7 +335,7 @@ def main() -> None:
         for name, config in SHAPES.items():
             with torch.device("meta"):
                 model = GPT(config)
-            rows[name] = model.num_params() if title == "parameters" else model.flops_per_token()
+            rows[name] = model.num_params() if title == "parameters" else model.config.flops_per_token()
         parts = list(next(iter(rows.values())))
         print(f"  {'':12}" + "".join(f"{part:>19}" for part in parts))
         for name, row in rows.items():

@@ -265,10 +265,8 @@ def train(cfg: TrainConfig) -> float:
 
     # --- machine ---
     shape = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
-    with torch.device("meta"):
-        flops_per_token = GPT(shape).flops_per_token()["total"]
-    run_flops = cfg.max_iters * cfg.accumulation * cfg.batch_size * cfg.block_size * flops_per_token
-    length = Length(run_flops, cfg.minutes and 60 * cfg.minutes)
+    run_tokens = cfg.max_iters * cfg.accumulation * cfg.batch_size * cfg.block_size
+    length = Length(run_tokens * shape.flops_per_token()["total"], cfg.minutes and 60 * cfg.minutes)
     runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, state.get("resolved"), length)
     print(runtime.described)
     resumes = state.get("resumes", [])
@@ -333,7 +331,7 @@ def train(cfg: TrainConfig) -> float:
         best = state["best_val_loss"]
     stale = state.get("evaluations_since_best", 0)
     patience = cfg.patience or math.inf
-    peak_flops = runtime.peak_flops()
+    peak_flops, flops_per_token = runtime.peak_flops(), model.config.flops_per_token()["total"]
     val_losses: dict[str, float] = {}
     guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
     try:

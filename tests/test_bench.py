@@ -83,7 +83,7 @@ def test_the_peer_has_the_same_weights():
 
 
 PEER = """
-import sys, time
+import sys
 settings = dict(word[2:].split("=") for word in sys.argv[1:] if word.startswith("--"))
 if "dataset" in settings:
     open(f"data/{settings['dataset']}/train.bin", "rb").read()
@@ -118,8 +118,9 @@ def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch):
         bench.main(["train", f"--peer={data_dir}", "--models", "tiny", *words])
 
 
-def test_races_are_to_the_evaluation_that_crosses_the_line(peer, data_dir, tmp_path, capsys, monkeypatch):
+def test_races_are_to_the_evaluation_that_crosses_the_line(peer, data_dir, capsys, monkeypatch):
     monkeypatch.setattr(bench, "STEPS", {"tiny": ("verse", {})})
+    monkeypatch.setattr(bench, "RACED", "verse")
     small = (
         "--n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=4 --dataset=verse --sample_tokens=0".split()
     )
@@ -133,7 +134,8 @@ def test_races_are_to_the_evaluation_that_crosses_the_line(peer, data_dir, tmp_p
         },
     )
     monkeypatch.setattr(bench, "scored_again", lambda run, args: 3.25)
-    bench.main(["train", f"--peer={peer}", "--parts", "race", "--seeds", "3", f"--data_dir={data_dir}"])
+    words = ["--models", "tiny", "--parts", "race", "--seeds", "3", f"--data_dir={data_dir}"]
+    bench.main(["train", f"--peer={peer}", *words])
     rows = {line.split(" | ")[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
     assert "| 1.8900 | 3.2500 |" in rows["| nanoGPT, its recipe for a CPU"]
     assert "inf" in rows["| Folio, to 0.1"] and "inf" not in rows["| Folio, to 3.9"]

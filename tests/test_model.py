@@ -106,7 +106,7 @@ def test_flops_are_what_torch_counts():
     model, idx = GPT(config), tokens(2, 16)
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         model(idx, idx)[1].backward()
-    assert counter.get_total_flops() == idx.numel() * model.flops_per_token()["total"]
+    assert counter.get_total_flops() == idx.numel() * model.config.flops_per_token()["total"]
 
 
 def test_initial_values_follow_from_seed_and_name_alone():

@@ -85,6 +85,7 @@ STEPS = {  # name -> data set, and settings that both have; the rest is as in th
     ),
     "GPT-2 124M": ("shakespeare", dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=16, dropout=0.0)),
 }
+RACED = "shakespeare_char"  # data set of the races
 # a smaller model than our recipe's: in so short a time more text is worth more than more weights
 SMALLER = "--n_layer=1 --n_embd=96 --block_size=64 --muon_learning_rate=0.05 --max_iters=310 --wsd_decay_iters=217"
 RACES = {  # name -> the loss to be reached (None: the lowest in nanoGPT's time), and what changes in our recipe
@@ -426,12 +427,17 @@ def bench_train(args: argparse.Namespace) -> None:
     """Print a table for each part."""
     import torch
 
+    from train import TrainConfig, find_datasets
+
     on = f"{torch.get_num_threads()} threads" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
     print(f"{on}, torch {torch.__version__}\n")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        names = {STEPS[name][0] for name in args.models} | ({RACED} if "race" in args.parts else set())
+        for name in names:  # prepared before anything is timed
+            find_datasets(TrainConfig(dataset=name, data_dir=args.data_dir))
         if args.peer:
-            copy_of_peer(args.peer, folder / "peer", Path(args.data_dir))
+            copy_of_peer(args.peer, folder / "peer", Path(args.data_dir), names)
         if "speed" in args.parts:
             for name in args.models:
                 compare_speed(name, folder, args)
@@ -442,14 +448,12 @@ def bench_train(args: argparse.Namespace) -> None:
                 profile(name, args)
 
 
-def copy_of_peer(checkout: Path, copy: Path, data_dir: Path) -> None:
+def copy_of_peer(checkout: Path, copy: Path, data_dir: Path, names: set[str]) -> None:
     """A checkout's scripts, with our tokens, so that nothing is written into it. Raises UserError."""
     if not all((checkout / name).is_file() for name in ("train.py", "model.py", "config/train_shakespeare_char.py")):
         raise UserError(f"peer={checkout}: it is not a checkout of nanoGPT")
     shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns("*.bin", "out*", ".git"))
-    for name in {dataset for dataset, _ in STEPS.values()}:
-        if not (data_dir / name).exists():
-            continue
+    for name in names:
         (copy / "data" / name).mkdir(parents=True, exist_ok=True)
         for split in ("train.bin", "val.bin"):
             shutil.copy(data_dir / name / split, copy / "data" / name)
@@ -483,10 +487,13 @@ def compare_speed(name: str, folder: Path, args: argparse.Namespace) -> None:
     """Training tokens a second of both on the same model, and the share of this machine's own matmul rate."""
     import torch
 
+    from model import GPTConfig
+
     dataset, settings = STEPS[name]
     shape = {key: settings[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
     tokens = settings["batch_size"] * settings["block_size"]
-    flops = flops_per_token(dataset, shape, args)
+    vocab_size = open_dataset(Path(args.data_dir) / dataset).vocab_size
+    flops = GPTConfig(vocab_size=vocab_size, **shape).flops_per_token()["total"]
     ours = ["config/nanogpt_char.py", *as_words(settings), f"--device={args.device}", f"--dataset={dataset}"]
     ours += ["--eval_iters=1", "--sample_tokens=0", "--overwrite=True", f"--data_dir={args.data_dir}"]
     ways = {"Folio, AdamW": ours, "Folio, Muon": [*ours, "--optimizer=muon"]}
@@ -525,17 +532,6 @@ def compare_speed(name: str, folder: Path, args: argparse.Namespace) -> None:
         print(f"| {way} | {speed:,.0f} | {ratio} | {speed * flops / 1e9:,.0f} | {speed * flops / best:.0%} |")
     single = statistics.median(rates[torch.float32])
     print(f"\nA matmul of 2,048 x 2,048: {best / 1e9:,.0f} GFLOP/s in bfloat16, {single / 1e9:,.0f} in float32.\n")
-
-
-def flops_per_token(dataset: str, shape: dict[str, int], args: argparse.Namespace) -> int:
-    """Of training, by 6 N + 12 L C T."""
-    import torch
-
-    from model import GPT, GPTConfig
-
-    with torch.device("meta"):
-        model = GPT(GPTConfig(vocab_size=open_dataset(Path(args.data_dir) / dataset).vocab_size, bias=False, **shape))
-    return model.flops_per_token()["total"]
 
 
 def matmul_rate(dtype: Any, device: str) -> float:
@@ -603,7 +599,7 @@ def race(folder: Path, args: argparse.Namespace) -> None:
 def scored_again(run: Path, args: argparse.Namespace) -> float:
     """The loss of a checkpoint over the whole validation set, in windows of its block size, by tools/evaluate.py."""
     found = run.with_name("scored.json")
-    words = [str(ROOT / "tools" / "evaluate.py"), str(run), "--dataset=shakespeare_char", f"--data_dir={args.data_dir}"]
+    words = [str(ROOT / "tools" / "evaluate.py"), str(run), f"--dataset={RACED}", f"--data_dir={args.data_dir}"]
     lines_of([*words, f"--device={args.device}", f"--json={found}"], run.parent)
     return next(row["value"] for row in read_json(found)["results"] if row["measure"].startswith("loss"))
 
