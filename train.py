@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from folio.dataset import (
 from folio.feed import Feed
 from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
-from folio.metrics import Metrics
+from folio.metrics import Clock, Metrics
 from folio.optim import load_state_tensors, lr_at, make_optimizer, muon_momentum_at, state_tensors
 from folio.runtime import Length, Runtime, Signals, attention_kernel, compiled, decide, derive_seed
 from folio.tokenizer import Tokenizer
@@ -107,7 +107,8 @@ class TrainConfig:
     seed: int = 1337  # of the weights, the order of the data and dropout
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what this device is fast in
-    compile: bool | Literal["auto"] = "auto"  # torch.compile; auto: on CUDA, where it works and the run is long enough
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, where it works and pays in this run;
+    # "reduce-overhead": with captured CUDA graphs, for small models and one micro-batch a step
     backend: str = "nccl"  # of torch.distributed, for several processes; a single one uses none
     deterministic: bool = False  # True: only kernels that repeat bit for bit on a GPU (a CPU always does)
 
@@ -151,6 +152,8 @@ class TrainConfig:
             nearest = max(1, round(self.total_batch_tokens / micro)) * micro
             rule = f"it must be a multiple of batch_size * block_size = {micro:,}; take {nearest}"
             require(self.total_batch_tokens % micro == 0, "total_batch_tokens", rule)
+        if self.compile == "reduce-overhead" and not found:
+            require(self.accumulation == 1, "compile", "captured graphs need steps of one micro-batch; take auto")
         return found
 
     @property
@@ -230,16 +233,16 @@ def train(cfg: TrainConfig) -> float:
         start = convert.load(cfg.init_from)
     if start:
         cfg = with_shape_of(cfg, start)
-    state = start.state if resuming else {}
+    earlier = start.state if resuming else {}
     if resuming and cfg.minutes:
-        if cfg.minutes != state["config"].get("minutes"):
+        if cfg.minutes != earlier["config"].get("minutes"):
             raise UserError(
                 f"minutes={cfg.minutes:g}: the run in {out_dir} was given its length when it began; go on without "
-                f"--minutes, and with --max_iters={state['config']['max_iters']} or another"
+                f"--minutes, and with --max_iters={earlier['config']['max_iters']} or another"
             )
-        cfg = replace(cfg, **{name: state["config"][name] for name in STEP_COUNTS})  # as the time was divided then
+        cfg = replace(cfg, **{name: earlier["config"][name] for name in STEP_COUNTS})  # as the time was divided then
     changes = changes_since(start, cfg) if resuming else {}
-    if checkpoint.exists(out_dir) and not (state or cfg.overwrite or cfg.eval_only):
+    if checkpoint.exists(out_dir) and not (resuming or cfg.overwrite or cfg.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: continue it with --init_from=resume, "
             f"give this one another --out_dir, or replace them with --overwrite=True"
@@ -257,7 +260,7 @@ def train(cfg: TrainConfig) -> float:
             f"{tokenizer.vocab_size:,} tokens), so its ids would mean other text; prepare the data with this one: "
             f"--tokenizer={start.path}"
         )
-    if state and state["dataset"]["hash"] != data.hash:
+    if resuming and earlier["dataset"]["hash"] != data.hash:
         raise UserError(
             f"{cfg.dataset} is not the data that this run began with; begin a run from its weights with "
             f"--init_from={out_dir} and another --out_dir"
@@ -267,14 +270,14 @@ def train(cfg: TrainConfig) -> float:
     shape = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
     run_tokens = cfg.max_iters * cfg.accumulation * cfg.batch_size * cfg.block_size
     length = Length(run_tokens * shape.flops_per_token()["total"], cfg.minutes and 60 * cfg.minutes)
-    runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, state.get("resolved"), length)
+    runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier.get("resolved"), length)
     print(runtime.described)
-    resumes = state.get("resumes", [])
+    resumes = earlier.get("resumes", [])
     if resuming:
-        exact = not changes.keys() & set(INEXACT) and state["resolved"] == runtime.resolved
-        exact = exact and state["versions"] == versions()
-        after = state.get("stopped_by") or "a kill"
-        resumes = [*resumes, {"step": state["step"], "after": after, "changes": changes, "exact": exact}]
+        exact = not changes.keys() & set(INEXACT) and earlier["resolved"] == runtime.resolved
+        exact = exact and earlier["versions"] == versions()
+        after = earlier.get("stopped_by") or "a kill"
+        resumes = [*resumes, {"step": earlier["step"], "after": after, "changes": changes, "exact": exact}]
         told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
@@ -297,20 +300,20 @@ def train(cfg: TrainConfig) -> float:
         print(f"validation loss {val_loss:.4f}{apart(val_losses)}")
         return val_loss
 
-    # --- optimizer ---
-    optimizer = optimizer_for(model, cfg, runtime)
+    # --- state ---
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    if state:
-        load_state_tensors(model, optimizer, start.optimizer())
-        scaler.load_state_dict(state["grad_scaler"])
+    guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), earlier.get("guard"))
+    state = TrainState(model, optimizer_for(model, cfg, runtime), scaler, guard)
+    if resuming:
+        state.load(start)
     elif cfg.overwrite:
         checkpoint.remove_all(out_dir)
         shutil.rmtree(out_dir / "skipped", ignore_errors=True)
 
     # --- length ---
     feed = Feed(data, runtime)
-    if cfg.minutes and not state:
-        step_seconds = seconds_a_step(cfg, model, loss_of, feed)
+    if cfg.minutes and not resuming:
+        step_seconds = seconds_a_step(cfg, state, loss_of, feed)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
         cfg = cfg.within(remaining, step_seconds, data.validation_tokens)
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
@@ -324,117 +327,111 @@ def train(cfg: TrainConfig) -> float:
     )
 
     # --- loop ---
-    step = state.get("step", 0)  # steps that are done
-    sequence = state.get("next_sequence", 0)  # the whole state of the data: sequence i follows from (seed, i)
-    best, best_step = math.inf, state.get("best_step", 0)
-    if best_step:
-        best = state["best_val_loss"]
-    stale = state.get("evaluations_since_best", 0)
+    record = {  # what a checkpoint says of the run, besides how far it has come
+        "resolved": runtime.resolved,
+        "dataset": {"folder": cfg.dataset, "hash": data.hash},
+        "model": asdict(model.config),
+        "config": asdict(cfg),
+        "resumes": resumes,
+        "versions": versions(),
+    }
     patience = cfg.patience or math.inf
     peak_flops, flops_per_token = runtime.peak_flops(), model.config.flops_per_token()["total"]
-    val_losses: dict[str, float] = {}
-    guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), state.get("guard"))
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         checkpoint.clear_unfinished(out_dir)
-        metrics = Metrics(out_dir, step, cfg.max_iters, asdict(cfg), state.get("wandb_id"))
+        metrics = Metrics(out_dir, state.step, cfg.max_iters, asdict(cfg), earlier.get("wandb_id"))
     except OSError as error:
         raise UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir") from None
     with metrics, Signals() as signals:
-        clock = saved_at = time.perf_counter()
-        clock_step = None  # the step from which the clock runs; the first step warms up
-        stopped_by = None
-        while step < cfg.max_iters and not stopped_by and stale < patience:
-            lr = cfg.learning_rate_at(step)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group["lr_scale"]
-                group["momentum"] = muon_momentum_at(step)
-            take_step(cfg, step, sequence, model, loss_of, optimizer, scaler, guard, feed)
-            sequence += step_sequences
-            step += 1
+        clock, saved_at = Clock(), time.perf_counter()
+        stopped_by = unread = None  # unread: a step whose numbers are on their way here
+        several, val_losses = len(data.validation) > 1, {}
 
-            # --- evaluate, log, save ---
-            evaluating = step == cfg.max_iters or step % cfg.eval_interval == 0
-            minutes = (time.perf_counter() - saved_at) / 60
-            stopped_by = signals.stop  # read once a step, so that a run never ends on a signal without having saved
-            saving = stopped_by or signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
-            if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
-                metrics.advance()
-                continue
+        def log(step: int, evaluating: bool = False) -> float | None:
+            """Wait for the step; write its numbers, and what went wrong since the last time. The validation loss."""
+            nonlocal val_losses
             judged = guard.read(step)
-            seconds = time.perf_counter() - clock
+            rate = clock.rate(step)
             for found in judged:
                 if found.skipped:
-                    first = sequence - (step - found.step + 1) * step_sequences
+                    first = (found.step - 1) * step_sequences
                     inputs, _ = data.batch(first, step_sequences)
                     metrics.say(guard.record(out_dir, found, first, inputs, tokenizer))
-            val_loss, val_losses = validate(model, loss_of, data, runtime, cfg.batch_size) if evaluating else (None, {})
+            val_loss = None
+            if evaluating:
+                val_loss, val_losses = validate(model, loss_of, data, runtime, cfg.batch_size)
             if reason := guard.diagnose(model, cfg.max_bad_steps, val_loss):
                 raise TrainingError(f"stopped at step {step:,}: {reason}")
-            improved = evaluating and val_loss < best
-            best_before = best, best_step
-            if evaluating:
-                best, best_step, stale = (val_loss, step, 0) if improved else (best, best_step, stale + 1)
-            speed = (step - clock_step) * step_tokens / seconds if clock_step is not None else None
             line = {
                 "step": step,
                 "tokens": step * step_tokens,
                 "loss": judged[-1].loss,
                 "val_loss": val_loss,
-                **{f"val_loss/{name}": loss for name, loss in val_losses.items() if len(val_losses) > 1},
-                **{f"epochs/{name}": n for name, n in data.epochs(sequence).items()},
-                "lr": lr,
+                **({f"val_loss/{name}": loss for name, loss in val_losses.items()} if evaluating and several else {}),
+                **{f"epochs/{name}": n for name, n in data.epochs(step * step_sequences).items()},
+                "lr": cfg.learning_rate_at(step - 1),
                 "grad_norm": judged[-1].grad_norm,
-                "skipped": guard.skipped.item(),
-                "tokens_per_second": speed,
-                "mfu": speed * flops_per_token / peak_flops if speed and peak_flops else None,
+                "skipped": guard.skipped,
+                "tokens_per_second": rate and rate * step_tokens,
+                "mfu": rate * step_tokens * flops_per_token / peak_flops if rate and peak_flops else None,
                 "peak_memory": runtime.peak_memory(),
             }
             metrics.log(line)
+            clock.start(step)
+            return val_loss
+
+        while state.step < cfg.max_iters and not stopped_by and state.stale < patience:
+            take_step(cfg, state, loss_of, feed)
+            step = state.step
             metrics.advance()
+            if unread:  # only now, when the device has the next step to do
+                log(unread)
+                unread = None
+
+            # --- log, evaluate, save ---
+            evaluating = step == cfg.max_iters or step % cfg.eval_interval == 0
+            minutes = (time.perf_counter() - saved_at) / 60
+            stopped_by = signals.stop  # read once a step, so that a run never ends on a signal without having saved
+            saving = stopped_by or signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
+            if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
+                continue
+            guard.send()
+            if not (evaluating or saving) and runtime.runs_ahead:
+                unread = step
+                continue
+            val_loss = log(step, evaluating)
+            before = state.best, state.best_step
+            improved = evaluating and state.improves(val_loss)
             if evaluating and cfg.sample_tokens:
                 metrics.sample(step, "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
-            ending = step == cfg.max_iters or stale >= patience
+            ending = step == cfg.max_iters or state.stale >= patience
             if saving or ending or improved or (evaluating and cfg.always_save_checkpoint):
-                kept = {
-                    "next_sequence": sequence,
-                    "stopped_by": stopped_by or ("its end" if ending else None),
-                    "best_val_loss": best if best_step else None,
-                    "best_step": best_step,
-                    "evaluations_since_best": stale,
-                    "guard": guard.state(),
-                    "grad_scaler": scaler.state_dict(),
-                    "wandb_id": metrics.wandb_id,
-                    "resolved": runtime.resolved,
-                    "dataset": {"folder": cfg.dataset, "hash": data.hash},
-                    "model": asdict(model.config),
-                    "config": asdict(cfg),
-                    "resumes": resumes,
-                    "versions": versions(),
-                }
-                weights, moments = dict(model.named_parameters()), state_tensors(model, optimizer)
+                ended = {"stopped_by": stopped_by or ("its end" if ending else None), "wandb_id": metrics.wandb_id}
+                kept = {**record, **state.kept(), **ended}
+                weights, moments = dict(model.named_parameters()), state_tensors(model, state.optimizer)
                 try:
                     checkpoint.save(out_dir, step, weights, moments, tokenizer, kept, improved, cfg.keep_last)
                 except OSError as error:
-                    best, best_step = best_before  # what could not be saved is not the best there is
+                    state.best, state.best_step = before  # what could not be saved is not the best there is
                     failed = f"step {step:,} could not be saved ({error})"
                     if ending or stopped_by:
                         raise TrainingError(f"{failed}; the checkpoints before it are as they were") from None
                     metrics.say(f"{failed}; training goes on, and the next save tries again")
                 saved_at, signals.save = time.perf_counter(), False
-            clock, clock_step = time.perf_counter(), step
+            clock.start(step)
 
     # --- what came of it ---
     if stopped_by:
-        print(f"stopped by {stopped_by} and saved after step {step:,}")
+        print(f"stopped by {stopped_by} and saved after step {state.step:,}")
     else:
-        passed = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(sequence).items())
+        passed = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.sequence).items())
         print(f"trained for {passed}{apart(val_losses)}")
-        print(f"best validation loss {best:.4f}, at step {best_step:,}; what the model writes now:\n")
+        print(f"best validation loss {state.best:.4f}, at step {state.best_step:,}; what the model writes now:\n")
         for piece in written(model, tokenizer, runtime, cfg, tokens=300):
             print(piece, end="", flush=True)
         print("\n")
-    return best
+    return state.best
 
 
 def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:
@@ -450,48 +447,89 @@ def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim
     )
 
 
-def take_step(
-    cfg: TrainConfig,
-    step: int,
-    sequence: int,
-    model: GPT,
-    loss_of: LossFunction,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    guard: StepGuard,
-    feed: Feed,
-) -> None:
-    """One step: forward, backward, update. `sequence` is the number of its first sequence."""
+@dataclass
+class TrainState:
+    """All that a step changes, and what came of it so far."""
+
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of the loss, under float16
+    guard: StepGuard
+    step: int = 0  # steps that are done
+    sequence: int = 0  # the number of the next one: all there is to know of the data, as sequence i follows from i
+    best: float = math.inf  # validation loss
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best
+
+    def kept(self) -> dict[str, Any]:
+        """What state.json holds of it; tensors go elsewhere."""
+        return {
+            "next_sequence": self.sequence,
+            "best_val_loss": self.best if self.best_step else None,
+            "best_step": self.best_step,
+            "evaluations_since_best": self.stale,
+            "guard": self.guard.state(),
+            "grad_scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, start: Checkpoint) -> None:
+        """Take up all but the weights and the guard's counts, which are there already."""
+        kept = start.state
+        load_state_tensors(self.model, self.optimizer, start.optimizer())
+        self.scaler.load_state_dict(kept["grad_scaler"])
+        self.step, self.sequence, self.best_step = kept["step"], kept["next_sequence"], kept["best_step"]
+        self.best = kept["best_val_loss"] if self.best_step else math.inf
+        self.stale = kept["evaluations_since_best"]
+
+    def improves(self, val_loss: float) -> bool:
+        """Whether this evaluation is the best so far; counts it."""
+        if val_loss < self.best:
+            self.best, self.best_step, self.stale = val_loss, self.step, 0
+            return True
+        self.stale += 1
+        return False
+
+
+def take_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: Feed) -> None:
+    """One step: forward, backward, update."""
+    model, optimizer = state.model, state.optimizer
+    lr = cfg.learning_rate_at(state.step)
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+        group["momentum"] = muon_momentum_at(state.step)
     model.train()
     loss = torch.zeros((), device=feed.runtime.device)
-    micro_batches = feed.micro_batches(sequence, cfg.batch_size, cfg.accumulation)
+    micro_batches = feed.micro_batches(state.sequence, cfg.batch_size, cfg.accumulation)
     for micro_step, (x, y, share) in enumerate(micro_batches):  # (B, T) each
-        torch.manual_seed(derive_seed("dropout", cfg.seed, step, micro_step))
+        torch.manual_seed(derive_seed("dropout", cfg.seed, state.step, micro_step))
         micro_loss = loss_of(x, y) * share
-        scaler.scale(micro_loss).backward()
+        state.scaler.scale(micro_loss).backward()
         loss += micro_loss.detach()
-    scaler.unscale_(optimizer)
+    state.scaler.unscale_(optimizer)
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
-    optimizer.found_inf = guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
+    optimizer.found_inf = state.guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
     optimizer.step()
-    scaler.update()
+    state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    state.sequence += cfg.accumulation * cfg.batch_size
 
 
-def seconds_a_step(cfg: TrainConfig, model: GPT, loss_of: LossFunction, feed: Feed) -> float:
+def seconds_a_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: Feed) -> float:
     """How long a step takes here: the median over 2 seconds, and 5 steps at least, after 2 that warm up.
 
     The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
     """
-    optimizer, scaler = optimizer_for(model, cfg, feed.runtime), torch.amp.GradScaler("cpu", enabled=False)
+    cfg = replace(cfg, learning_rate=0.0, min_lr=0.0, weight_decay=0.0)
     guard = StepGuard(feed.runtime.device, None, False, None)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
     times = []
+    state = TrainState(state.model, optimizer_for(state.model, cfg, feed.runtime), scaler, guard)
     while len(times) < 7 or sum(times[2:]) < 2:
         begin = time.perf_counter()
-        take_step(cfg, 0, 0, model, loss_of, optimizer, scaler, guard, feed)
-        guard.read(0)  # waits for the device
+        take_step(cfg, state, loss_of, feed)
+        guard.send()
+        guard.read(state.step)  # waits for the device
         times.append(time.perf_counter() - begin)
     return statistics.median(times[2:])
 

@@ -1,4 +1,4 @@
-"""Steps that must not count: found on the device at every step, told at the next one at which the loop waits anyway."""
+"""Steps that must not count: found on the device at every step, told where the loop looks at its numbers."""
 
 import json
 import math
@@ -36,10 +36,11 @@ class StepGuard:
     def __init__(self, device: torch.device, skip_spikes: float | None, scaling: bool, state: dict[str, Any] | None):
         self.skip_spikes, self.scaling = skip_spikes, scaling
         state = state or {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
-        self.in_a_row = torch.tensor(state["in_a_row"], device=device)
-        self.skipped = torch.tensor(state["skipped"], device=device)
+        self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # of the steps that were read
         self.moments = torch.tensor(state["moments"], device=device)  # (2, 3): of loss and norm, steps, mean, variance
-        self.seen: list[Tensor] = []  # on the device, not yet read
+        self.seen: list[Tensor] = []  # on the device
+        self.sent = torch.empty(0, 3)  # (steps, 3), on their way to the host, and there once `arrived` has come to pass
+        self.arrived = torch.cuda.Event() if device.type == "cuda" else None
         self.recent: list[Step] = []  # those of the last reading, and the 50 before them
 
     def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
@@ -54,17 +55,26 @@ class StepGuard:
             moved = torch.stack([steps + 1, mean + weight * off, (1 - weight) * (variance + weight * off**2)], dim=1)
             self.moments = torch.where(bad, self.moments, moved)
         counted = bad & ~loss.isfinite() if self.scaling else bad
-        self.in_a_row = torch.where(counted, self.in_a_row + 1, 0)
-        self.skipped = self.skipped + counted
         self.seen.append(torch.cat([values, counted[None]]))
         return bad.float()
 
-    def read(self, step: int) -> list[Step]:
-        """The steps judged since the last reading, of which `step` is the newest. Waits for the device."""
-        rows = torch.stack(self.seen).tolist() if self.seen else []
+    def send(self) -> None:
+        """Start what was judged on its way to the host, without waiting for it."""
+        self.sent = torch.stack(self.seen).to("cpu", non_blocking=True)
         self.seen.clear()
+        if self.arrived:
+            self.arrived.record()
+
+    def read(self, step: int) -> list[Step]:
+        """The steps that were sent, of which `step` is the newest; waits for the device to be done with that one."""
+        if self.arrived:
+            self.arrived.synchronize()
+        rows, self.sent = self.sent.tolist(), self.sent[:0]
         first = step - len(rows) + 1
         found = [Step(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]
+        for one in found:
+            self.in_a_row = self.in_a_row + 1 if one.skipped else 0
+            self.skipped += one.skipped
         self.recent = self.recent[-50:] + found
         return found
 
@@ -103,9 +113,5 @@ class StepGuard:
         return f"{seen}; none of it was saved, and the last checkpoint is good; {remedy}"
 
     def state(self) -> dict[str, Any]:
-        """All that has to come back when a run goes on; float32 survives JSON to the bit. Waits for the device."""
-        return {
-            "in_a_row": self.in_a_row.item(),
-            "skipped": self.skipped.item(),
-            "moments": self.moments.tolist(),
-        }
+        """All that has to come back when a run goes on; float32 survives JSON to the bit. Once all steps are read."""
+        return {"in_a_row": self.in_a_row, "skipped": self.skipped, "moments": self.moments.tolist()}

@@ -2,12 +2,25 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from folio.files import replacing
+
+
+class Clock:
+    """Steps a second between the steps at which it was started; None before, so that the first step may warm up."""
+
+    began: tuple[float, int] | None = None
+
+    def start(self, step: int) -> None:
+        self.began = time.perf_counter(), step
+
+    def rate(self, step: int) -> float | None:
+        return (step - self.began[1]) / (time.perf_counter() - self.began[0]) if self.began else None
 
 
 class Metrics:

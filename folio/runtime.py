@@ -29,13 +29,18 @@ class Runtime:
 
     device: torch.device
     dtype: torch.dtype  # of matmuls and activations; weights and optimizer state are float32
-    compile: bool
+    compile: bool | str  # or the mode of torch.compile
     described: str
 
     @property
     def resolved(self) -> dict[str, Any]:
         """What "auto" came to, as a checkpoint keeps it."""
         return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch."), "compile": self.compile}
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the device works off a queue, so that to look at a number is to wait for all that came before it."""
+        return self.device.type == "cuda"
 
     def compute(self) -> AbstractContextManager:
         """The context of a forward pass: autocast to `dtype`."""
@@ -203,7 +208,7 @@ EAGER = 0.25  # of a GPU's stated FLOP/s, without torch.compile
 UNKNOWN_GPU = 50e12  # FLOP/s
 
 
-def _whether_to_compile(device: torch.device, wanted: bool | str, length: Length | None) -> tuple[bool, str]:
+def _whether_to_compile(device: torch.device, wanted: bool | str, length: Length | None) -> tuple[bool | str, str]:
     """Whether torch.compile is used, and why. Raises UserError if it was asked for and does not work."""
     if wanted is False:
         return False, "as set"
@@ -220,10 +225,12 @@ def _whether_to_compile(device: torch.device, wanted: bool | str, length: Length
             torch.compile(lambda x: (x.sin() * 2).sum())(x).backward()
     except Exception as error:  # whatever the compiler, the driver or a missing tool raises
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if wanted is True:
-            raise UserError(f"compile=True: torch.compile does not work here: {first}; use --compile=False") from None
+        if wanted != "auto":
+            raise UserError(
+                f"compile={wanted}: torch.compile does not work here: {first}; use --compile=False"
+            ) from None
         return False, f"torch.compile does not work here: {first}"
-    return True, "as set" if wanted is True else "a probe compiled and ran"
+    return (True, "a probe compiled and ran") if wanted == "auto" else (wanted, "as set")
 
 
 def keep_freed_memory() -> None:
@@ -265,7 +272,8 @@ def compiled(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], T
         with runtime.compute():
             return model(idx, targets)[1]
 
-    return torch.compile(loss_of) if runtime.compile else loss_of
+    mode = runtime.compile if isinstance(runtime.compile, str) else None
+    return torch.compile(loss_of, mode=mode) if runtime.compile else loss_of
 
 
 class Signals:

@@ -16,10 +16,17 @@ def judge(guard: StepGuard, loss: float, grad_norm: float) -> float:
     return guard.judge(torch.tensor(loss), torch.tensor(grad_norm)).item()
 
 
+def read(guard: StepGuard) -> StepGuard:
+    guard.send()
+    guard.read(1)
+    return guard
+
+
 @pytest.mark.parametrize("loss, grad_norm, bad", [(1, 1, 0), (NAN, 1, 1), (1, NAN, 1), (1, INF, 1), (-INF, 1, 1)])
 def test_what_is_not_finite_is_bad(loss, grad_norm, bad):
     found = guard()
     assert judge(found, float(loss), float(grad_norm)) == bad
+    found.send()
     (step,) = found.read(7)
     assert step.step == 7 and step.skipped == bool(bad) and found.read(7) == []
     assert found.state()["skipped"] == bad == found.state()["in_a_row"]
@@ -29,13 +36,13 @@ def test_bad_steps_in_a_row_are_counted():
     found = guard()
     for loss in (1.0, NAN, NAN, 1.0, NAN, NAN, NAN):
         judge(found, loss, 1.0)
-    assert found.state()["in_a_row"] == 3 and found.state()["skipped"] == 5
+    assert read(found).state()["in_a_row"] == 3 and found.state()["skipped"] == 5
 
 
 def test_an_overflow_of_the_loss_scale_is_passed_over_uncounted():
     found = guard(scaling=True)
-    assert judge(found, 1.0, INF) == 1 and found.state()["skipped"] == 0
-    assert judge(found, NAN, NAN) == 1 and found.state()["skipped"] == 1
+    assert judge(found, 1.0, INF) == 1 and read(found).state()["skipped"] == 0
+    assert judge(found, NAN, NAN) == 1 and read(found).state()["skipped"] == 1
 
 
 def test_spikes_are_those_above_the_running_deviation(seed):
@@ -58,6 +65,6 @@ def test_its_state_comes_back_to_the_bit(seed):
     straight, first = guard(3.0), guard(3.0)
     whole = [judge(straight, *value) for value in values]
     half = [judge(first, *value) for value in values[:200]]
-    second = guard(3.0, state=json.loads(json.dumps(first.state())))
+    second = guard(3.0, state=json.loads(json.dumps(read(first).state())))
     assert half + [judge(second, *value) for value in values[200:]] == whole
-    assert second.state() == straight.state()
+    assert read(second).state() == read(straight).state()

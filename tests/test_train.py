@@ -98,6 +98,15 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_bit(tiny, tmp_path, monkeypat
     assert_same_end(straight.out_dir, stopped.out_dir)
 
 
+def test_numbers_that_are_read_a_step_late_are_the_same(tiny, tmp_path, monkeypatch):
+    at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in "ab")
+    train(at_once)
+    monkeypatch.setattr(Runtime, "runs_ahead", True)
+    train(late)
+    assert losses(at_once.out_dir) == losses(late.out_dir)
+    assert [line["step"] for line in logged(late.out_dir)] == [1, 2, 4, 6, 8, 10, 12, 13]
+
+
 def test_evaluations_do_not_shift_training(tiny, tmp_path):
     often, seldom = tiny(eval_interval=2), tiny(eval_interval=100, out_dir=str(tmp_path / "seldom"))
     train(often)
@@ -588,9 +597,17 @@ def test_float16_finds_its_loss_scale_and_keeps_it(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
-def test_compiled_on_a_cpu(tiny, tmp_path):
+@pytest.mark.parametrize("mode", [True, "reduce-overhead"])
+def test_compiled_on_a_cpu(tiny, tmp_path, mode):
     eager = train(tiny(dropout=0.0))
-    assert train(tiny(dropout=0.0, compile=True, out_dir=str(tmp_path / "compiled"))) == pytest.approx(eager, abs=1e-3)
+    assert train(tiny(dropout=0.0, compile=mode, out_dir=str(tmp_path / "compiled"))) == pytest.approx(eager, abs=1e-3)
+
+
+@pytest.mark.gpu
+def test_captured_graphs_on_a_gpu(tiny, tmp_path):
+    eager = train(tiny(device="cuda", dropout=0.0))
+    captured = tiny(device="cuda", dropout=0.0, compile="reduce-overhead", out_dir=str(tmp_path / "captured"))
+    assert train(captured) == pytest.approx(eager, abs=1e-3)
 
 
 @pytest.mark.gpu
