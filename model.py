@@ -202,7 +202,7 @@ class _WithoutInit(TorchFunctionMode):
 class GPT(nn.Module):
     """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019).
 
-    Weights follow from `seed` and each parameter's name (see init_weights). Under `torch.device("meta")` nothing is
+    Weights follow from `seed` and each parameter's name (see initial_value). Under `torch.device("meta")` nothing is
     allocated or initialised, which is how checkpoints are loaded and large models are counted.
     """
 
@@ -230,21 +230,23 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
+        for name, p in self.named_parameters():
+            p.copy_(self.initial_value(name, p.shape, seed))
+
+    def initial_value(self, name: str, shape: torch.Size, seed: int) -> Tensor:
         """GPT-2's initial values: N(0, 0.02), projections into the residual stream / sqrt(2 L), biases 0, gains 1.
 
         Each tensor has a generator of its own, made from `seed` and the parameter's name, so that its values do not
         depend on the order, on the device, or on which other parameters there are.
         """
-        for name, p in self.named_parameters():
-            if name.endswith("bias"):
-                p.zero_()
-            elif p.dim() == 1:
-                p.fill_(1.0)
-            else:
-                std = 0.02 / math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 0.02
-                digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-                p.copy_(torch.empty(p.shape).normal_(0.0, std, generator=generator))
+        if name.endswith("bias"):
+            return torch.zeros(shape)
+        if len(shape) == 1:
+            return torch.ones(shape)
+        std = 0.02 / math.sqrt(2 * self.config.n_layer) if name.endswith("c_proj.weight") else 0.02
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return torch.empty(shape).normal_(0.0, std, generator=generator)
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, cache: KVCache | None = None

@@ -4,6 +4,7 @@
     python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 the same, tweaked
     python train.py config/shakespeare_char.py --init_from=resume         go on where it stopped
     python train.py config/mine.py --init_from=out-shakespeare-char       finetune from a checkpoint
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py on 8 GPUs; docs/scaling.md
 
 Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
@@ -11,6 +12,7 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 import math
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,11 +21,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, checkpoint, configurator, convert
+from folio import UserError, checkpoint, configurator, convert, parallel
 from folio.checkpoint import Checkpoint
 from folio.dataset import (
     Dataset,
@@ -36,8 +39,9 @@ from folio.dataset import (
 from folio.feed import Feed
 from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
-from folio.metrics import Clock, Metrics
+from folio.metrics import Clock, Metrics, Silent
 from folio.optim import load_state_tensors, lr_at, make_optimizer, muon_momentum_at, state_tensors
+from folio.parallel import Requests, names_rank
 from folio.runtime import Length, Runtime, Signals, attention_kernel, compiled, decide, derive_seed
 from folio.tokenizer import Tokenizer
 from model import GPT, GPTConfig
@@ -95,6 +99,7 @@ class TrainConfig:
     eval_iters: int | None = None  # validation batches, the same ones each time; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
     save_interval_minutes: float | None = 30.0  # also save when this long has passed; None: off
+    async_save: bool = True  # write checkpoints behind the run, from a copy in memory; False: wait for the disk
     keep_last: int = 2  # newest checkpoints to keep, besides the best
     always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
     sample_tokens: int = 200  # tokens that the model writes at each evaluation, into samples.jsonl; 0: off
@@ -109,8 +114,11 @@ class TrainConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what this device is fast in
     compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, where it works and pays in this run;
     # "reduce-overhead": with captured CUDA graphs, for small models and one micro-batch a step
-    backend: str = "nccl"  # of torch.distributed, for several processes; a single one uses none
     deterministic: bool = False  # True: only kernels that repeat bit for bit on a GPU (a CPU always does)
+    # --- several processes, started by torchrun ---
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model in each; or a share of every parameter (FSDP2)
+    backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
+    recompute: bool = False  # True: keep less for the backward pass, and compute blocks again; also in one process
 
     def problems(self) -> list[tuple[str, str]]:
         """(setting, what is wrong with it and how to mend it) for all that cannot work."""
@@ -204,7 +212,16 @@ SHAPE = (
 )  # of the model, given by a checkpoint that has one
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # free to change
 FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # what a run that is continued cannot change
-INEXACT = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens", "dtype", "device", "compile")
+INEXACT = (
+    "batch_size",
+    "gradient_accumulation_steps",
+    "total_batch_tokens",
+    "dtype",
+    "device",
+    "compile",
+    "parallel",
+    "recompute",
+)
 STEP_COUNTS = ("max_iters", "warmup_iters", "lr_decay_iters", "wsd_decay_iters", "eval_interval")
 PLACES = ("out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only")  # of no consequence
 
@@ -223,6 +240,8 @@ def train(cfg: TrainConfig) -> float:
 
     # --- start: from nothing, from where this run stopped, or from another run's weights ---
     start = None
+    if checkpoint.exists(out_dir) and parallel.restarted(checkpoint.last_state(out_dir).get("torchrun")):
+        cfg = replace(cfg, init_from="resume", overwrite=False)
     resuming = cfg.init_from == "resume"
     if resuming:
         start = checkpoint.load(out_dir)
@@ -270,7 +289,14 @@ def train(cfg: TrainConfig) -> float:
     shape = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
     run_tokens = cfg.max_iters * cfg.accumulation * cfg.batch_size * cfg.block_size
     length = Length(run_tokens * shape.flops_per_token()["total"], cfg.minutes and 60 * cfg.minutes)
-    runtime = decide(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier.get("resolved"), length)
+    runtime = decide(
+        cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier.get("resolved"), length, cfg.backend
+    )
+    group = runtime.group
+    if cfg.parallel == "fsdp" and (not group.hosts or runtime.dtype == torch.float16):
+        remedy = "start it with torchrun" if not group.hosts else "it scales no losses; take --dtype=bfloat16"
+        raise UserError(f"parallel=fsdp: {remedy}")
+    group.require_same("checkpoints, data or settings", [earlier.get("step"), data.hash[:8], crc32(repr(cfg).encode())])
     print(runtime.described)
     resumes = earlier.get("resumes", [])
     if resuming:
@@ -282,15 +308,14 @@ def train(cfg: TrainConfig) -> float:
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- model ---
+    model = None
     if start:
         model = start.build(GPT, GPTConfig, **{name: getattr(cfg, name) for name in DROPOUT})
         if cfg.block_size < model.config.block_size:
             print(f"block_size {cfg.block_size}: of the {model.config.block_size} trained positions the first are kept")
             model.crop_block_size(cfg.block_size)
-    else:
-        model = GPT(shape, cfg.seed)
-    model.to(runtime.device)
-    loss_of = compiled(model, runtime)  # `model` stays the plain module, and is what gets saved
+    model, spread = wrap(model, shape, cfg, runtime)
+    loss_of = compiled(spread, runtime)  # `model` stays the plain module, and is what gets saved
     print(
         f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}, "
         f"attention by {attention_kernel(runtime, model.config)}"
@@ -303,19 +328,20 @@ def train(cfg: TrainConfig) -> float:
     # --- state ---
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
     guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), earlier.get("guard"))
-    state = TrainState(model, optimizer_for(model, cfg, runtime), scaler, guard)
+    state = TrainState(model, spread, optimizer_for(model, cfg, runtime), scaler, guard)
     if resuming:
         state.load(start)
-    elif cfg.overwrite:
+    group.meet()  # before anything in out_dir changes, all have read it
+    if cfg.overwrite and not resuming and group.rank == 0:
         checkpoint.remove_all(out_dir)
         shutil.rmtree(out_dir / "skipped", ignore_errors=True)
 
     # --- length ---
-    feed = Feed(data, runtime)
+    feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
     if cfg.minutes and not resuming:
         step_seconds = seconds_a_step(cfg, state, loss_of, feed)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
-        cfg = cfg.within(remaining, step_seconds, data.validation_tokens)
+        cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
         print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms a step: {counts}")
     step_sequences = cfg.accumulation * cfg.batch_size
@@ -324,6 +350,7 @@ def train(cfg: TrainConfig) -> float:
     print(
         f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
         f"{step_tokens:,} tokens"
+        + (f"; each process computes {feed.count} x {feed.rows} sequences of them" if group.size > 1 else "")
     )
 
     # --- loop ---
@@ -334,17 +361,22 @@ def train(cfg: TrainConfig) -> float:
         "config": asdict(cfg),
         "resumes": resumes,
         "versions": versions(),
+        "torchrun": parallel.run_id(),
     }
     patience = cfg.patience or math.inf
-    peak_flops, flops_per_token = runtime.peak_flops(), model.config.flops_per_token()["total"]
+    peak_flops, flops_per_token = (runtime.peak_flops() or 0.0) * group.size, model.config.flops_per_token()["total"]
     try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        checkpoint.clear_unfinished(out_dir)
-        metrics = Metrics(out_dir, state.step, cfg.max_iters, asdict(cfg), earlier.get("wandb_id"))
+        metrics = Silent()
+        if group.rank == 0:
+            out_dir.mkdir(parents=True, exist_ok=True)
+            checkpoint.clear_unfinished(out_dir)
+            metrics = Metrics(out_dir, state.step, cfg.max_iters, asdict(cfg), earlier.get("wandb_id"))
     except OSError as error:
         raise UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir") from None
-    with metrics, Signals() as signals:
+    saver, requests = checkpoint.Saver(out_dir, tokenizer, cfg.keep_last), Requests(group)
+    with metrics, saver, Signals() as signals, names_rank(group, lambda: state.step):
         clock, saved_at = Clock(), time.perf_counter()
+        samples = cfg.sample_tokens and group.rank == 0 and cfg.parallel == "ddp"  # else no process has the whole model
         stopped_by = unread = None  # unread: a step whose numbers are on their way here
         several, val_losses = len(data.validation) > 1, {}
 
@@ -354,7 +386,7 @@ def train(cfg: TrainConfig) -> float:
             judged = guard.read(step)
             rate = clock.rate(step)
             for found in judged:
-                if found.skipped:
+                if found.skipped and group.rank == 0:
                     first = (found.step - 1) * step_sequences
                     inputs, _ = data.batch(first, step_sequences)
                     metrics.say(guard.record(out_dir, found, first, inputs, tokenizer))
@@ -381,6 +413,16 @@ def train(cfg: TrainConfig) -> float:
             clock.start(step)
             return val_loss
 
+        def settle(last: bool = False) -> None:
+            """Wait for the checkpoint that is being written, if there is one."""
+            failed = group.shared(saver.wait())
+            if not failed:
+                return
+            state.best, state.best_step = before  # what could not be saved is not the best there is
+            if last:
+                raise TrainingError(f"{failed}; the checkpoints before it are as they were")
+            metrics.say(f"{failed}; training goes on, and the next save tries again")
+
         while state.step < cfg.max_iters and not stopped_by and state.stale < patience:
             take_step(cfg, state, loss_of, feed)
             step = state.step
@@ -392,8 +434,9 @@ def train(cfg: TrainConfig) -> float:
             # --- log, evaluate, save ---
             evaluating = step == cfg.max_iters or step % cfg.eval_interval == 0
             minutes = (time.perf_counter() - saved_at) / 60
-            stopped_by = signals.stop  # read once a step, so that a run never ends on a signal without having saved
-            saving = stopped_by or signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
+            asked = signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
+            stopped_by, saving = requests.agree(signals.stop, asked)  # each step: no signal ends a run unsaved
+            saving = stopped_by or saving
             if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
                 continue
             guard.send()
@@ -401,37 +444,64 @@ def train(cfg: TrainConfig) -> float:
                 unread = step
                 continue
             val_loss = log(step, evaluating)
+            if not (evaluating or saving):
+                continue
+            settle()
             before = state.best, state.best_step
             improved = evaluating and state.improves(val_loss)
-            if evaluating and cfg.sample_tokens:
+            if evaluating and samples:
                 metrics.sample(step, "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
             ending = step == cfg.max_iters or state.stale >= patience
-            if saving or ending or improved or (evaluating and cfg.always_save_checkpoint):
-                ended = {"stopped_by": stopped_by or ("its end" if ending else None), "wandb_id": metrics.wandb_id}
-                kept = {**record, **state.kept(), **ended}
-                weights, moments = dict(model.named_parameters()), state_tensors(model, state.optimizer)
-                try:
-                    checkpoint.save(out_dir, step, weights, moments, tokenizer, kept, improved, cfg.keep_last)
-                except OSError as error:
-                    state.best, state.best_step = before  # what could not be saved is not the best there is
-                    failed = f"step {step:,} could not be saved ({error})"
-                    if ending or stopped_by:
-                        raise TrainingError(f"{failed}; the checkpoints before it are as they were") from None
-                    metrics.say(f"{failed}; training goes on, and the next save tries again")
+            if saving or ending or improved or cfg.always_save_checkpoint:
+                after = signal.Signals(stopped_by).name if stopped_by else "its end" if ending else None
+                kept = {**record, **state.kept(), "stopped_by": after, "wandb_id": metrics.wandb_id}
+                tensors = state.tensors(keep=group.rank == 0, copied=cfg.async_save)
+                if group.rank == 0:
+                    saver.begin(step, *tensors, kept, improved)
+                if ending or stopped_by or not cfg.async_save:
+                    settle(last=ending or stopped_by)
                 saved_at, signals.save = time.perf_counter(), False
+            group.meet()
             clock.start(step)
 
     # --- what came of it ---
     if stopped_by:
-        print(f"stopped by {stopped_by} and saved after step {state.step:,}")
+        print(f"stopped by {signal.Signals(stopped_by).name} and saved after step {state.step:,}")
     else:
         passed = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.sequence).items())
         print(f"trained for {passed}{apart(val_losses)}")
-        print(f"best validation loss {state.best:.4f}, at step {state.best_step:,}; what the model writes now:\n")
-        for piece in written(model, tokenizer, runtime, cfg, tokens=300):
-            print(piece, end="", flush=True)
-        print("\n")
+        print(f"best validation loss {state.best:.4f}, at step {state.best_step:,}")
+        if group.rank == 0 and cfg.parallel == "ddp":
+            print("what the model writes now:\n")
+            for piece in written(model, tokenizer, runtime, cfg, tokens=300):
+                print(piece, end="", flush=True)
+            print("\n")
+    group.meet()
     return state.best
+
+
+def wrap(model: GPT | None, shape: GPTConfig, cfg: TrainConfig, runtime: Runtime) -> tuple[GPT, nn.Module]:
+    """The model on its device, and what calls it for all processes. A model that is None is begun anew.
+
+    Under FSDP no process ever holds all of a new model: its shape is made without memory, and each parameter's part
+    is filled in from the whole value, which follows from the seed and the parameter's name.
+    """
+    group, device = runtime.group, runtime.device
+    if cfg.parallel == "fsdp":
+        given = dict(model.named_parameters()) if model else {}
+        with torch.device("meta"):
+            model = GPT(model.config if model else shape)
+        blocks = model.transformer.h
+        if cfg.recompute:
+            parallel.recompute(blocks)
+        parallel.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
+        value = model.initial_value
+        parallel.fill(model, lambda name, size: given[name] if given else value(name, size, cfg.seed))
+        return model, model
+    model = (model or GPT(shape, cfg.seed)).to(device)
+    if cfg.recompute:
+        parallel.recompute(model.transformer.h)
+    return model, parallel.replicate(model, device) if group.hosts else model
 
 
 def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:
@@ -444,6 +514,7 @@ def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim
         cfg.weight_decay,
         cfg.muon_learning_rate,
         torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
+        runtime.group,
     )
 
 
@@ -452,6 +523,7 @@ class TrainState:
     """All that a step changes, and what came of it so far."""
 
     model: GPT
+    spread: nn.Module  # the same behind DistributedDataParallel, or else the model itself
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of the loss, under float16
     guard: StepGuard
@@ -471,6 +543,17 @@ class TrainState:
             "guard": self.guard.state(),
             "grad_scaler": self.scaler.state_dict(),
         }
+
+    def tensors(self, keep: bool, copied: bool) -> list[dict[str, Tensor]]:
+        """Weights, and the optimizer's state, for the process that keeps them; where they are spread, all take part.
+
+        copied: on the CPU, and untouched by the steps that follow.
+        """
+        kept = []
+        for tensors in (dict(self.model.named_parameters()), state_tensors(self.model, self.optimizer)):
+            all_of_each = ((name, parallel.whole(tensor.detach())) for name, tensor in tensors.items())
+            kept.append({name: tensor.to("cpu", copy=copied) for name, tensor in all_of_each if keep})
+        return kept
 
     def load(self, start: Checkpoint) -> None:
         """Take up all but the weights and the guard's counts, which are there already."""
@@ -492,27 +575,28 @@ class TrainState:
 
 def take_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: Feed) -> None:
     """One step: forward, backward, update."""
-    model, optimizer = state.model, state.optimizer
+    model, optimizer, group = state.model, state.optimizer, feed.runtime.group
     lr = cfg.learning_rate_at(state.step)
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
-        group["momentum"] = muon_momentum_at(state.step)
+    for settings in optimizer.param_groups:
+        settings["lr"] = lr * settings["lr_scale"]
+        settings["momentum"] = muon_momentum_at(state.step)
     model.train()
     loss = torch.zeros((), device=feed.runtime.device)
-    micro_batches = feed.micro_batches(state.sequence, cfg.batch_size, cfg.accumulation)
-    for micro_step, (x, y, share) in enumerate(micro_batches):  # (B, T) each
-        torch.manual_seed(derive_seed("dropout", cfg.seed, state.step, micro_step))
+    for micro_step, (x, y, share) in enumerate(feed.micro_batches(state.sequence)):  # (B, T) each
+        torch.manual_seed(derive_seed("dropout", cfg.seed, state.step, group.rank * feed.count + micro_step))
+        parallel.average_gradients(state.spread, now=micro_step == feed.count - 1)
         micro_loss = loss_of(x, y) * share
-        state.scaler.scale(micro_loss).backward()
+        state.scaler.scale(micro_loss * group.size).backward()  # gradients are averaged, where losses are summed
         loss += micro_loss.detach()
+    loss = group.sum(loss)
     state.scaler.unscale_(optimizer)
-    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf)
+    grad_norm = parallel.whole(nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf))
     optimizer.found_inf = state.guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
     optimizer.step()
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
     state.step += 1
-    state.sequence += cfg.accumulation * cfg.batch_size
+    state.sequence += feed.sequences
 
 
 def seconds_a_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: Feed) -> float:
@@ -520,12 +604,12 @@ def seconds_a_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, f
 
     The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
     """
-    cfg = replace(cfg, learning_rate=0.0, min_lr=0.0, weight_decay=0.0)
+    cfg, group = replace(cfg, learning_rate=0.0, min_lr=0.0, weight_decay=0.0), feed.runtime.group
     guard = StepGuard(feed.runtime.device, None, False, None)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     times = []
-    state = TrainState(state.model, optimizer_for(state.model, cfg, feed.runtime), scaler, guard)
-    while len(times) < 7 or sum(times[2:]) < 2:
+    state = TrainState(state.model, state.spread, optimizer_for(state.model, cfg, feed.runtime), scaler, guard)
+    while group.shared(len(times) < 7 or sum(times[2:]) < 2):
         begin = time.perf_counter()
         take_step(cfg, state, loss_of, feed)
         guard.send()
@@ -540,20 +624,26 @@ def validate(
     """The validation loss, in nats: on each data set, and before that their mean by the sets' weights."""
     model.eval()
     losses = {name: evaluate(loss_of, windows, runtime, batch_size) for name, windows in data.validation.items()}
+    parallel.spread_again(model)
     return sum(weight * loss for weight, loss in zip(data.weights, losses.values(), strict=True)), losses
 
 
 @torch.no_grad()
 def evaluate(loss_of: LossFunction, validation: ValidationWindows, runtime: Runtime, batch_size: int) -> float:
     """The mean loss over every target of the validation windows that counts, in nats."""
+    group = runtime.group
     losses: list[Tensor] = []
     counts: list[int] = []
-    for x, y in validation.batches(batch_size):
+    for x, y in validation.batches(batch_size, group.rank, group.size):
         counts.append(int((y != -1).sum()))
         x, y = runtime.to_device(x, y)  # (B, T) each
         losses.append(loss_of(x, y))
-    weights = torch.tensor(counts, dtype=torch.float64)
-    return float(torch.stack(losses).cpu().double() @ weights / weights.sum())
+    of_ranks = group.each(list(zip(torch.stack(losses).tolist(), counts, strict=True)))
+    in_turn = [
+        pair for of_round in zip(*of_ranks, strict=True) for pair in of_round if pair[1]
+    ]  # as one process has them
+    mean_of_batch, weights = torch.tensor(in_turn, dtype=torch.float64).unbind(dim=1)
+    return float(mean_of_batch @ weights / weights.sum())
 
 
 def apart(losses: dict[str, float]) -> str:
@@ -579,6 +669,8 @@ def find_dataset(cfg: TrainConfig, name: str) -> Dataset:
                 f"prepared are: {', '.join(there) or 'none'}; for a text of your own: "
                 f"python prepare/text.py FILE --name={name}"
             )
+        if parallel.under_torchrun():
+            raise DatasetError(f"dataset={name}: prepare it before the processes start: python prepare/{script.name}")
         print(f"{folder.name} is not prepared yet; running prepare/{script.name}")
         if subprocess.run([sys.executable, str(script), f"--data_dir={data_dir}"]).returncode:
             raise DatasetError(f"prepare/{script.name} failed; mend what it says above, or run it by itself")
@@ -648,7 +740,12 @@ def main(cfg: TrainConfig) -> None:
         for name, value in asdict(cfg).items():
             print(f"{name} = {value!r}")
         return
-    train(cfg)
+    try:
+        train(cfg)
+    except UserError:
+        parallel.stop_torchrun()
+        raise
+    parallel.leave()
     if cfg.eval_only:
         return
     script, *given = sys.argv
@@ -659,7 +756,7 @@ def main(cfg: TrainConfig) -> None:
     given = [a for a in given if not a.startswith(("--init_from=", "--overwrite=", *of_length))]
     given += ["--init_from=resume", *[f"--max_iters={(2 if done else 1) * max_iters}"] * bool(of_length)]
     print(f"sample:   {shlex.join(['python', str(Path(script).with_name('sample.py')), f'--out_dir={cfg.out_dir}'])}")
-    print(f"continue: {shlex.join(['python', script, *given])}")
+    print(f"continue: {shlex.join([*parallel.launcher(), script, *given])}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ docs/checkpoints.md describes each file.
 import os
 import shutil
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,6 +116,40 @@ def save(
         if path not in keep:
             _remove(path)
     return final
+
+
+class Saver:
+    """Writes a run's checkpoints one at a time, behind it. A context manager; its end is the end of what is written."""
+
+    def __init__(self, out_dir: Path, tokenizer: Tokenizer, keep_last: int):
+        self.out_dir, self.tokenizer, self.keep_last = out_dir, tokenizer, keep_last
+        self.thread = ThreadPoolExecutor(1)
+        self.writing: tuple[int, Future] | None = None  # a step, and what comes of it
+
+    def begin(
+        self, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], best: bool
+    ) -> None:
+        """Begin to `save` what must not change from here on; when the one before has been waited for."""
+        assert self.writing is None
+        of_all = (self.out_dir, step, model, optimizer, self.tokenizer, state, best, self.keep_last)
+        self.writing = step, self.thread.submit(save, *of_all)
+
+    def wait(self) -> str | None:
+        """Until nothing is being written. Returns why it could not be, if it could not."""
+        if not self.writing:
+            return None
+        (step, written), self.writing = self.writing, None
+        try:
+            written.result()
+        except OSError as error:
+            return f"step {step:,} could not be saved ({error})"
+        return None
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.thread.shutdown()
 
 
 def exists(out_dir: Path) -> bool:

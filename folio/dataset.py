@@ -554,10 +554,13 @@ class ValidationWindows(_Windows):
         taken = min(total, max_windows or total)
         self.chosen = np.arange(taken) * total // taken
 
-    def batches(self, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Inputs and targets, (batch_size, T) each. Where the data ends, targets are -1 and inputs 0."""
-        for first in range(0, len(self.chosen), batch_size):
-            window = self.chosen[first : first + batch_size]
+    def batches(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Inputs and targets, (batch_size, T) each. Where the data ends, targets are -1 and inputs 0.
+
+        Of several ranks each takes every `ranks`-th batch, as many as the others, the last of which may be empty.
+        """
+        for first in range(0, len(self.chosen), ranks * batch_size):
+            window = self.chosen[first + rank * batch_size :][:batch_size]
             shard = np.searchsorted(self.ends, window, side="right")
             start = (window - self.starts[shard]) * self.block_size
             x, y = self.gather(list(zip(shard.tolist(), start.tolist(), strict=True)), inside=False)

@@ -5,6 +5,7 @@ Dimensions: B batch, T time (block_size).
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,14 +14,26 @@ from folio.runtime import Runtime
 
 
 class Feed:
-    """The micro-batches of a step, without waiting for the device.
+    """This process's share of each step, in micro-batches, without waiting for the device.
+
+    A step is `accumulation` times `batch_size` sequences, whatever the number of processes. Each takes consecutive ones
+    of them, as many as the others or one more, in micro-batches of at most batch_size. Where it is short, it fills up
+    with sequences that do not count, so that all processes compute alike.
 
     resident: all training tokens are in the device's memory (4 bytes each), and a step is one gather; None: on CUDA,
     where they take at most a quarter of what is free and all of them count.
     """
 
-    def __init__(self, data: Mixture, runtime: Runtime, resident: bool | None = None):
-        self.data, self.runtime = data, runtime
+    def __init__(
+        self, data: Mixture, runtime: Runtime, batch_size: int, accumulation: int, resident: bool | None = None
+    ):
+        self.data, self.runtime, group = data, runtime, runtime.group
+        self.sequences = batch_size * accumulation  # a step, of all processes
+        begin, end = (self.sequences * rank // group.size for rank in (group.rank, group.rank + 1))
+        self.begin, self.mine = begin, end - begin
+        longest = -(-self.sequences // group.size)
+        self.count = -(-longest // batch_size)  # micro-batches
+        self.rows = -(-longest // self.count)  # B, sequences in each
         if resident is None:
             resident = runtime.device.type == "cuda" and not data.masked
             resident = resident and 4 * data.training_tokens <= torch.cuda.mem_get_info(runtime.device)[0] / 4
@@ -29,19 +42,29 @@ class Feed:
             self.tokens = torch.from_numpy(data.all_tokens()).to(runtime.device)
             self.window = torch.arange(data.block_size + 1, device=runtime.device)
 
-    def micro_batches(self, first: int, batch_size: int, count: int) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Of the sequences from number `first` on, `count` times inputs and targets, (B, T) each, and a weight.
+    def micro_batches(self, first: int) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Of the step that begins with sequence `first`: inputs and targets, (B, T) each, and a weight.
 
-        The weight is the share of the step's counted targets, so that each of them weighs the same.
+        The weight is the share of the step's counted targets, of all processes, so that each of them weighs the same.
         """
+        first += self.begin
+        idle = self.count * self.rows - self.mine
         if self.tokens is not None:
-            (starts,) = self.runtime.to_device(self.data.starts(first, count * batch_size))
+            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.mine), (0, idle)))
             ids = self.tokens[starts[:, None] + self.window].long()  # (count * B, T + 1)
-            for rows in ids.split(batch_size):
-                yield rows[:, :-1], rows[:, 1:], 1 / count
+            ids[self.mine :, 1:] = -1
+            counted = np.minimum(np.maximum(self.mine - self.rows * np.arange(self.count), 0), self.rows)
+            for rows, share in zip(ids.split(self.rows), counted / self.sequences, strict=True):
+                yield rows[:, :-1].clamp(min=0) if idle else rows[:, :-1], rows[:, 1:], float(share)
             return
-        inputs, targets = self.data.batch(first, count * batch_size)  # (count * B, T) each
-        counted = (targets.reshape(count, -1) != -1).sum(axis=1)  # (count,)
-        for micro, share in enumerate(counted / max(1, counted.sum())):
-            rows = slice(micro * batch_size, (micro + 1) * batch_size)
+        inputs, targets = self.data.batch(first, self.mine)  # (sequences, T) each
+        if idle:
+            inputs = np.pad(inputs, ((0, idle), (0, 0)))
+            targets = np.pad(targets, ((0, idle), (0, 0)), constant_values=-1)
+        counted = (targets.reshape(self.count, -1) != -1).sum(axis=1)  # (count,)
+        total = self.sequences * self.data.block_size
+        if self.data.masked:
+            total = self.runtime.group.total(int(counted.sum()))
+        for micro, share in enumerate(counted / max(1, total)):
+            rows = slice(micro * self.rows, (micro + 1) * self.rows)
             yield *self.runtime.to_device(inputs[rows], targets[rows]), float(share)

@@ -112,6 +112,22 @@ class Metrics:
             self.wandb.finish(exit_code=0 if exception[0] is None else 1)
 
 
+class Silent(Metrics):
+    """Takes all and writes nothing: for every process but one."""
+
+    wandb_id = None
+
+    def __init__(self) -> None:
+        self.bar = tqdm(disable=True)
+        self.files, self.wandb = {}, None
+
+    def log(self, line: dict[str, Any]) -> None: ...
+
+    def append(self, name: str, line: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
 def _cut(path: Path, step: int) -> None:
     """Drop the lines beyond `step`, and a last one that is not whole."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []

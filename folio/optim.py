@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from folio.parallel import ALONE, Group, is_spread, local, part_like
+
 
 def make_optimizer(
     model: nn.Module,
@@ -15,11 +17,13 @@ def make_optimizer(
     weight_decay: float,
     muon_learning_rate: float = 0.0,
     dtype: torch.dtype = torch.float32,
+    group: Group = ALONE,
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019), fused where the device has that kernel; or "muon" for the blocks' matrices.
 
     Weights of two and more dimensions decay; biases and norms do not, as in GPT-3's and nanoGPT's training. A group's
-    rate is that of the step times its "lr_scale". dtype: what Muon computes in.
+    rate is that of the step times its "lr_scale". dtype: what Muon computes in. group: of the processes
+    that share its work.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [(name, p) for name, p in parameters if kind == "muon" and ".h." in name and p.dim() == 2]
@@ -36,7 +40,8 @@ def make_optimizer(
     for (rows, _), params in alike.items():
         groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
     fused = parameters[0][1].device.type in ("cpu", "cuda", "mps")
-    return (Muon if matrices else torch.optim.AdamW)(groups, lr=learning_rate, betas=betas, fused=fused)
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
+    return Muon(groups, group, **settings) if matrices else torch.optim.AdamW(groups, **settings)
 
 
 class Muon(torch.optim.AdamW):
@@ -44,11 +49,13 @@ class Muon(torch.optim.AdamW):
 
     A group's matrices, (k * rows, columns) each, count as k matrices, and all of them are orthogonalized together.
     Nesterov momentum, group["momentum"]; weight decay is decoupled; the update of a tall matrix is scaled by
-    sqrt(rows / columns). Where `found_inf` is 1, everything stays as it is, and nobody waits to know.
+    sqrt(rows / columns). Where `found_inf` is 1, everything stays as it is, and nobody waits to know. Of several
+    processes, each orthogonalizes its share of the matrices, gathered whole where they are spread.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], **settings: Any):
+    def __init__(self, groups: list[dict[str, Any]], processes: Group, **settings: Any):
         super().__init__(groups, **settings)
+        self.processes = processes
         for group in self.matrices():
             group["momentum"] = 0.95
             for p in group["params"]:
@@ -62,23 +69,43 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:
         for group in self.matrices():
             params, rows, lr, momentum = group["params"], group["rows"], group["lr"], group["momentum"]
-            columns = params[0].shape[1]
-            found_inf = params[0].new_zeros(()) if self.found_inf is None else self.found_inf
-            good = 1 - found_inf
-            means = [self.state[p]["momentum_buffer"] for p in params]
-            gradients = torch.cat([p.grad for p in params]).view(-1, rows, columns)  # (n, rows, columns)
+            here, columns = [local(p) for p in params], params[0].shape[1]
+            good = here[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf
+            means = [local(self.state[p]["momentum_buffer"]) for p in params]
+            gradients = torch.cat([local(p.grad).flatten() for p in params])  # what is here of all the matrices
             gradients = torch.where(good.bool(), gradients, 0)
-            mean = torch.cat(means).view_as(gradients).lerp(gradients, (1 - momentum) * good)
-            update = orthogonalized(gradients.lerp(mean, momentum).to(group["dtype"])).float()
+            mean = torch.cat([m.flatten() for m in means]).lerp(gradients, (1 - momentum) * good)
+            sizes = [p.numel() for p in here]
+            towards = gradients.lerp(mean, momentum).to(group["dtype"]).split(sizes)
+            stack = torch.cat([gathered(part.view_as(p), q) for part, p, q in zip(towards, here, params, strict=True)])
+            update = self.orthogonalized_by_all(stack.view(-1, rows, columns)).float()  # (n, rows, columns)
             update *= -lr * max(1, rows / columns) ** 0.5 * good
-            sizes = [len(p) for p in params]
+            updates = update.reshape(-1, columns).split([len(p) for p in params])
             torch._foreach_add_([self.state[p]["step"] for p in params], good)
-            torch._foreach_copy_(means, mean.view(-1, columns).split(sizes))
-            torch._foreach_mul_(params, 1 - lr * group["weight_decay"] * good)
-            torch._foreach_add_(params, update.reshape(-1, columns).split(sizes))
+            torch._foreach_copy_(means, [part.view_as(p) for part, p in zip(mean.split(sizes), here, strict=True)])
+            torch._foreach_mul_(here, 1 - lr * group["weight_decay"] * good)
+            torch._foreach_add_(here, [local(part_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:
                 p.grad = None  # so that AdamW passes them over
         super().step()
+
+    def orthogonalized_by_all(self, matrices: Tensor) -> Tensor:
+        """`orthogonalized`, of which each process does a share; matrices: (n, rows, columns), the same in each."""
+        n, (rank, size) = len(matrices), (self.processes.rank, self.processes.size)
+        share = -(-n // size)
+        mine = matrices[rank * share : (rank + 1) * share]
+        idle = mine.new_zeros(share - len(mine), *mine.shape[1:])
+        return self.processes.joined(orthogonalized(torch.cat([mine, idle]) if len(idle) else mine))[:n]
+
+
+def gathered(part: Tensor, p: Tensor) -> Tensor:
+    """The whole of which each process has a part, spread as `p` is."""
+    if not is_spread(p):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    spread = DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+    return spread.full_tensor()
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -140,9 +167,10 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Take up what `state_tensors` gave. Moments move to their parameter's device; step counts are left to torch."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    names = {name: places[id(p)] for name, p in model.named_parameters()}
+    parameters = dict(model.named_parameters())
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("/")
-        state.setdefault(names[name], {})[kind] = tensor
+        p = parameters[name]
+        state.setdefault(places[id(p)], {})[kind] = part_like(p, tensor) if tensor.dim() else tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,4 +1,4 @@
-"""Device, dtype, compilation and seeds: decided once, said in one line, passed on as one frozen value."""
+"""Device, dtype, compilation, ranks and seeds: decided once, said in one line, passed on as one frozen value."""
 
 import ctypes
 import hashlib
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from folio import UserError
+from folio import UserError, parallel
+from folio.parallel import ALONE, Group
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,6 +32,7 @@ class Runtime:
     dtype: torch.dtype  # of matmuls and activations; weights and optimizer state are float32
     compile: bool | str  # or the mode of torch.compile
     described: str
+    group: Group = ALONE  # this process among those that train together
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -102,19 +104,26 @@ def decide(
     deterministic: bool = False,
     earlier: dict[str, Any] | None = None,
     length: Length | None = None,
+    backend: str | None = None,
 ) -> Runtime:
     """Settle device, dtype and compile; each is taken by name, or chosen by capability when it is "auto".
 
     earlier: `Runtime.resolved` of the run that is continued; "auto" then means the same again if the device is of the
-    same kind. length: of the run, if it is one to be trained: a short one is not compiled. Sets torch's and the
-    allocator's global modes for the choice. Raises UserError for what cannot work here.
+    same kind. length: of the run, if it is one to be trained: a short one is not compiled. backend: by which the
+    processes of a torchrun are joined; None: this is work for one process. Sets torch's and the allocator's global
+    modes for the choice. Raises UserError for what cannot work here.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError("Folio trains in one process, on one device: start it with python, without torchrun")
+    if parallel.under_torchrun() and backend is None:
+        raise UserError("this is work for one process: start it with python, without torchrun")
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if device == "cuda" and parallel.under_torchrun():
+        device = f"cuda:{os.environ['LOCAL_RANK']}"  # one GPU a process
     place = _open_device(device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    group = parallel.join(place, backend) if backend else ALONE
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
     threads = f", {torch.get_num_threads()} threads" if place.type == "cpu" else ""
     reasons.append(f"{place} ({name}{threads})")
@@ -122,10 +131,12 @@ def decide(
     if earlier and not same:
         reasons.append(f"continues a run from {earlier['device']}, so no longer bit for bit")
 
+    if group.size > 1:
+        reasons[0] = f"{group.size} processes, the first on {reasons[0]}"
     if dtype != "auto":
         chosen, why = dtype, "as set"
-    else:
-        chosen, why = (earlier["dtype"], "as before") if same else _best_dtype(place)
+    else:  # of rank 0, as two machines may come to two answers
+        chosen, why = group.shared((earlier["dtype"], "as before") if same else _best_dtype(place))
     reasons.append(f"{chosen} ({why})")
     if place.type == "cuda" and chosen == "bfloat16" and not _has_bf16():
         raise UserError(f"dtype=bfloat16: {name} cannot compute in it; use --dtype=float16")
@@ -146,9 +157,9 @@ def decide(
     if compile == "auto" and same:
         compiles, why = earlier["compile"], "as before"
     else:
-        compiles, why = _whether_to_compile(place, compile, length)
+        compiles, why = group.shared(_whether_to_compile(place, compile, length))
     reasons.append(f"{'compiled' if compiles else 'eager'} ({why})")
-    return Runtime(place, DTYPES[chosen], compiles, ", ".join(reasons))
+    return Runtime(place, DTYPES[chosen], compiles, ", ".join(reasons), group)
 
 
 def _open_device(name: str) -> torch.device:
@@ -279,12 +290,13 @@ def compiled(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], T
 class Signals:
     """What signals ask of a run, while its block lasts.
 
-    The first SIGINT or SIGTERM asks it to save and stop (`stop` is the signal's name); the second does what it always
-    did. SIGUSR1, where the system has it, asks it to save and go on (`save`, which the run sets back). Outside the main
+    The first SIGINT or SIGTERM asks it to save and stop (`stop` is the signal's number); the second does what it always
+    did, except under torchrun, which passes on each signal that the terminal has sent already, and in the end kills.
+    SIGUSR1, where the system has it, asks it to save and go on (`save`, which the run sets back). Outside the main
     thread, where Python lets nobody handle signals, nothing is asked.
     """
 
-    stop: str | None = None
+    stop: int = 0
     save: bool = False
 
     def __enter__(self) -> "Signals":
@@ -297,7 +309,9 @@ class Signals:
         return self
 
     def ask_to_stop(self, number: int, frame: Any) -> None:
-        self.stop = signal.Signals(number).name
+        self.stop = number
+        if parallel.under_torchrun():
+            return
         for again in (signal.SIGINT, signal.SIGTERM):
             signal.signal(again, self.before[again])
 

@@ -20,11 +20,11 @@ def test_gathered_on_the_device_it_is_the_same_text(tmp_path, seed):
     for sets in ([(a, 1.0)], [(a, 0.7), (b, 0.3)]):
         for sampling in ("epoch", "random"):
             data = Mixture(sets, 8, seed, sampling)
-            copied, gathered = Feed(data, runtime, resident=False), Feed(data, runtime)
+            copied, gathered = Feed(data, runtime, 3, 2, resident=False), Feed(data, runtime, 3, 2)
             assert gathered.tokens is None  # a CPU gains nothing by it
-            gathered = Feed(data, runtime, resident=True)
+            gathered = Feed(data, runtime, 3, 2, resident=True)
             for first in (0, 6, 1000):
-                two = [feed.micro_batches(first, 3, 2) for feed in (copied, gathered)]
+                two = [feed.micro_batches(first) for feed in (copied, gathered)]
                 for ours, theirs in zip(*two, strict=True):
                     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1]) and ours[2] == theirs[2]
                     assert ours[0].shape == (3, 8) and ours[2] == 0.5

@@ -105,9 +105,10 @@ def test_short_runs_are_not_compiled(monkeypatch):
     assert not runtime._whether_to_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
 
-def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="without torchrun"):
+def test_work_for_one_process_is_refused_to_several(monkeypatch):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="work for one process: start it with python, without torchrun"):
         decide("cpu", "float32", False)
 
 
@@ -144,9 +145,9 @@ def test_the_first_signal_asks_and_the_second_interrupts():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert signals.save and signals.stop is None
+        assert signals.save and not signals.stop
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.stop == "SIGTERM"
+        assert signals.stop == signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
