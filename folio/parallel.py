@@ -7,12 +7,14 @@ a share of every parameter (FSDP2), and computes its share of every step. A proc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -103,8 +105,10 @@ def join(device: torch.device, backend: str) -> Group:
     if not dist.is_initialized():
         if device.type != "cuda":
             backend = "gloo"
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         try:
-            dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+            store, device_id = store_of_this_start(rank, size), device if backend == "nccl" else None
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
         except (ValueError, RuntimeError) as error:
             raise UserError(
                 f"backend={backend}: the processes cannot be joined: {str(error).splitlines()[0]}"
@@ -112,6 +116,28 @@ def join(device: torch.device, backend: str) -> Group:
         if dist.get_rank():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (as long as the process lives)
     return Group(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+def store_of_this_start(rank: int, size: int) -> dist.Store:
+    """The store that torchrun holds, under a name that belongs to this start of the processes.
+
+    torchrun keeps one store while it starts them again (2.13), and in it they would find, and wait for, those that are
+    gone. So rank 0 makes up a name and tells it to each that calls now, who is known by a word of its own.
+    """
+    store = next(dist.rendezvous("env://"))[0]
+    if rank:
+        word = uuid4().hex
+        store.set(f"calls/{rank}", word)
+        name = store.get(f"answers/{word}").decode()  # waits for it
+        store.set(f"{name}/{rank}", "heard")
+        return dist.PrefixStore(name, store)
+    name, missing = uuid4().hex, list(range(1, size))
+    while missing := [other for other in missing if not store.check([f"{name}/{other}"])]:
+        for other in missing:
+            if store.check([f"calls/{other}"]):
+                store.set(f"answers/{store.get(f'calls/{other}').decode()}", name)
+        time.sleep(0.01)
+    return dist.PrefixStore(name, store)
 
 
 def leave() -> None:
