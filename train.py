@@ -10,6 +10,7 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 """
 
 import math
+import os
 import shlex
 import shutil
 import signal
@@ -26,7 +27,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, checkpoint, configurator, convert, parallel
+from folio import UserError, checkpoint, configurator, convert, memory, parallel
 from folio.checkpoint import Checkpoint
 from folio.dataset import (
     Dataset,
@@ -171,23 +172,30 @@ class TrainConfig:
             return self.total_batch_tokens // (self.batch_size * self.block_size)
         return self.gradient_accumulation_steps or 1
 
+    @property
+    def step_tokens(self) -> int:
+        return self.accumulation * self.batch_size * self.block_size
+
     def within(self, seconds: float, step_seconds: float, val_tokens: int) -> "TrainConfig":
         """The same recipe with as many steps as there is time for; what is counted in steps is stretched with them.
 
         Time goes into steps, into as many evaluations as before, and 1 second for the end. Raises UserError for none.
         """
-        evaluations = -(-self.max_iters // self.eval_interval)
-        step_tokens = self.accumulation * self.batch_size * self.block_size
-        evaluation = val_tokens / step_tokens * step_seconds / 3  # without the backward pass, which is twice as long
-        steps = int((seconds - evaluations * evaluation - 1) / step_seconds)
+        evaluating = self.seconds_of_evaluations(step_seconds, val_tokens)
+        steps = int((seconds - evaluating - 1) / step_seconds)
         if steps < 1:
             raise UserError(
-                f"minutes={self.minutes:g}: it is too short where a step takes {step_seconds:.2g} s, and each of "
-                f"{evaluations} evaluations {evaluation:.2g} s; take more, or a smaller model"
+                f"minutes={self.minutes:g}: it is too short where a step takes {step_seconds:.2g} s, and all "
+                f"evaluations {evaluating:.2g} s; take more, or a smaller model"
             )
         counted = {name: getattr(self, name) for name in STEP_COUNTS}
         stretched = {name: -(-n * steps // self.max_iters) for name, n in counted.items() if n}  # rounded up
         return replace(self, **stretched)
+
+    def seconds_of_evaluations(self, step_seconds: float, val_tokens: int) -> float:
+        """Of all of them: a token costs a third of what it costs in training, as there is no backward pass."""
+        evaluations = -(-self.max_iters // self.eval_interval)
+        return evaluations * val_tokens / self.step_tokens * step_seconds / 3
 
     def learning_rate_at(self, step: int) -> float:
         decay_iters = self.lr_decay_iters or self.max_iters
@@ -287,8 +295,9 @@ def train(cfg: TrainConfig) -> float:
 
     # --- machine ---
     shape = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in SHAPE + DROPOUT})
-    run_tokens = cfg.max_iters * cfg.accumulation * cfg.batch_size * cfg.block_size
-    length = Length(run_tokens * shape.flops_per_token()["total"], cfg.minutes and 60 * cfg.minutes)
+    length = Length(
+        cfg.max_iters * cfg.step_tokens * shape.flops_per_token()["total"], cfg.minutes and 60 * cfg.minutes
+    )
     runtime = decide(
         cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier.get("resolved"), length, cfg.backend
     )
@@ -308,6 +317,9 @@ def train(cfg: TrainConfig) -> float:
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- model ---
+    with torch.device("meta"):
+        planned = GPT(GPTConfig(**earlier["model"]) if resuming else shape)
+    print(memory_told(cfg, planned, runtime))
     model = None
     if start:
         model = start.build(GPT, GPTConfig, **{name: getattr(cfg, name) for name in DROPOUT})
@@ -344,8 +356,7 @@ def train(cfg: TrainConfig) -> float:
         cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
         print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms a step: {counts}")
-    step_sequences = cfg.accumulation * cfg.batch_size
-    step_tokens = step_sequences * cfg.block_size
+    step_sequences, step_tokens = cfg.accumulation * cfg.batch_size, cfg.step_tokens
     print(data.described(cfg.max_iters * step_sequences))
     print(
         f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
@@ -502,6 +513,54 @@ def wrap(model: GPT | None, shape: GPTConfig, cfg: TrainConfig, runtime: Runtime
     if cfg.recompute:
         parallel.recompute(model.transformer.h)
     return model, parallel.replicate(model, device) if group.hosts else model
+
+
+def memory_of(cfg: TrainConfig, model: GPT, dtype: torch.dtype, device: str, processes: int) -> memory.Memory:
+    """What each of so many processes needs; the model may be on the meta device."""
+    sequences = min(cfg.batch_size, -(-cfg.accumulation * cfg.batch_size // processes))
+    return memory.needed(
+        model,
+        sequences,
+        optimizer=cfg.optimizer,
+        dtype=dtype,
+        device=device,
+        parts=processes if cfg.parallel == "fsdp" else 1,
+        recompute=cfg.recompute,
+    )
+
+
+def leaner(cfg: TrainConfig, fits: Callable[[TrainConfig], bool]) -> str | None:
+    """The settings with which the same steps fit, those that cost least first; or None."""
+    sequences = cfg.accumulation * cfg.batch_size
+    for recompute in dict.fromkeys((cfg.recompute, True)):
+        for batch_size in range(cfg.batch_size, 0, -1):
+            if sequences % batch_size:
+                continue
+            given = {"batch_size": batch_size, "recompute": recompute}
+            if cfg.total_batch_tokens is None and batch_size != cfg.batch_size:
+                given["gradient_accumulation_steps"] = sequences // batch_size
+            if fits(replace(cfg, **given)):
+                return " ".join(f"--{name}={value}" for name, value in given.items() if value != getattr(cfg, name))
+    return None
+
+
+def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime) -> str:
+    """What training is going to take, of what there is; and where that is too little, what would fit."""
+    group, free = runtime.group, memory.free(runtime.device)
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if group.hosts and runtime.device.type == "cpu" else 1
+
+    def needed(changed: TrainConfig) -> memory.Memory:
+        return memory_of(changed, model, runtime.dtype, runtime.device.type, group.size)
+
+    told = f"memory: about {needed(cfg)}"
+    if free is None:
+        return told
+    told += f" of {memory.in_words(free / sharing)} free"
+    if needed(cfg).total <= free / sharing:
+        return told
+    remedy = leaner(cfg, lambda changed: needed(changed).total <= free / sharing)
+    spread = "" if cfg.parallel == "fsdp" else "; or spread it over several GPUs with --parallel=fsdp"
+    return f"{told}: too little; what would fit: {remedy or 'no batch_size'}{spread}"
 
 
 def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:

@@ -36,8 +36,13 @@ class Runtime:
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """What "auto" came to, as a checkpoint keeps it."""
-        return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch."), "compile": self.compile}
+        """What "auto" came to, and among how many, as a checkpoint keeps it."""
+        resolved = {
+            "device": self.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "compile": self.compile,
+        }
+        return {**resolved, "processes": self.group.size} if self.group.size > 1 else resolved
 
     @property
     def runs_ahead(self) -> bool:
@@ -71,22 +76,29 @@ class Runtime:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# Dense TFLOP/s in bfloat16 or float16 with float32 accumulation, from NVIDIA's datasheets; a longer name stands before
-# its own beginning. A GPU that is not here gets no MFU.
-PEAK_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.4,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.4,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "A10G": 70.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-    "V100": 125.0,
-    "T4": 65.0,
+class GPU(NamedTuple):
+    """What a maker's data sheet says."""
+
+    tflops: float  # dense TFLOP/s in bfloat16, or float16, with float32 accumulation
+    memory: int  # GB
+    watts: int
+
+
+# NVIDIA's; a longer name stands before its own beginning. A GPU that is not here gets no MFU.
+GPUS = {
+    "B200": GPU(2250.0, 180, 1000),
+    "H200": GPU(989.4, 141, 700),
+    "H100 PCIe": GPU(756.0, 80, 350),
+    "H100 NVL": GPU(835.0, 94, 400),
+    "H100": GPU(989.4, 80, 700),
+    "A100": GPU(312.0, 80, 400),
+    "L40S": GPU(362.0, 48, 350),
+    "L4": GPU(121.0, 24, 72),
+    "A10G": GPU(70.0, 24, 300),
+    "RTX 4090": GPU(165.2, 24, 450),
+    "RTX 3090": GPU(71.0, 24, 350),
+    "V100": GPU(125.0, 32, 300),
+    "T4": GPU(65.0, 16, 70),
 }
 
 
@@ -210,7 +222,7 @@ def _peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((1e12 * peak for key, peak in PEAK_TFLOPS.items() if key in name), None)
+    return next((1e12 * gpu.tflops for key, gpu in GPUS.items() if key in name), None)
 
 
 COMPILING = 60.0  # seconds

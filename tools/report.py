@@ -5,7 +5,7 @@
 
 Shows loss and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a line wherever a
 run was continued (dashed after a kill); what the model wrote at each evaluation; the settings in which the runs differ,
-and each run's settings and environment in full.
+and each run's settings and environment in full; and what tools/plan.py had said, beside what came to pass.
 """
 
 import argparse
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError, checkpoint  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
+from folio.files import read_json  # noqa: E402
 
 PANELS = {  # title -> the key in metrics.jsonl, and what it is multiplied by
     "loss (nats a token)": ("loss", 1.0),
@@ -50,6 +51,7 @@ class Run:
     lines: list[dict[str, Any]]
     samples: list[dict[str, Any]]
     state: dict[str, Any]
+    plan: dict[str, Any]  # plan.json, if there is one
 
     @classmethod
     def of(cls, folder: Path) -> "Run":
@@ -63,7 +65,24 @@ class Run:
             raise UserError(f"{folder} is not a run's folder ({error})") from None
         if not lines:
             raise UserError(f"{folder}: the run has not logged a step yet")
-        return cls(folder.name, lines, samples, checkpoint.load(folder).state if checkpoint.exists(folder) else {})
+        state = checkpoint.load(folder).state if checkpoint.exists(folder) else {}
+        plan = read_json(folder / "plan.json") if (folder / "plan.json").exists() else {}
+        return cls(folder.name, lines, samples, state, plan)
+
+    def happened(self) -> dict[str, float | None]:
+        """What became of the figures of a plan, up to the last step that was logged. Seconds are those of steps."""
+        last, timed = self.lines[-1], [line for line in self.lines if line["tokens_per_second"]]
+        before = [0, *(line["tokens"] for line in self.lines)]
+        tokens = {line["step"]: line["tokens"] - first for line, first in zip(self.lines, before, strict=False)}
+        seconds = sum(tokens[line["step"]] / line["tokens_per_second"] for line in timed)
+        timed_tokens = sum(tokens[line["step"]] for line in timed)
+        return {
+            "steps": last["step"],
+            "tokens": last["tokens"],
+            "tokens_per_second": timed_tokens / seconds if seconds else None,
+            "seconds": last["tokens"] * seconds / timed_tokens if timed_tokens else None,
+            "memory": max(line["peak_memory"] or 0 for line in self.lines) or None,
+        }
 
 
 def report(runs: list[Run]) -> str:
@@ -89,6 +108,15 @@ def report(runs: list[Run]) -> str:
         values = [[name, *(json.dumps(config.get(name)) for config in configs)] for name in different]
         parts.append(table(["setting", *(run.name for run in runs)], values))
     for run in runs:
+        if run.plan:
+            happened = run.happened()
+            rows = [
+                [name, f"{run.plan[name]:,.0f}", f"{happened[name]:,.0f}", f"{happened[name] / run.plan[name]:.2f}"]
+                for name in happened
+                if run.plan.get(name) and happened[name]
+            ]
+            parts.append(f"<h2>{escape(run.name)}: the plan</h2><p>{escape(run.plan['by'])}</p>")
+            parts.append(table(["", "planned", "happened", "happened / planned"], rows))
         if resumes := run.state.get("resumes"):
             parts.append(f"<h2>{escape(run.name)}: where it was continued</h2>")
             told = [

@@ -1,6 +1,7 @@
 """Prove on this machine that a run survives SIGKILL to the bit.
 
     python tools/verify_resume.py config/shakespeare_char.py --kills=20 --eval_interval=10 --eval_iters=1
+    python tools/verify_resume.py config/shakespeare_char.py --processes=2 --device=cpu    kills one of the two
 
 Trains once undisturbed. Then trains again with the same settings, killed at random moments and each time continued
 with --init_from=resume, and compares weights, optimizer, place in the data and all logged numbers bit for bit. Prints a
@@ -22,6 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +40,7 @@ KEPT = ("step", "next_sequence", "best_val_loss", "best_step", "evaluations_sinc
 class VerifyConfig(TrainConfig):
     # --- verification ---
     kills: int = 20  # times the second run is killed
+    processes: int = 1  # more: trained by torchrun, and of them a random one is killed
     kills_in_write: float = 0.3  # share of them that waits for a checkpoint to be half-written
     work_dir: str | None = None  # where both runs go; None: a temporary folder, removed at the end
 
@@ -46,6 +49,8 @@ class VerifyConfig(TrainConfig):
         found = super().problems()
         if self.kills < 1:
             found.append(("kills", "it must be at least 1"))
+        if self.processes < 1:
+            found.append(("processes", "it must be at least 1"))
         if self.minutes:
             found.append(("minutes", "both runs must be of one length; give --max_iters"))
         if not 0 <= self.kills_in_write <= 1:
@@ -73,6 +78,7 @@ def main(cfg: VerifyConfig) -> None:
         certificate = {
             "settings": {f.name: v for f in fields(TrainConfig) if (v := getattr(cfg, f.name)) != f.default},
             "computed": checkpoint.load(killed).state["resolved"],
+            "processes": cfg.processes,
             "machine": f"{platform.platform()}, {platform.machine()}, {torch.get_num_threads()} threads",
             "versions": versions(),
             "kills": kills,
@@ -105,7 +111,8 @@ def start(cfg: VerifyConfig, out_dir: Path) -> subprocess.Popen:
     arguments = [f"--{name}={value}" for name, value in settings.items()]
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{out_dir}.log", "ab") as log:
-        command = [sys.executable, str(ROOT / "train.py"), *arguments]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cfg.processes}"]
+        command = [sys.executable, *(launcher if cfg.processes > 1 else []), str(ROOT / "train.py"), *arguments]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
@@ -121,22 +128,23 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path, startup: float, seconds: f
     in_write = lost = reached = 0
     pace = seconds / cfg.max_iters * cfg.eval_interval  # seconds from one checkpoint to the next
     for kill in range(1, cfg.kills + 1):
+        before = half_written(out_dir)  # by processes that were killed
         process = start(cfg, out_dir)
-        mark = f".{process.pid}.tmp"  # of what this process has half-written
         if rng.random() < cfg.kills_in_write:
-            while process.poll() is None and not any(path.name.endswith(mark) for path in out_dir.glob(".step-*")):
+            while process.poll() is None and before >= half_written(out_dir):
                 time.sleep(0.0005)
             time.sleep(rng.choice((0, rng.uniform(0, 0.03))))
         else:
             early = rng.random() < 0.2  # while it starts; else within the next few checkpoints
             time.sleep(startup * rng.uniform(0.3, 1) if early else startup + rng.uniform(0, 4 * pace))
         ended = process.poll()
-        process.kill()
-        process.wait()
+        victims = psutil.Process(process.pid).children() if cfg.processes > 1 and ended is None else []
+        (rng.choice(victims) if victims else process).kill()
+        process.wait()  # torchrun ends the others
         if ended is not None:
             finish(process, out_dir)
             raise UserError(f"the run was over after {kill - 1} kills; give it more --max_iters, or take fewer --kills")
-        in_write += any(path.name.endswith(mark) for path in out_dir.glob(".step-*"))
+        in_write += not before >= half_written(out_dir)
         if checkpoint.exists(out_dir) or reached:
             try:
                 step = checkpoint.load(out_dir).state["step"]
@@ -146,6 +154,10 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path, startup: float, seconds: f
             reached = max(step, reached)
         print(f"kill {kill} of {cfg.kills}: {in_write} inside a write, step {reached:,} is safe", flush=True)
     return cfg.kills, in_write, lost
+
+
+def half_written(out_dir: Path) -> set[Path]:
+    return {path for path in out_dir.glob(".step-*.tmp") if ".removed." not in path.name}
 
 
 def compare(first: Path, second: Path) -> list[str]:

@@ -1,0 +1,104 @@
+"""How much memory training takes, counted before any of it is allocated, and how much there is."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one process needs."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int  # what forward keeps for backward, with weights in the dtype of matmuls; or what the update takes
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{field.name} {in_words(getattr(self, field.name))}" for field in fields(self))
+        return f"{in_words(self.total)} ({parts})"
+
+
+def in_words(n: float) -> str:
+    """Bytes in words."""
+    return f"{n / 2**20:,.0f} MiB" if n < 2**30 else f"{n / 2**30:,.1f} GiB"
+
+
+def needed(
+    model: nn.Module,
+    sequences: int,
+    *,
+    optimizer: str,
+    dtype: torch.dtype,
+    device: str,
+    parts: int = 1,
+    recompute: bool = False,
+) -> Memory:
+    """What a step of a GPT takes, not compiled, with so many sequences of block_size in a micro-batch.
+
+    model may be on the meta device. parts: over how many processes FSDP2 spreads it. Weights, gradients and moments are
+    float32. The activations are those that autograd keeps for this model's operations, counted by hand and held
+    against its own count in a test; what a kernel takes for itself comes on top.
+    """
+    config = model.config
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    N, block = sum(sizes.values()), sum(n for name, n in sizes.items() if ".h.0." in name)
+    matrices = {name: p.shape for name, p in model.named_parameters() if ".h." in name and p.dim() == 2}
+    orthogonal = sum(map(math.prod, matrices.values())) if optimizer == "muon" else 0
+    s = 4 if dtype == torch.float32 else 2  # bytes of an activation
+
+    tokens = sequences * config.block_size
+    of_block = tokens * kept_by_block(config, s, device)
+    kept = config.n_layer * of_block
+    if recompute:
+        kept = config.n_layer * tokens * s * config.n_embd + of_block
+    kept += tokens * 2 * s * config.n_embd  # before and behind the last norm
+    logits = tokens * config.vocab_size * (8 if s == 4 else 10)  # their logarithms and gradients are float32
+    if parts > 1:
+        cast = s * (N - config.n_layer * block + 2 * block)  # whole: all but the blocks, a block, the next on its way
+    else:
+        cast = s * (N - sizes["transformer.wpe.weight"]) if s == 2 else 0
+    alike = Counter(matrices.values())  # of one shape, which Muon updates together
+    updating = (12 + 5 * s) * max(n * math.prod(shape) for shape, n in alike.items()) if orthogonal else 0
+    spread = [4 * n // parts for n in (N, N, 2 * N - orthogonal)]
+    return Memory(*spread, max(kept + logits + cast, updating))
+
+
+def kept_by_block(config: Any, s: int, device: str) -> int:
+    """Bytes a token that a block's forward pass keeps; s: of an activation."""
+    C, weights = config.n_embd, config.n_head * config.block_size  # a token's attention
+    inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # of the norms, c_attn, attention, c_proj, c_fc, the activation, c_proj; in C
+    kept = s * inputs * C + 16
+    if s == 2 and device == "cuda":
+        kept += 2 * (4 - s) * C  # norms are computed in float32
+    if device == "cpu" and (s == 2 or config.pdrop("attn")):  # attention written out
+        kept += s * weights * (3 if config.pdrop("attn") else 1)
+    else:
+        kept += 4 * config.n_head
+    if config.pdrop("resid"):
+        kept += 2 * C * (s if device == "cpu" else 1)
+    return kept
+
+
+def free(device: torch.device) -> int | None:
+    """Bytes that can still be allocated there, or None where this cannot be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    import psutil
+
+    available = psutil.virtual_memory().available
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and limit.read_text().strip().isdigit():  # a container's share
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return available

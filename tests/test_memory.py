@@ -1,0 +1,89 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from folio import memory, parallel
+from folio.runtime import decide
+from model import GPT, GPTConfig
+from train import leaner, memory_of, memory_told
+
+TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
+
+
+def kept_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtype, recompute: bool = False) -> int:
+    """Bytes of the distinct pieces of memory that a forward pass keeps for the backward one, parameters aside."""
+    model = GPT(config).train()
+    if recompute:
+        parallel.recompute(model.transformer.h)
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes, alive = {}, []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # so that no other takes its place
+        return tensor
+
+    idx = torch.zeros(sequences, config.block_size, dtype=torch.long)
+    keeping = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with keeping, torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        model(idx, idx)
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_keeps_what_autograd_says(dtype, dropout):
+    """The difference that one more layer makes, to the byte; in bfloat16, with the layer's weights cast."""
+    config = replace(TINY, dropout=dropout)
+    one, two = (kept_by_autograd(replace(config, n_layer=n), 4, dtype) for n in (1, 2))
+    cast = 0 if dtype == torch.float32 else 2 * 12 * 64 * 64
+    assert (two - one - cast) / (4 * 64) == memory.kept_by_block(config, 4 if dtype == torch.float32 else 2, "cpu")
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_that_is_kept_is_foreseen(dtype, recompute):
+    """Not less than autograd keeps, and of the rest no more than the logits and their gradients."""
+    found = kept_by_autograd(TINY, 4, dtype, recompute)
+    foreseen = memory.needed(
+        GPT(TINY), 4, optimizer="adamw", dtype=dtype, device="cpu", recompute=recompute
+    ).activations
+    of_block = 4 * 64 * memory.kept_by_block(TINY, 4 if dtype == torch.float32 else 2, "cpu")
+    again = of_block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
+    assert found <= foreseen <= found + 4 * 64 * 100 * 10 + again + 4 * 64 * 64 * 4
+
+
+def test_parameters_and_moments():
+    model = GPT(TINY)
+    N = sum(p.numel() for p in model.parameters())
+    adamw = memory.needed(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu")
+    assert (adamw.weights, adamw.gradients, adamw.optimizer) == (4 * N, 4 * N, 8 * N)
+    muon = memory.needed(model, 1, optimizer="muon", dtype=torch.float32, device="cpu")
+    assert muon.optimizer == 8 * N - 4 * 2 * 12 * 64 * 64  # one moment for the blocks' matrices
+    spread = memory.needed(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu", parts=4)
+    assert spread.weights == N and spread.optimizer == 2 * N
+    assert adamw.total == adamw.weights + adamw.gradients + adamw.optimizer + adamw.activations
+
+
+def test_what_does_not_fit_is_told_with_what_would(tiny, monkeypatch):
+    model, runtime = GPT(replace(TINY, n_layer=8)), decide("cpu", "float32", False)
+    cfg = tiny(batch_size=16, gradient_accumulation_steps=2, block_size=64)
+    whole = memory_of(cfg, model, torch.float32, "cpu", 1).total
+    half = memory_of(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
+    monkeypatch.setattr(memory, "free", lambda device: whole)
+    assert "too little" not in memory_told(cfg, model, runtime)
+    monkeypatch.setattr(memory, "free", lambda device: half)
+    told = memory_told(cfg, model, runtime)
+    assert "too little; what would fit: --batch_size=8 --gradient_accumulation_steps=4; or spread it" in told
+    one = memory_of(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
+    assert "--recompute=True" in leaner(cfg, lambda c: memory_of(c, model, torch.float32, "cpu", 1).total < one)
+    assert leaner(cfg, lambda c: False) is None
+    monkeypatch.setattr(memory, "free", lambda device: None)
+    assert "free" not in memory_told(cfg, model, runtime)
+
+
+def test_what_is_free_here():
+    assert 2**20 < memory.free(torch.device("cpu")) < 2**45
