@@ -556,9 +556,9 @@ def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime) -> str:
     if free is None:
         return told
     told += f" of {memory.in_words(free / sharing)} free"
-    if needed(cfg).total <= free / sharing:
+    if needed(cfg).fits(free / sharing):
         return told
-    remedy = leaner(cfg, lambda changed: needed(changed).total <= free / sharing)
+    remedy = leaner(cfg, lambda changed: needed(changed).fits(free / sharing))
     spread = "" if cfg.parallel == "fsdp" else "; or spread it over several GPUs with --parallel=fsdp"
     return f"{told}: too little; what would fit: {remedy or 'no batch_size'}{spread}"
 

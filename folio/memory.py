@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+HEADROOM = 1.2  # what kernels and allocators take on top (docs/scaling.md)
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -22,6 +24,9 @@ class Memory:
     @property
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self))
+
+    def fits(self, available: float) -> bool:
+        return HEADROOM * self.total <= available
 
     def __str__(self) -> str:
         parts = ", ".join(f"{field.name} {in_words(getattr(self, field.name))}" for field in fields(self))
@@ -62,7 +67,7 @@ def needed(
     if recompute:
         kept = config.n_layer * tokens * s * config.n_embd + of_block
     kept += tokens * 2 * s * config.n_embd  # before and behind the last norm
-    logits = tokens * config.vocab_size * (8 if s == 4 else 10)  # their logarithms and gradients are float32
+    logits = tokens * config.vocab_size * (12 if s == 4 else 14)  # at the worst: logarithms and two gradients, float32
     if parts > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # whole: all but the blocks, a block, the next on its way
     else:

@@ -53,7 +53,7 @@ def test_all_that_is_kept_is_foreseen(dtype, recompute):
     ).activations
     of_block = 4 * 64 * memory.kept_by_block(TINY, 4 if dtype == torch.float32 else 2, "cpu")
     again = of_block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
-    assert found <= foreseen <= found + 4 * 64 * 100 * 10 + again + 4 * 64 * 64 * 4
+    assert found <= foreseen <= found + 4 * 64 * 100 * 14 + again + 4 * 64 * 64 * 4
 
 
 def test_parameters_and_moments():
@@ -73,9 +73,9 @@ def test_what_does_not_fit_is_told_with_what_would(tiny, monkeypatch):
     cfg = tiny(batch_size=16, gradient_accumulation_steps=2, block_size=64)
     whole = memory_of(cfg, model, torch.float32, "cpu", 1).total
     half = memory_of(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
-    monkeypatch.setattr(memory, "free", lambda device: whole)
+    monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * whole)
     assert "too little" not in memory_told(cfg, model, runtime)
-    monkeypatch.setattr(memory, "free", lambda device: half)
+    monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * half)
     told = memory_told(cfg, model, runtime)
     assert "too little; what would fit: --batch_size=8 --gradient_accumulation_steps=4; or spread it" in told
     one = memory_of(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total

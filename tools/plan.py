@@ -188,8 +188,8 @@ def told(
     unknown = "" if data else f", with a vocabulary of {GPT2_VOCABULARY:,}, as {cfg.dataset} is not prepared"
     yield "parameters", f"{plan['parameters']:,}{unknown}"
     yield "memory", f"{needed(cfg)}{f' of {memory.in_words(machine.memory)}' if machine.memory else ''}"
-    if machine.memory and plan["memory"] > machine.memory:
-        remedy = leaner(cfg, lambda changed: needed(changed).total <= machine.memory)
+    if machine.memory and not needed(cfg).fits(machine.memory):
+        remedy = leaner(cfg, lambda changed: needed(changed).fits(machine.memory))
         yield "", f"too little; what would fit: {remedy or 'no batch_size; try --parallel=fsdp, or more --gpus'}"
     epochs = data.epochs(cfg.max_iters * cfg.accumulation * cfg.batch_size) if data else {}
     passed = "".join(f", {n:,.2f} epochs of {name}" for name, n in epochs.items())
