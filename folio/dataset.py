@@ -14,6 +14,7 @@ Read as they are, too: nanoGPT's folders (train.bin, val.bin and perhaps meta.pk
 Dimensions: B batch, T time (block_size). Token arrays are int64 numpy; nothing here needs torch.
 """
 
+import errno
 import hashlib
 import io
 import math
@@ -327,7 +328,27 @@ def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
         raise DatasetError(f"{path} is {'missing' if size is None else 'empty'}; prepare the data set again")
     if size % dtype.itemsize:
         raise DatasetError(f"{path} has {size:,} bytes, not a whole number of {dtype.name} tokens; it is cut off")
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+    return _map(path, dtype)
+
+
+def _map(path: Path, dtype: np.dtype, offset: int = 0) -> np.ndarray:
+    """The file from byte `offset` on. It stays open, so the limit to open files rises with the number of shards."""
+    try:
+        return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    import resource  # Windows does not have it, nor such a limit
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    more = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+    if more == soft:
+        raise DatasetError(
+            f"{path.parent} has more shards than the {hard:,} files that a process may open here: prepare it again "
+            f"with a larger --shard_tokens, or allow more with ulimit -Hn"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+    return _map(path, dtype, offset)
 
 
 def _has_llmc_header(path: Path) -> bool:
@@ -348,7 +369,7 @@ def _map_llmc(path: Path) -> Shard:
     size = path.stat().st_size
     if size != 4 * LLMC_HEADER + 2 * tokens or not tokens:
         raise DatasetError(f"{path} has {size:,} bytes, but its header speaks of {tokens:,} tokens; fetch it again")
-    return _with_mask(path, np.asarray(np.memmap(path, dtype="<u2", mode="r", offset=4 * LLMC_HEADER)))
+    return _with_mask(path, _map(path, np.dtype("<u2"), 4 * LLMC_HEADER))
 
 
 def _hash_ends(splits: dict[str, list[Path]]) -> str:

@@ -1,6 +1,8 @@
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from folio.dataset import (
 )
 from folio.files import read_json, write_json
 from folio.tokenizer import CharTokenizer
+from prepare import text as prepare_text
 
 T = 8
 
@@ -431,3 +434,25 @@ def test_mixtures_are_written_with_weights(text, expected):
 def test_mixtures_that_mean_nothing_are_refused(text):
     with pytest.raises(DatasetError, match="NAME:WEIGHT"):
         parse_mixture(text)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_there_may_be_more_shards_than_open_files(data_dir, tmp_path):
+    """A mapped shard stays open, and 1,024 files is what most systems allow at first: it was a traceback."""
+    text = str(data_dir / "verse.txt")
+    prepare_text.main(prepare_text.TextConfig(inputs=(text,), name="many", data_dir=str(tmp_path), shard_tokens=100))
+    program = """
+import resource, sys
+from folio import UserError
+from folio.dataset import open_dataset
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
+try:
+    print(len(open_dataset(Path(sys.argv[1])).train))
+except UserError as error:
+    print(error)
+"""
+    for hard, told in (("400", "186"), ("100", "more shards than the 100 files that a process may open here")):
+        words = [sys.executable, "-c", program, str(tmp_path / "many"), hard]
+        found = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+        assert told in found.stdout, found.stderr
