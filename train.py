@@ -801,8 +801,8 @@ def main(cfg: TrainConfig) -> None:
         return
     try:
         train(cfg)
-    except UserError:
-        parallel.stop_torchrun()
+    except UserError as error:
+        parallel.stop_torchrun(error)
         raise
     parallel.leave()
     if cfg.eval_only:

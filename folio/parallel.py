@@ -170,11 +170,13 @@ def restarted(earlier: str | None) -> bool:
     return under_torchrun() and earlier == run_id() and (again or earlier != "none")
 
 
-def stop_torchrun() -> None:
+def stop_torchrun(error: UserError) -> None:
     """Have torchrun give up where it would start anew, for what fails each time: no exit code tells it so."""
     left = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) - int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if under_torchrun() and left > 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # first, as torchrun is going to end this process too
         os.kill(os.getppid(), signal.SIGTERM)
+        raise SystemExit(error.exit_code)
 
 
 class Requests:
