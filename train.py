@@ -248,7 +248,8 @@ def train(cfg: TrainConfig) -> float:
 
     # --- start: from nothing, from where this run stopped, or from another run's weights ---
     start = None
-    if checkpoint.exists(out_dir) and parallel.restarted(checkpoint.last_state(out_dir).get("torchrun")):
+    may_be_again = parallel.under_torchrun() and checkpoint.exists(out_dir)
+    if may_be_again and parallel.restarted(checkpoint.load(out_dir).state.get("torchrun")):
         cfg = replace(cfg, init_from="resume", overwrite=False)
     resuming = cfg.init_from == "resume"
     if resuming:
@@ -356,7 +357,7 @@ def train(cfg: TrainConfig) -> float:
         cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
         print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms a step: {counts}")
-    step_sequences, step_tokens = cfg.accumulation * cfg.batch_size, cfg.step_tokens
+    step_sequences, step_tokens = feed.sequences, cfg.step_tokens
     print(data.described(cfg.max_iters * step_sequences))
     print(
         f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "

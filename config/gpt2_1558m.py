@@ -1,4 +1,5 @@
 # python train.py config/gpt2_1558m.py
+# torchrun --standalone --nproc_per_node=8 train.py config/gpt2_1558m.py
 #
 # GPT-2 with 1,557 million parameters, from scratch on OpenWebText (prepare/openwebtext.py: 9.0 billion tokens); on
 # FineWeb-Edu's 10 billion (prepare/fineweb.py) with --dataset=fineweb. Not run yet: no GPU has been at hand.

@@ -167,7 +167,7 @@ def restarted(earlier: str | None) -> bool:
     torchrun calls all runs that were given no --rdzv-id.
     """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    return under_torchrun() and earlier == run_id() and (again or earlier != "none")
+    return earlier is not None and earlier == run_id() and (again or earlier != "none")
 
 
 def stop_torchrun(error: UserError) -> None:

@@ -289,14 +289,18 @@ def attention_kernel(runtime: Runtime, config: Any) -> str:
 
 
 def compiled(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean loss as a function of inputs and targets, (B, T) each; perhaps compiled, model and loss in one graph."""
+    """The mean loss as a function of inputs and targets, (B, T) each; perhaps compiled, model and loss in one graph.
+
+    A model that is spread over processes is compiled block by block already (parallel.shard).
+    """
 
     def loss_of(idx: Tensor, targets: Tensor) -> Tensor:
         with runtime.compute():
             return model(idx, targets)[1]
 
     mode = runtime.compile if isinstance(runtime.compile, str) else None
-    return torch.compile(loss_of, mode=mode) if runtime.compile else loss_of
+    whole = not parallel.is_spread(next(model.parameters()))
+    return torch.compile(loss_of, mode=mode) if runtime.compile and whole else loss_of
 
 
 class Signals:

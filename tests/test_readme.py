@@ -17,7 +17,7 @@ COMMANDS = [
     line
     for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     for line in block.splitlines()
-    if line.startswith("python ") and "pytest" not in line
+    if line.startswith(("python ", "torchrun ")) and "pytest" not in line
 ]
 
 
@@ -41,6 +41,9 @@ def run(words: list[str], folder: Path) -> str:
 
 def typed(command: str, folder: Path) -> str:
     program, *words = shlex.split(command, comments=True)
+    if program == "torchrun":  # on two processes, and on text that is here
+        words = ["-m", "torch.distributed.run", *words, "--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
+        return run([word.replace("nproc_per_node=8", "nproc_per_node=2") for word in words], folder)
     assert program == "python"
     if words[0] == "train.py":
         words += SMALL.split()
@@ -58,6 +61,7 @@ def test_commands(clone):
     first = next(out for out, command in zip(said, COMMANDS, strict=True) if command.startswith("python train.py"))
     proposed = [line.split(":", 1)[1] for line in first.splitlines() if line.startswith(("sample:", "continue:"))]
     assert len(proposed) == 2 and "--init_from=resume" in proposed[1]
+    assert any(command.startswith("torchrun ") for command in COMMANDS)
     for command in proposed:  # what the run itself says to type next
         run(shlex.split(command)[1:], clone)
 
