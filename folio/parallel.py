@@ -57,7 +57,7 @@ class Group:
         if not self.hosts:
             return part
         parts = part.new_empty(self.size * len(part), *part.shape[1:])
-        dist.all_gather_into_tensor(parts, part)
+        dist.all_gather(list(parts.chunk(self.size)), part)
         return parts
 
     def shared(self, value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Several processes on this machine, joined by gloo: started by torchrun as a user starts them."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +29,8 @@ LONG |= dict(muon_learning_rate=0.01, eval_interval=100, eval_iters=None, dropou
 
 
 def command(cfg: TrainConfig) -> list[str]:
-    return [str(ROOT / "train.py"), *[f"--{name}={value}" for name, value in asdict(cfg).items()], "--device=cpu"]
+    device = "cpu" if cfg.device == "auto" else cfg.device
+    return [str(ROOT / "train.py"), *[f"--{name}={value}" for name, value in asdict(cfg).items()], f"--device={device}"]
 
 
 def start(cfg: TrainConfig, *options: str) -> subprocess.Popen:
@@ -46,6 +48,7 @@ def output(cfg: TrainConfig) -> str:
 def run(processes: int, cfg: TrainConfig, *options: str) -> str:
     process = start(cfg, "--standalone", f"--nproc_per_node={processes}", *options)
     assert process.wait(timeout=300) == 0, output(cfg)
+    assert "Warning" not in output(cfg), output(cfg)
     return output(cfg)
 
 
@@ -118,6 +121,30 @@ def test_any_number_of_processes_goes_on_with_any_checkpoint(tiny, tmp_path):
     state = checkpoint.load(Path(settings["out_dir"])).state
     assert state["next_sequence"] == 40 * 8 and [resume["step"] for resume in state["resumes"]] == [10, 20, 30]
     assert state["resumes"][0]["changes"]["parallel"] == ["ddp", "fsdp"] and not state["resumes"][0]["exact"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_compiled_in_two_processes(tiny, tmp_path, mode):
+    settings = dict(LONG, max_iters=20, warmup_iters=2, eval_interval=10, parallel=mode, recompute=mode == "fsdp")
+    eager, compiled = (tiny(**settings, compile=c, out_dir=str(tmp_path / str(c))) for c in (False, True))
+    run(2, eager)
+    run(2, compiled)
+    assert largest_difference(eager, compiled, "loss", "val_loss") < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_process_on_each_gpu(tiny, tmp_path, mode):
+    """By nccl, as many as there are: the curve of one process, and a checkpoint that a CPU goes on with."""
+    settings = dict(LONG, max_iters=40, eval_interval=20, compile=False, dtype="float32")
+    alone = tiny(**settings, device="cuda", out_dir=str(tmp_path / "alone"))
+    train(alone)
+    cfg = tiny(**settings, device="cuda", parallel=mode)
+    run(torch.cuda.device_count(), cfg)
+    assert largest_difference(alone, cfg, "loss", "val_loss") < 1e-4
+    train(tiny(**{**settings, "max_iters": 45}, device="cpu", init_from="resume"))
 
 
 # --- lost workers, signals, errors ------------------------------------------------------------------------------------

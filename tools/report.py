@@ -115,7 +115,8 @@ def report(runs: list[Run]) -> str:
                 for name in happened
                 if run.plan.get(name) and happened[name]
             ]
-            parts.append(f"<h2>{escape(run.name)}: the plan</h2><p>{escape(run.plan['by'])}</p>")
+            told = f"{run.plan['by']}; memory in bytes, and planned without what the process itself takes"
+            parts.append(f"<h2>{escape(run.name)}: the plan</h2><p>{escape(told)}</p>")
             parts.append(table(["", "planned", "happened", "happened / planned"], rows))
         if resumes := run.state.get("resumes"):
             parts.append(f"<h2>{escape(run.name)}: where it was continued</h2>")
