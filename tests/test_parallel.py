@@ -175,18 +175,12 @@ def test_a_signal_to_one_process_saves_and_stops_all(tiny):
     assert state["stopped_by"] == "SIGTERM" and f"saved after step {state['step']}" in output(cfg)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
-def test_a_machine_is_lost(tiny, tmp_path):
-    """Two torchruns with one rendezvous, of which the second is killed with its worker: the first goes on alone."""
-    settings = dict(LONG, max_iters=600, lr_decay_iters=600, eval_interval=50, eval_iters=1)
-    straight = tiny(**settings, out_dir=str(tmp_path / "straight"))
-    train(straight)
-    cfg = tiny(**settings, out_dir=str(tmp_path / "lost"))
+def rendezvous() -> list[str]:
+    """torchrun's options for one or two machines, which are both this one, with one process each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    joined = [
+    return [
         "--nnodes=1:2",
         "--nproc_per_node=1",
         "--max-restarts=3",
@@ -195,9 +189,20 @@ def test_a_machine_is_lost(tiny, tmp_path):
         "--rdzv-id=verse",
         "--rdzv-conf=last_call_timeout=3",
     ]
-    first = start(cfg, *joined)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
+def test_a_machine_is_lost(tiny, tmp_path):
+    """Two torchruns with one rendezvous, of which the second is killed with its worker: the first goes on alone."""
+    settings = dict(LONG, max_iters=600, lr_decay_iters=600, eval_interval=50, eval_iters=1)
+    straight = tiny(**settings, out_dir=str(tmp_path / "straight"))
+    train(straight)
+    cfg = tiny(**settings, out_dir=str(tmp_path / "lost"))
+    options = rendezvous()
+    first = start(cfg, *options)
     time.sleep(1)
-    second = start(cfg, *joined)
+    second = start(cfg, *options)
     wait_for_step(cfg, 120)
     assert "2 processes" in output(cfg)
     second.send_signal(signal.SIGSTOP)  # so that it starts no other worker while its own is killed
@@ -207,6 +212,25 @@ def test_a_machine_is_lost(tiny, tmp_path):
     assert first.wait(timeout=300) == 0, output(cfg)
     assert "going on from" in output(cfg)
     assert largest_difference(straight, cfg, "loss", "val_loss") < 1e-5
+
+
+@pytest.mark.slow
+def test_a_machine_is_added(tiny, tmp_path, monkeypatch):
+    """torchrun ends its workers with SIGTERM and starts them anew with those that have come: a save in between."""
+    settings = dict(LONG, max_iters=3000, lr_decay_iters=3000, eval_interval=3000, eval_iters=1)
+    straight = tiny(**settings, out_dir=str(tmp_path / "straight"))
+    train(straight)
+    cfg = tiny(**settings, out_dir=str(tmp_path / "added"))
+    options = rendezvous()
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/scaling.md
+    first = start(cfg, *options)
+    wait_for_step(cfg, 120)
+    second = start(cfg, *options)
+    assert first.wait(timeout=300) == 0 and second.wait(timeout=300) == 0, output(cfg)
+    assert "2 processes" in output(cfg) and "going on from" in output(cfg)
+    (resume,) = checkpoint.load(Path(cfg.out_dir)).state["resumes"]
+    assert resume["after"] == "SIGTERM" and resume["step"] >= 120
+    assert largest_difference(straight, cfg, "loss") < 1e-4
 
 
 def test_what_fails_each_time_is_not_tried_again(tiny):

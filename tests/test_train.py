@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -480,6 +481,35 @@ def test_patience_holds_on_a_full_disk(tiny, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", full)
     with pytest.raises(TrainingError, match="step 8 could not be saved"):
         train(tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3))
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_checkpoints_are_written_behind_the_run(tiny, monkeypatch, async_save):
+    """The first is held up until three steps later, where the run does not wait; the one after it waits for it."""
+    save, log = checkpoint.save, Metrics.log
+    later, order = threading.Event(), []
+
+    def held_up(out_dir, step, *args):
+        order.append(f"begin {step}")
+        if step == 4:
+            later.wait(timeout=30 if async_save else 0.2)
+        path = save(out_dir, step, *args)
+        order.append(f"end {step}")
+        return path
+
+    def logged_step(self, line):
+        log(self, line)
+        order.append(line["step"])
+        if line["step"] == 7:
+            later.set()
+
+    monkeypatch.setattr(checkpoint, "save", held_up)
+    monkeypatch.setattr(Metrics, "log", logged_step)
+    train(tiny(max_iters=8, eval_interval=4, async_save=async_save))
+    assert (order.index("end 4") > order.index(7)) == async_save
+    assert order.index("end 4") < order.index("begin 8") < order.index("end 8")
+    a, b = (checkpoint.load(Path(tiny().out_dir, f"step-00000{step}")) for step in (4, 8))
+    assert not torch.equal(a.model["transformer.wte.weight"], b.model["transformer.wte.weight"])
 
 
 def test_a_last_step_that_cannot_be_saved_is_an_error(tiny, small_disk):
