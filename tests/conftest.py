@@ -1,10 +1,14 @@
 """What the tests share: a seed that is printed, a tiny text, a data set made of it, and no network."""
 
+import hashlib
+import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models, and other work on this machine: threads would wait for each other
@@ -59,3 +63,18 @@ def tiny(data_dir: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
         return TrainConfig(**{**small, **settings})
 
     return make
+
+
+@pytest.fixture
+def masked_dir(data_dir, tmp_path, seed) -> str:
+    """The data set with a mask that leaves whole micro-batches without a target that counts."""
+    shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
+    folder = tmp_path / "masked" / "verse"
+    meta = json.loads((folder / "meta.json").read_text())
+    rng = np.random.default_rng(seed)
+    for split, ((entry,), share) in zip(("train", "val"), ((s, 0.7) for s in meta["splits"].values()), strict=True):
+        mask = np.repeat(rng.random(entry["tokens"] // 97 + 1) > share, 97)[: entry["tokens"]].astype(np.uint8)
+        (folder / f"{split}_mask.bin").write_bytes(mask.tobytes())
+        entry["mask_sha256"] = hashlib.sha256(mask.tobytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return str(tmp_path / "masked")

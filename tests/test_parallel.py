@@ -123,6 +123,16 @@ def test_any_number_of_processes_goes_on_with_any_checkpoint(tiny, tmp_path):
     assert state["resumes"][0]["changes"]["parallel"] == ["ddp", "fsdp"] and not state["resumes"][0]["exact"]
 
 
+def test_unequal_masks_weigh_the_same_in_two_processes(tiny, masked_dir, tmp_path):
+    """Each process counts the targets of its own sequences; 3 sequences, so that one of them runs an empty one too."""
+    settings = dict(LONG, data_dir=masked_dir, batch_size=3, gradient_accumulation_steps=1, max_iters=20)
+    settings |= dict(warmup_iters=2, eval_interval=10)
+    one, two = tiny(**settings), tiny(**settings, out_dir=str(tmp_path / "two"))
+    train(one)
+    assert "of which some do not count" in run(2, two)
+    assert largest_difference(one, two, "loss", "val_loss", "grad_norm") < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])

@@ -130,21 +130,6 @@ def test_accumulation_is_one_large_batch(tiny, tmp_path):
         assert one[4] == pytest.approx(other[4], rel=1e-3)
 
 
-@pytest.fixture
-def masked_dir(data_dir, tmp_path, seed) -> str:
-    """The data set with a mask that leaves whole micro-batches without a target that counts."""
-    shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
-    folder = tmp_path / "masked" / "verse"
-    meta = json.loads((folder / "meta.json").read_text())
-    rng = np.random.default_rng(seed)
-    for split, ((entry,), share) in zip(("train", "val"), ((s, 0.7) for s in meta["splits"].values()), strict=True):
-        mask = np.repeat(rng.random(entry["tokens"] // 97 + 1) > share, 97)[: entry["tokens"]].astype(np.uint8)
-        (folder / f"{split}_mask.bin").write_bytes(mask.tobytes())
-        entry["mask_sha256"] = hashlib.sha256(mask.tobytes()).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return str(tmp_path / "masked")
-
-
 def test_one_by_eight_is_eight_by_one_with_unequal_masks(tiny, masked_dir, tmp_path, capsys):
     """Each counted target of the step weighs the same, in whichever micro-batch it is, and one without any adds 0."""
     runs = {}
