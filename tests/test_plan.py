@@ -29,6 +29,8 @@ def test_by_a_data_sheet(tmp_path, capsys):
     assert found["price"] == pytest.approx(8 * 2 * found["seconds"] / 3600)
     told = capsys.readouterr().out
     assert "8 x H100" in told and "as openwebtext is not prepared" in told and "too little" not in told
+    _, hour = planned(*words, "--gpus=8", "--mfu=0.5", "--minutes=60")
+    assert 3570 < hour["seconds"] <= 3600 and hour["steps"] == pytest.approx(19072 * 3600 / found["seconds"], rel=0.01)
     planned(*words[:-1], "--device=T4", "--batch_size=64")
     assert "too little; what would fit: --batch_size=" in capsys.readouterr().out
 

@@ -70,6 +70,8 @@ def main(cfg: PlanConfig) -> None:
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=data.vocab_size if data else GPT2_VOCABULARY, **shape))
     machine = by_data_sheet(cfg, model) if cfg.device in GPUS else by_measuring(cfg, model, data)
+    if cfg.minutes:
+        cfg = cfg.within(60 * cfg.minutes, machine.step_seconds, validation_tokens(cfg, data))
     plan = forecast(cfg, model, data, machine)
     for name, value in told(cfg, model, data, machine, plan):
         print(f"{name:12}{value}")
@@ -86,6 +88,11 @@ def find_data(cfg: PlanConfig) -> Mixture | None:
         return None
     opened = [(open_dataset(data_dir / name), weight) for name, weight in parts]
     return Mixture(opened, cfg.block_size, cfg.seed, cfg.sampling, cfg.eval_iters and cfg.eval_iters * cfg.batch_size)
+
+
+def validation_tokens(cfg: PlanConfig, data: Mixture | None) -> int:
+    """Of one evaluation; without data, those that eval_iters asks for."""
+    return data.validation_tokens if data else (cfg.eval_iters or 0) * cfg.batch_size * cfg.block_size
 
 
 class Machine(NamedTuple):
@@ -155,8 +162,7 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
 
 def forecast(cfg: PlanConfig, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:
     """The figures, as plan.json holds them; None where one cannot be known."""
-    val_tokens = data.validation_tokens if data else (cfg.eval_iters or 0) * cfg.batch_size * cfg.block_size
-    evaluating = cfg.seconds_of_evaluations(machine.step_seconds, val_tokens)
+    evaluating = cfg.seconds_of_evaluations(machine.step_seconds, validation_tokens(cfg, data))
     seconds = cfg.max_iters * machine.step_seconds + evaluating
     hours = cfg.gpus * seconds / 3600
     watts = machine.watts if cfg.watts is None else cfg.watts
