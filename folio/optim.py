@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from folio.parallel import ALONE, Group, is_spread, local, part_like
+from folio.parallel import ALONE, Group, gathered, local, part_like
 
 
 def make_optimizer(
@@ -96,16 +96,6 @@ class Muon(torch.optim.AdamW):
         mine = matrices[rank * share : (rank + 1) * share]
         idle = mine.new_zeros(share - len(mine), *mine.shape[1:])
         return self.processes.joined(orthogonalized(torch.cat([mine, idle]) if len(idle) else mine))[:n]
-
-
-def gathered(part: Tensor, p: Tensor) -> Tensor:
-    """The whole of which each process has a part, spread as `p` is."""
-    if not is_spread(p):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    spread = DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
-    return spread.full_tensor()
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

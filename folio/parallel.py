@@ -302,3 +302,12 @@ def part_like(p: Tensor, whole: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of it, gathered from every process, each of which has to ask."""
     return tensor.full_tensor() if is_spread(tensor) else tensor
+
+
+def gathered(part: Tensor, p: Tensor) -> Tensor:
+    """All of what each process has a part of, as it has of `p`."""
+    if not is_spread(p):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
