@@ -113,8 +113,7 @@ class TrainConfig:
     seed: int = 1337  # of the weights, the order of the data and dropout
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what this device is fast in
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, where it works and pays in this run;
-    # "reduce-overhead": with captured CUDA graphs, for small models and one micro-batch a step
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, if it pays; the other: CUDA graphs too
     deterministic: bool = False  # True: only kernels that repeat bit for bit on a GPU (a CPU always does)
     # --- several processes, started by torchrun ---
     parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model in each; or a share of every parameter (FSDP2)
@@ -171,6 +170,10 @@ class TrainConfig:
         if self.total_batch_tokens is not None:
             return self.total_batch_tokens // (self.batch_size * self.block_size)
         return self.gradient_accumulation_steps or 1
+
+    @property
+    def data_folder(self) -> Path:
+        return Path(self.data_dir) if self.data_dir else ROOT / "data"
 
     @property
     def step_tokens(self) -> int:
@@ -277,9 +280,7 @@ def train(cfg: TrainConfig) -> float:
         )
 
     # --- data ---
-    data = Mixture(
-        find_datasets(cfg), cfg.block_size, cfg.seed, cfg.sampling, cfg.eval_iters and cfg.eval_iters * cfg.batch_size
-    )
+    data = open_data(cfg)
     tokenizer = data.tokenizer
     if start and start.tokenizer.hash != tokenizer.hash:
         raise UserError(
@@ -319,7 +320,7 @@ def train(cfg: TrainConfig) -> float:
 
     # --- model ---
     with torch.device("meta"):
-        planned = GPT(GPTConfig(**earlier["model"]) if resuming else shape)
+        planned = GPT(replace(shape, vocab_size=start.state["model"]["vocab_size"]) if start else shape)
     print(memory_told(cfg, planned, runtime))
     model = None
     if start:
@@ -352,7 +353,7 @@ def train(cfg: TrainConfig) -> float:
     # --- length ---
     feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
     if cfg.minutes and not resuming:
-        step_seconds = seconds_a_step(cfg, state, loss_of, feed)
+        step_seconds = seconds_a_step(cfg, model, spread, loss_of, feed)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
         cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
@@ -659,7 +660,7 @@ def take_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: 
     state.sequence += feed.sequences
 
 
-def seconds_a_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: Feed) -> float:
+def seconds_a_step(cfg: TrainConfig, model: GPT, spread: nn.Module, loss_of: LossFunction, feed: Feed) -> float:
     """How long a step takes here: the median over 2 seconds, and 5 steps at least, after 2 that warm up.
 
     The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
@@ -668,7 +669,7 @@ def seconds_a_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, f
     guard = StepGuard(feed.runtime.device, None, False, None)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     times = []
-    state = TrainState(state.model, state.spread, optimizer_for(state.model, cfg, feed.runtime), scaler, guard)
+    state = TrainState(model, spread, optimizer_for(model, cfg, feed.runtime), scaler, guard)
     while group.shared(len(times) < 7 or sum(times[2:]) < 2):
         begin = time.perf_counter()
         take_step(cfg, state, loss_of, feed)
@@ -711,6 +712,12 @@ def apart(losses: dict[str, float]) -> str:
     return f" ({', '.join(f'{name} {loss:.4f}' for name, loss in losses.items())})" if len(losses) > 1 else ""
 
 
+def open_data(cfg: TrainConfig) -> Mixture:
+    """What cfg.dataset names, as the run reads it."""
+    val_windows = cfg.eval_iters and cfg.eval_iters * cfg.batch_size
+    return Mixture(find_datasets(cfg), cfg.block_size, cfg.seed, cfg.sampling, val_windows)
+
+
 def find_datasets(cfg: TrainConfig) -> list[tuple[Dataset, float]]:
     """Open the data sets that cfg.dataset names, with their weights."""
     return [(find_dataset(cfg, name), weight) for name, weight in parse_mixture(cfg.dataset)]
@@ -718,12 +725,11 @@ def find_datasets(cfg: TrainConfig) -> list[tuple[Dataset, float]]:
 
 def find_dataset(cfg: TrainConfig, name: str) -> Dataset:
     """Open one data set; one that is missing is prepared first, if there is a script of its name."""
-    data_dir = Path(cfg.data_dir) if cfg.data_dir else ROOT / "data"
-    folder = data_dir / name
+    folder = cfg.data_folder / name
     script = ROOT / "prepare" / f"{folder.name}.py"
     if not folder.exists():
         if name != folder.name or not script.exists():
-            there = sorted(path.parent.name for path in data_dir.glob("*/meta.json"))
+            there = sorted(path.parent.name for path in cfg.data_folder.glob("*/meta.json"))
             raise DatasetError(
                 f"dataset={name}: there is no {folder}, and no prepare/{name}.py to make it; "
                 f"prepared are: {', '.join(there) or 'none'}; for a text of your own: "
@@ -732,7 +738,7 @@ def find_dataset(cfg: TrainConfig, name: str) -> Dataset:
         if parallel.under_torchrun():
             raise DatasetError(f"dataset={name}: prepare it before the processes start: python prepare/{script.name}")
         print(f"{folder.name} is not prepared yet; running prepare/{script.name}")
-        if subprocess.run([sys.executable, str(script), f"--data_dir={data_dir}"]).returncode:
+        if subprocess.run([sys.executable, str(script), f"--data_dir={cfg.data_folder}"]).returncode:
             raise DatasetError(f"prepare/{script.name} failed; mend what it says above, or run it by itself")
     return open_dataset(folder)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from folio.optim import blocks_matrices
+
 HEADROOM = 1.2  # what kernels and allocators take on top (docs/scaling.md)
 
 
@@ -57,8 +59,8 @@ def needed(
     config = model.config
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     N, block = sum(sizes.values()), sum(n for name, n in sizes.items() if ".h.0." in name)
-    matrices = {name: p.shape for name, p in model.named_parameters() if ".h." in name and p.dim() == 2}
-    orthogonal = sum(map(math.prod, matrices.values())) if optimizer == "muon" else 0
+    shapes = [p.shape for p in blocks_matrices(model).values()] if optimizer == "muon" else []
+    orthogonal = sum(map(math.prod, shapes))
     s = 4 if dtype == torch.float32 else 2  # bytes of an activation
 
     tokens = sequences * config.block_size
@@ -72,8 +74,8 @@ def needed(
         cast = s * (N - config.n_layer * block + 2 * block)  # whole: all but the blocks, a block, the next on its way
     else:
         cast = s * (N - sizes["transformer.wpe.weight"]) if s == 2 else 0
-    alike = Counter(matrices.values())  # of one shape, which Muon updates together
-    updating = (12 + 5 * s) * max(n * math.prod(shape) for shape, n in alike.items()) if orthogonal else 0
+    alike = Counter(shapes)  # which Muon updates together
+    updating = (12 + 5 * s) * max((n * math.prod(shape) for shape, n in alike.items()), default=0)
     spread = [4 * n // parts for n in (N, N, 2 * N - orthogonal)]
     return Memory(*spread, max(kept + logits + cast, updating))
 

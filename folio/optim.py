@@ -25,13 +25,13 @@ def make_optimizer(
     rate is that of the step times its "lr_scale". dtype: what Muon computes in. group: of the processes
     that share its work.
     """
-    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [(name, p) for name, p in parameters if kind == "muon" and ".h." in name and p.dim() == 2]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    matrices = blocks_matrices(model) if kind == "muon" else {}
     alike: dict[tuple[int, int], list[Tensor]] = {}  # by rows and columns; queries, keys and values are three matrices
-    for name, p in matrices:
+    for name, p in matrices.items():
         alike.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
-    taken = {id(p) for _, p in matrices}
-    rest = [p for _, p in parameters if id(p) not in taken]
+    taken = {id(p) for p in matrices.values()}
+    rest = [p for p in parameters if id(p) not in taken]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
@@ -39,9 +39,14 @@ def make_optimizer(
     scale = muon_learning_rate / learning_rate if learning_rate else 0.0
     for (rows, _), params in alike.items():
         groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
-    fused = parameters[0][1].device.type in ("cpu", "cuda", "mps")
+    fused = parameters[0].device.type in ("cpu", "cuda", "mps")
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     return Muon(groups, group, **settings) if matrices else torch.optim.AdamW(groups, **settings)
+
+
+def blocks_matrices(model: nn.Module) -> dict[str, Tensor]:
+    """What Muon takes, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
 
 
 class Muon(torch.optim.AdamW):

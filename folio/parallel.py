@@ -36,7 +36,7 @@ class Group:
 
     rank: int = 0
     size: int = 1
-    hosts: Any = None  # the gloo process group; None: there is no other process
+    hosts: Any = None  # the gloo process group; None: this process is one of its own, not torchrun's
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place, on the tensor's device."""

@@ -20,20 +20,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator, memory  # noqa: E402
-from folio.dataset import Mixture, open_dataset, parse_mixture  # noqa: E402
+from folio.dataset import Mixture, parse_mixture  # noqa: E402
 from folio.feed import Feed  # noqa: E402
 from folio.files import write_json  # noqa: E402
-from folio.guard import StepGuard  # noqa: E402
+from folio.optim import blocks_matrices  # noqa: E402
 from folio.runtime import DTYPES, GPUS, compiled, decide  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import (  # noqa: E402
     DROPOUT,
     SHAPE,
     TrainConfig,
-    TrainState,
     leaner,
     memory_of,
-    optimizer_for,
+    open_data,
     seconds_a_step,
 )
 
@@ -82,12 +81,8 @@ def main(cfg: PlanConfig) -> None:
 
 def find_data(cfg: PlanConfig) -> Mixture | None:
     """The data sets, if all of them are prepared."""
-    data_dir = Path(cfg.data_dir) if cfg.data_dir else ROOT / "data"
-    parts = parse_mixture(cfg.dataset)
-    if not all((data_dir / name).exists() for name, _ in parts):
-        return None
-    opened = [(open_dataset(data_dir / name), weight) for name, weight in parts]
-    return Mixture(opened, cfg.block_size, cfg.seed, cfg.sampling, cfg.eval_iters and cfg.eval_iters * cfg.batch_size)
+    there = all((cfg.data_folder / name).exists() for name, _ in parse_mixture(cfg.dataset))
+    return open_data(cfg) if there else None
 
 
 def validation_tokens(cfg: PlanConfig, data: Mixture | None) -> int:
@@ -132,13 +127,12 @@ def traffic(cfg: PlanConfig, model: GPT, s: int) -> float:
     of which each process has computed a share, and under FSDP also what they are computed from.
     """
     N = sum(p.numel() for p in model.parameters())
-    matrices = sum(p.numel() for name, p in model.named_parameters() if ".h." in name and p.dim() == 2)
     sequences = -(-cfg.accumulation * cfg.batch_size // cfg.gpus)
     around = 2 * 4 * N
     if cfg.parallel == "fsdp":
         around = -(-sequences // cfg.batch_size) * (2 * s + 4) * N
     if cfg.optimizer == "muon":
-        around += s * matrices * (2 if cfg.parallel == "fsdp" else 1)
+        around += s * sum(p.numel() for p in blocks_matrices(model).values()) * (2 if cfg.parallel == "fsdp" else 1)
     return around * (cfg.gpus - 1) / cfg.gpus
 
 
@@ -152,12 +146,10 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
     runtime = decide(cfg.device, cfg.dtype, False, cfg.deterministic)
     available = memory.free(runtime.device)
     real = GPT(model.config, cfg.seed).to(runtime.device)
-    scaler, guard = torch.amp.GradScaler("cpu", enabled=False), StepGuard(runtime.device, None, False, None)
-    state = TrainState(real, real, optimizer_for(real, cfg, runtime), scaler, guard)
-    seconds = seconds_a_step(cfg, state, compiled(real, runtime), Feed(data, runtime, cfg.batch_size, cfg.accumulation))
-    return Machine(
-        f"steps measured on {runtime.described}", runtime.device.type, runtime.dtype, available, seconds, None
-    )
+    feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
+    seconds = seconds_a_step(cfg, real, real, compiled(real, runtime), feed)
+    described = f"steps measured on {runtime.described}"
+    return Machine(described, runtime.device.type, runtime.dtype, available, seconds, None)
 
 
 def forecast(cfg: PlanConfig, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:
@@ -204,14 +196,9 @@ def told(
     speed = f"{machine.step_seconds:.3g} s a step, {plan['tokens_per_second']:,.0f} tokens/s"
     yield "time", f"{_hours(plan['seconds'])}: {speed}, and {_hours(plan['evaluation_seconds'])} of evaluations"
     if machine.traffic:
-        needed_rate = machine.traffic / computing_seconds(cfg, model) / 1e9
-        yield (
-            "traffic",
-            (
-                f"{machine.traffic / 1e9:,.2f} GB a step from each, of {cfg.bandwidth:g} GB/s; "
-                f"computing takes as long at {needed_rate:,.1f} GB/s"
-            ),
-        )
+        breaks_even = f"{machine.traffic / computing_seconds(cfg, model) / 1e9:,.1f} GB/s"
+        sent = f"{machine.traffic / 1e9:,.2f} GB a step from each, of {cfg.bandwidth:g} GB/s"
+        yield "traffic", f"{sent}; computing takes as long at {breaks_even}"
     if plan["kilowatt_hours"]:
         yield "energy", f"{plan['kilowatt_hours']:,.2f} kWh, of the devices alone"
     if plan["price"]:

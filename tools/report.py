@@ -4,8 +4,8 @@
     python tools/report.py out-a out-b out-c --output=compared.html
 
 Shows loss and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a line wherever a
-run was continued (dashed after a kill); what the model wrote at each evaluation; the settings in which the runs differ,
-and each run's settings and environment in full; and what tools/plan.py had said, beside what came to pass.
+run was continued (dashed after a kill); what tools/plan.py had said, beside what came to pass; what the model wrote at
+each evaluation; the settings in which the runs differ, and each run's settings and environment in full.
 """
 
 import argparse
