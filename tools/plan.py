@@ -4,6 +4,7 @@
     python tools/plan.py config/gpt2_124m.py --device=H100 --gpus=8           by the GPU's data sheet
     python tools/plan.py config/gpt2_1558m.py --device=H100 --gpus=64 --parallel=fsdp --price=2.5
 
+A data sheet knows nothing of the time that it takes to launch kernels: a small model will take longer than it says.
 Every setting of train.py is taken. The forecast is also written to OUT_DIR/plan.json, where tools/report.py finds it
 and sets it against what happened.
 """
