@@ -4,10 +4,10 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from folio import UserError, parallel
 from folio.parallel import ALONE, Group
 
+DEVICES = ("cpu", "cuda", "mps")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,6 +49,11 @@ class Runtime:
     def runs_ahead(self) -> bool:
         """Whether the device works off a queue, so that to look at a number is to wait for all that came before it."""
         return self.device.type == "cuda"
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the fused optimizers there are known to skip a step by a flag on the device (found_inf)."""
+        return self.device.type in ("cpu", "cuda")
 
     def compute(self) -> AbstractContextManager:
         """The context of a forward pass: autocast to `dtype`."""
@@ -84,7 +90,7 @@ class GPU(NamedTuple):
     watts: int
 
 
-# NVIDIA's; a longer name stands before its own beginning. A GPU that is not here gets no MFU.
+# NVIDIA's. A GPU that is not in this table gets no MFU.
 GPUS = {
     "B200": GPU(2250.0, 180, 1000),
     "H200": GPU(989.4, 141, 700),
@@ -178,6 +184,8 @@ def _open_device(name: str) -> torch.device:
     """The device of that name. Raises UserError if it is not there."""
     try:
         device = torch.device(name)
+        if device.type not in DEVICES:
+            raise RuntimeError(f"Folio runs on {', '.join(DEVICES)}")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         first = str(error).strip().splitlines()[0]
@@ -193,10 +201,9 @@ def _best_dtype(device: torch.device) -> tuple[str, str]:
             return "bfloat16", "this GPU computes in it"
         return "float16", "this GPU has no bfloat16"
     if device.type == "cpu":
-        ratio = _bf16_speedup()
-        if ratio > 1.3:
-            return "bfloat16", f"matmuls run {ratio:.1f}x as fast as in float32"
-        return "float32", f"bfloat16 matmuls would run {ratio:.1f}x as fast"
+        if feature := _cpu_bf16_feature():
+            return "bfloat16", f"this CPU has {feature}"
+        return "float32", "this CPU has no known instructions for bfloat16"
     return "float32", "the safe choice on this device"
 
 
@@ -204,25 +211,36 @@ def _has_bf16() -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def _bf16_speedup() -> float:
-    """How many times faster this CPU multiplies matrices in bfloat16; far below 1 where it emulates them."""
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(384, 384, dtype=dtype)
-        times = []
-        for _ in range(6):
-            begin = time.perf_counter()
-            a @ a
-            times.append(time.perf_counter() - begin)
-        seconds[dtype] = min(times)
-    return seconds[torch.float32] / seconds[torch.bfloat16]
+def _cpu_bf16_feature() -> str | None:
+    """The instructions with which this CPU multiplies matrices in bfloat16, or None where it would emulate them.
+
+    A feature, and never a timing: a timing comes out differently while other processes run.
+    """
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX"
+    if torch.cpu._is_avx512_bf16_supported():
+        return "AVX-512 BF16"
+    # On x86, this operator also answers True for a CPU that has AVX-512 without bfloat16.
+    arm = platform.machine().lower() in ("aarch64", "arm64") and torch.backends.mkldnn.is_available()
+    return "Arm BF16" if arm and torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
 
 
 def _peak_flops(device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((1e12 * gpu.tflops for key, gpu in GPUS.items() if key in name), None)
+    gpu = data_sheet(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return 1e12 * gpu.tflops if gpu else None
+
+
+def data_sheet(name: str) -> GPU | None:
+    """The entry of GPUS for a device name as the driver gives it, such as "NVIDIA H100 80GB HBM3".
+
+    After the model's name, only words for its socket and memory may follow: the "L40" is not the "L4", the "RTX 4090
+    Laptop GPU" is not the "RTX 4090", and a MIG slice of an H100 is not an H100.
+    """
+    model = re.sub(r"^((NVIDIA|Tesla|GeForce) )*", "", name)
+    for key in sorted(GPUS, key=len, reverse=True):  # "H100 PCIe" before "H100"
+        if re.fullmatch(rf"{key}([ -](SXM\d?|PCIe|HBM\w*|\d+GB))*", model, re.IGNORECASE):
+            return GPUS[key]
+    return None
 
 
 COMPILING = 60.0  # seconds

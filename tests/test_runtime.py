@@ -1,5 +1,6 @@
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -21,20 +22,43 @@ def modes():
 def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    for ratio, dtype, precision in ((2.0, torch.bfloat16, "highest"), (0.02, torch.float32, "medium")):
-        monkeypatch.setattr(runtime, "_bf16_speedup", lambda ratio=ratio: ratio)
+    for feature, dtype, precision in (("AMX", torch.bfloat16, "highest"), (None, torch.float32, "medium")):
+        monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda feature=feature: feature)
         chosen = decide("auto", "auto", "auto")
         assert chosen.device.type == "cpu" and chosen.dtype == dtype and not chosen.compile
-        assert f"{ratio:.1f}x as fast" in chosen.described
+        assert (feature or "no known instructions for bfloat16") in chosen.described
         assert torch.get_float32_matmul_precision() == precision
 
 
-def test_the_probe_measures():
-    assert 0.001 < runtime._bf16_speedup() < 1000
+@pytest.mark.parametrize(
+    "machine, amx, avx512, operator, feature",
+    [
+        ("x86_64", True, True, True, "AMX"),
+        ("AMD64", False, True, True, "AVX-512 BF16"),
+        ("x86_64", False, False, True, None),  # AVX-512 alone, which oneDNN's operator accepts and emulates
+        ("aarch64", False, False, True, "Arm BF16"),
+        ("aarch64", False, False, False, None),
+        ("riscv64", False, False, True, None),
+    ],
+)
+def test_bfloat16_on_a_cpu_is_a_matter_of_features(monkeypatch, machine, amx, avx512, operator, feature):
+    """It was timed: beside two busy processes, one start in eight chose float32, and came to another result."""
+
+    def timed(*args):
+        raise AssertionError("nothing is timed")
+
+    monkeypatch.setattr(runtime.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: operator)
+    monkeypatch.setattr(time, "perf_counter", timed)
+    monkeypatch.setattr(torch, "matmul", timed)
+    assert runtime._cpu_bf16_feature() == feature
+    assert runtime._best_dtype(torch.device("cpu"))[0] == ("bfloat16" if feature else "float32")
 
 
 def test_float32_by_name_is_true_float32(monkeypatch):
-    monkeypatch.setattr(runtime, "_bf16_speedup", lambda: 0.02)
+    monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: None)
     decide("cpu", "auto", False)
     assert torch.get_float32_matmul_precision() == "medium"
     decide("cpu", "float32", False)
@@ -62,6 +86,7 @@ def test_a_run_that_goes_on_keeps_its_float32_mode():
     [
         (("cuda:99", "auto", False), "device=cuda:99: it cannot be used here"),
         (("gpu", "auto", False), "device=gpu: it cannot be used here"),
+        (("meta", "auto", False), r"device=meta: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
         (("cpu", "float16", False), "dtype=float16: it needs a CUDA GPU"),
     ],
 )
@@ -133,6 +158,35 @@ def test_peaks_are_told_only_where_known(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert gpu.peak_flops() == peak
     assert runtime.Runtime(torch.device("cuda"), torch.float32, True, "").peak_flops() is None
+
+
+@pytest.mark.parametrize(
+    "name, tflops",
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.0),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.0),
+        ("Tesla T4", 65.0),
+        ("Tesla V100-SXM2-16GB", 125.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA L40", None),
+        ("NVIDIA T400 4GB", None),
+        ("NVIDIA A1000", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GH200 480GB", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_whole_name(name, tflops):
+    """The table was searched for any part of the name, so that an "L40" was an "L4" and a "T400" a "T4"."""
+    found = runtime.data_sheet(name)
+    assert (found and found.tflops) == tflops
 
 
 def test_derived_seeds_differ():
