@@ -39,7 +39,7 @@ def make_optimizer(
     scale = muon_learning_rate / learning_rate if learning_rate else 0.0
     for (rows, _), params in alike.items():
         groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
-    fused = parameters[0].device.type in ("cpu", "cuda", "mps")
+    fused = parameters[0].device.type in ("cpu", "cuda")  # where found_inf is known to be heeded
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     return Muon(groups, group, **settings) if matrices else torch.optim.AdamW(groups, **settings)
 
@@ -148,7 +148,9 @@ def lr_at(
     if step >= lr_decay_iters:
         return min_lr
     begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters
-    done = max(0.0, (step - begin) / (lr_decay_iters - begin))  # 0 .. 1
+    if step < begin:
+        return learning_rate
+    done = (step - begin) / (lr_decay_iters - begin)  # 0 .. 1
     remaining = 0.5 * (1.0 + math.cos(math.pi * done)) if schedule == "cosine" else 1.0 - done
     return min_lr + remaining * (learning_rate - min_lr)
 

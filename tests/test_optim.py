@@ -1,3 +1,4 @@
+import itertools
 import math
 from itertools import pairwise
 
@@ -81,6 +82,15 @@ def test_schedules_rise_and_reach_their_end(schedule):
     assert all(a >= b for a, b in pairwise(rates[10:]))
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_schedules_of_any_counts(schedule):
+    """A decay of no steps divided by zero: --lr_schedule=wsd --max_iters=4."""
+    for warmup, decay, wsd in itertools.product(range(7), range(1, 7), range(7)):
+        settings = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, wsd_decay_iters=wsd)
+        rates = [lr_at(step, schedule=schedule, **settings) for step in range(8)]
+        assert all(0 < rate <= 1 for rate in rates) and (schedule == "constant" or warmup > decay or rates[-1] == 0.1)
+
+
 def test_schedules_at_their_middles():
     middle = dict(step=60, **BASE)
     assert lr_at(schedule="linear", **middle) == pytest.approx(0.55)
@@ -90,6 +100,13 @@ def test_schedules_at_their_middles():
     assert lr_at(89, schedule="wsd", **BASE) == 1.0
     assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
     assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}
+
+
+def test_only_where_the_flag_is_heeded_the_optimizer_is_fused():
+    """On Apple's GPUs it was fused too, where nothing says that a bad step's flag keeps it from the weights."""
+    with torch.device("meta"):
+        elsewhere = GPT(CONFIG)
+    assert not optimizer_of(elsewhere).defaults["fused"] and optimizer_of(GPT(CONFIG)).defaults["fused"]
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
