@@ -18,6 +18,7 @@ import shutil
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,7 +116,8 @@ def save(
     keep = {*there[max(0, upto - keep_last) : upto], _named(out_dir, "best")}
     for path in there:
         if path not in keep:
-            _remove(path)
+            with suppress(OSError):  # the new checkpoint is safe: an old one that cannot be removed is not a failure
+                _remove(path)
     return final
 
 
@@ -168,6 +170,14 @@ def last_state(out_dir: Path) -> dict[str, Any]:
     return read_json((_named(out_dir, "last") or _directories(out_dir)[-1]) / "state.json")
 
 
+def written_by(out_dir: Path) -> str | None:
+    """The id of the torchrun that wrote the newest checkpoint whose state.json can be read, or None."""
+    for path in reversed(_directories(out_dir)):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return read_json(path / "state.json")["torchrun"]
+    return None
+
+
 def clear_unfinished(out_dir: Path) -> None:
     """Remove what a run that was killed left half-written or half-removed. Not while another run writes there."""
     for path in [*out_dir.glob(".step-*.tmp"), *out_dir.glob(".*.json*.tmp")]:
@@ -202,7 +212,9 @@ def _named(out_dir: Path, pointer: str) -> Path | None:
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint so that it is never seen half there."""
-    if path.exists():
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
         hidden = path.with_name(f".{path.name}.{os.getpid()}.removed.tmp")
         path.rename(hidden)
         shutil.rmtree(hidden)

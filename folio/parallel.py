@@ -30,6 +30,11 @@ def under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
+def rank_of_environment() -> int:
+    """This process's rank, known before the processes are joined; 0 without torchrun."""
+    return int(os.environ["RANK"]) if under_torchrun() else 0
+
+
 @dataclass(frozen=True)
 class Group:
     """The processes of a run. What it says between hosts goes by gloo, so that no GPU is waited for."""
@@ -57,7 +62,7 @@ class Group:
         if not self.hosts:
             return part
         parts = part.new_empty(self.size * len(part), *part.shape[1:])
-        dist.all_gather(list(parts.chunk(self.size)), part)
+        dist.all_gather(list(parts.chunk(self.size)), part.contiguous())  # NCCL takes no other
         return parts
 
     def shared(self, value: Any) -> Any:

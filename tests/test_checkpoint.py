@@ -160,3 +160,34 @@ def test_files_are_replaced_whole(tmp_path):
         write_json(tmp_path / "deep" / "x.json", object())
     assert read_json(tmp_path / "deep" / "x.json") == {"a": "é"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.json"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure(tmp_path, monkeypatch):
+    """Where an old step's folder was a link, the save had succeeded and was reported as failed."""
+    elsewhere = tmp_path / "elsewhere"
+    out_dir = tmp_path / "out"
+    save(elsewhere, 1)
+    out_dir.mkdir()
+    (out_dir / "step-000001").symlink_to(elsewhere / "step-000001", target_is_directory=True)
+    save(out_dir, 2)
+    assert [path.name for path in sorted(out_dir.glob("step-*"))] == ["step-000002"]
+    assert checkpoint.load(elsewhere).state["step"] == 1  # only the link is removed
+
+    def refuse(path):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, ignore_errors=False: ignore_errors or refuse(path))
+    save(out_dir, 3)
+    assert checkpoint.load(out_dir).state["step"] == 3
+
+
+def test_who_wrote_it_is_known_of_a_damaged_checkpoint(tmp_path):
+    """Under torchrun, --overwrite=True was refused where the newest checkpoint was damaged: all of it was read."""
+    assert checkpoint.written_by(tmp_path) is None
+    for step, run in ((1, "first"), (2, "second")):
+        path = save(tmp_path, step, keep_last=2)
+        write_json(path / "state.json", {**read_json(path / "state.json"), "torchrun": run})
+    (tmp_path / "step-000002" / "model.safetensors").unlink()
+    assert checkpoint.written_by(tmp_path) == "second"
+    (tmp_path / "step-000002" / "state.json").write_text("{")
+    assert checkpoint.written_by(tmp_path) == "first"

@@ -18,6 +18,7 @@ from test_train import assert_same_end, logged
 from folio import UserError, checkpoint, parallel
 from folio.dataset import Mixture, Shard, ValidationWindows, open_dataset
 from folio.feed import Feed
+from folio.optim import Muon
 from folio.parallel import Group
 from folio.runtime import Runtime
 from train import TrainConfig, train
@@ -264,6 +265,36 @@ def test_a_restart_is_known_by_its_id(monkeypatch):
     assert not parallel.restarted("none")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert parallel.restarted("none")
+
+
+def test_over_a_damaged_checkpoint_torchrun_can_begin_again(tiny):
+    """--overwrite=True was refused there: to know a restart, the whole checkpoint was loaded."""
+    cfg = tiny(max_iters=3)
+    train(cfg)
+    (Path(cfg.out_dir) / "step-000003" / "model.safetensors").write_bytes(b"")
+    run(1, tiny(max_iters=2, overwrite=True))
+    assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 2
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
+def test_what_is_gathered_is_contiguous(monkeypatch, seed, shape):
+    """Muon gathered transposed matrices, which gloo copies and NCCL refuses: on GPUs, it would have ended at once."""
+    torch.manual_seed(seed)
+    gathered = []
+
+    def strict(parts, part):
+        assert part.is_contiguous() and all(one.is_contiguous() for one in parts)
+        gathered.append(part)
+        for one in parts:
+            one.copy_(part)
+
+    monkeypatch.setattr(parallel.dist, "all_gather", strict)
+    group = Group(rank=1, size=2, hosts="stands for a group")
+    weight = torch.nn.Parameter(torch.randn(shape))
+    muon = Muon([{"params": [weight], "lr": 1.0, "weight_decay": 0.0, "rows": shape[0], "dtype": torch.float32}], group)
+    weight.grad = torch.randn(shape)
+    muon.step()
+    assert len(gathered) == 1
 
 
 def test_what_cannot_work_with_several_processes_is_refused(tiny, monkeypatch):
