@@ -118,6 +118,26 @@ def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch):
         bench.main(["train", f"--peer={data_dir}", "--models", "tiny", *words])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_both_are_compiled_or_neither_is(peer, data_dir, monkeypatch, device):
+    """On a GPU, nanoGPT was compiled and Folio, whose `auto` leaves so short a run alone, was not."""
+    compiled = []
+
+    def stop(words, folder):
+        compiled.append({word for word in words if word.startswith("--compile=")})
+        return [(0.0, f"iter {n}: time 50.00ms") for n in range(9)]
+
+    monkeypatch.setattr(bench, "lines_of", stop)
+    monkeypatch.setattr(bench, "matmul_rate", lambda dtype, device: 1e9)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(bench, "metrics_of", lambda out: [{"tokens_per_second": 1.0}] * 9)
+    shape = dict(n_layer=1, n_head=1, n_embd=32, block_size=16, batch_size=1, dropout=0.0)
+    monkeypatch.setattr(bench, "STEPS", {"tiny": ("verse", shape)})
+    words = ["--parts", "speed", "--repeats=1", f"--data_dir={data_dir}", f"--device={device}"]
+    bench.main(["train", f"--peer={peer}", "--models", "tiny", *words])
+    assert len(compiled) == 3 and all(found == {f"--compile={device == 'cuda'}"} for found in compiled)
+
+
 def test_races_are_to_the_evaluation_that_crosses_the_line(peer, data_dir, capsys, monkeypatch):
     monkeypatch.setattr(bench, "STEPS", {"tiny": ("verse", {})})
     monkeypatch.setattr(bench, "RACED", "verse")

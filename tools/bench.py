@@ -494,7 +494,8 @@ def compare_speed(name: str, folder: Path, args: argparse.Namespace) -> None:
     tokens = settings["batch_size"] * settings["block_size"]
     vocab_size = open_dataset(Path(args.data_dir) / dataset).vocab_size
     flops = GPTConfig(vocab_size=vocab_size, **shape).flops_per_token()["total"]
-    ours = ["config/nanogpt_char.py", *as_words(settings), f"--device={args.device}", f"--dataset={dataset}"]
+    same = [*as_words(settings), f"--device={args.device}", f"--dataset={dataset}", f"--compile={args.device != 'cpu'}"]
+    ours = ["config/nanogpt_char.py", *same]
     ours += ["--eval_iters=1", "--sample_tokens=0", "--overwrite=True", f"--data_dir={args.data_dir}"]
     ways = {"Folio, AdamW": ours, "Folio, Muon": [*ours, "--optimizer=muon"]}
     steps = 60 if flops * tokens < 1e11 else 10
@@ -504,13 +505,7 @@ def compare_speed(name: str, folder: Path, args: argparse.Namespace) -> None:
         for dtype, rate in rates.items():
             rate.append(matmul_rate(dtype, args.device))
         if args.peer:
-            theirs = ["config/train_shakespeare_char.py", *as_words(settings), f"--device={args.device}"]
-            theirs += [
-                f"--dataset={dataset}",
-                f"--compile={args.device != 'cpu'}",
-                "--eval_iters=1",
-                "--log_interval=1",
-            ]
+            theirs = ["config/train_shakespeare_char.py", *same, "--eval_iters=1", "--log_interval=1"]
             lines = lines_of(["train.py", *theirs, f"--max_iters={steps}"], folder / "peer")
             times = [float(t.group(1)) for _, line in lines if (t := re.search(r"time ([\d.]+)ms", line))]
             found["nanoGPT"].append(1000 * tokens / statistics.median(times[5:] if len(times) > 10 else times[2:]))
