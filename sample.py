@@ -20,7 +20,7 @@ import torch
 
 from folio import UserError, configurator, convert
 from folio.checkpoint import Checkpoint
-from folio.configurator import line_breaks
+from folio.configurator import Settings, line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Sampling, Step, Text, generate, opening, pack
 from folio.runtime import Runtime, decide
@@ -31,7 +31,7 @@ SMALL = 4_000_000  # parameters below which "auto" is float32: so little memory 
 
 
 @dataclass(frozen=True)
-class SampleConfig:
+class SampleConfig(Settings):
     # --- model ---
     out_dir: str = "out"  # folder of the run
     init_from: str = "resume"  # "resume": the run in out_dir; or a checkpoint, "gpt2", a Hugging Face folder, ckpt.pt

@@ -7,33 +7,47 @@ arguments apply from left to right. The dataclass is the list of settings, their
 import ast
 import difflib
 import inspect
+import math
 import operator
 import os
 import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from folio import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-Config = TypeVar("Config")
+COMMAND_LINE = "command line"
+Config = TypeVar("Config", bound="Settings")
 
 
 class ConfigError(UserError):
     """Settings that cannot be used; a line each."""
 
 
+class Settings:
+    """Base of the dataclasses of settings, frozen themselves. `load` adds where each setting was set."""
+
+    origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line", "config/x.py:7"
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(setting, what is wrong with it and how to fix it) for everything that cannot work."""
+        return []
+
+
 def load(cls: type[Config], argv: list[str]) -> Config:
     """The configuration that `argv` asks for: config files and --key=value. `--help` prints the settings and exits.
 
     If the class has a field of type tuple[str, ...], words that are not --key=value go there, in place of config files.
-    If the class has a method `problems() -> list[(setting, what is wrong and how to mend it)]`, all that it finds is
-    reported together. Raises ConfigError.
+    Everything that the class's `problems` finds is reported together. A class with a method `following(overridden)`
+    may change the counts of steps that a config file set for another length; `overridden` holds the values that the
+    command line replaced. Raises ConfigError.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text(cls))
@@ -41,6 +55,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
     hints, values = get_type_hints(cls), {field.name: field.default for field in fields(cls)}
     words = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
     origins: dict[str, str] = {}  # setting -> where it was set
+    overridden: dict[str, Any] = {}  # what a config file had set, and the command line set again
     errors: list[str] = []
 
     def assign(name: str, value: Any, origin: str, from_text: bool) -> None:
@@ -51,19 +66,21 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             errors.append(f"{origin}: name the {name} without --{name}=")
             return
         try:
-            values[name] = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
-            origins[name] = origin
+            new = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
+            if from_text and origins.get(name, COMMAND_LINE) != COMMAND_LINE:
+                overridden[name] = values[name]
+            values[name], origins[name] = new, origin
         except (ValueError, OverflowError):
             errors.append(f"{origin}: {name}={value}: it takes {_describe(hints[name])}")
 
     for argument in argv:
         if words and (not argument.startswith("-") or argument == "-"):
             values[words] += (argument,)
-            origins[words] = "command line"
+            origins[words] = COMMAND_LINE
         elif argument.startswith("-"):
             name, equals, text = argument.lstrip("-").partition("=")
             if equals and argument.startswith("--"):
-                assign(name, text, "command line", from_text=True)
+                assign(name, text, COMMAND_LINE, from_text=True)
             else:
                 errors.append(f"command line: write --{name}=VALUE in place of {argument}")
         elif (path := _find_config(argument)) is None:
@@ -74,15 +91,24 @@ def load(cls: type[Config], argv: list[str]) -> Config:
     if errors:
         raise ConfigError("\n".join(errors))
     config = cls(**values)
-    check(config, origins)
+    if hasattr(config, "following"):
+        config = config.following(origins, overridden)
+    object.__setattr__(config, "origins", MappingProxyType(origins))
+    check(config)
     return config
 
 
-def check(config: Any, origins: dict[str, str] | None = None) -> None:
-    """Raise ConfigError with all of the config's own problems(), each with the setting's value and where it was set."""
+def check(config: Settings) -> None:
+    """Raise ConfigError with all of the config's problems, each with the setting's value and where it was set."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    problems = [
+        (name, "it must be a finite number")
+        for name, value in values.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
     lines = [
-        f"{(origins or {}).get(name, 'default')}: {name}={getattr(config, name)}: {problem}"
-        for name, problem in (config.problems() if hasattr(config, "problems") else [])
+        f"{config.origins.get(name, 'default')}: {name}={values[name]}: {problem}"
+        for name, problem in problems or config.problems()
     ]
     if lines:
         raise ConfigError("\n".join(lines))

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from folio import UserError
 from folio import tokenizer as tokenizers
-from folio.configurator import ROOT
+from folio.configurator import ROOT, Settings
 from folio.corpus import END, Block, Corpus, CorpusError, Part, document_hash
 from folio.dataset import SPLITS, ShardWriter, token_dtype, write_meta
 from folio.files import read_json, sync, write_json
@@ -39,7 +39,7 @@ BPE_TEXT = 100_000_000  # bytes of text that a BPE is trained on, about, spread 
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Settings):
     # --- the data set ---
     name: str | None = None  # folder under data_dir; None: the script's or the input's name
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from folio import configurator
-from folio.configurator import ConfigError
+from folio.configurator import ConfigError, Settings
 from sample import SampleConfig
 from tools.verify_resume import VerifyConfig
 from train import TrainConfig
@@ -16,7 +16,7 @@ ROOT = configurator.ROOT
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """Settings of the tests."""
 
     # --- numbers ---
@@ -176,9 +176,33 @@ def test_impossible_training_settings_are_told_together():
         configurator.load(TrainConfig, wrong)
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == set(
-        "n_head learning_rate warmup_iters dropout batch_size total_batch_tokens min_lr beta2 patience".split()
+        "n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split()
     )
     assert "n_embd=30 is not divisible by it; take 2 or 3 or 5" in str(error.value)
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
+def test_numbers_are_finite(number, write):
+    """They passed the checks, and the run was lost at its first save: JSON has no such numbers."""
+    for cls, name in (
+        (TrainConfig, "grad_clip"),
+        (TrainConfig, "minutes"),
+        (TrainConfig, "max_iters"),
+        (SampleConfig, "temperature"),
+        (SampleConfig, "top_k"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^command line: {name}=\S+: it (takes|must be) .*number"):
+            configurator.load(cls, [f"--{name}={number}"])
+    with pytest.raises(ConfigError, match=r"x.py:1: learning_rate=inf: it must be a finite number"):
+        configurator.load(TrainConfig, [write("learning_rate = 1e400")])
+    with pytest.raises(ConfigError, match="default: dropout=nan: it must be a finite number"):
+        configurator.check(TrainConfig(dropout=float("nan")))
+
+
+def test_settings_remember_where_they_were_set(write):
+    config = configurator.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
+    assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
+    assert Config().origins == {}
 
 
 def test_total_batch_tokens_gives_the_accumulation():
