@@ -18,7 +18,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from folio import UserError, checkpoint, configurator, convert, memory, parallel
+from folio.budget import Budget, Plan
 from folio.checkpoint import Checkpoint
+from folio.configurator import COMMAND_LINE, Settings
 from folio.dataset import (
     Dataset,
     DatasetError,
@@ -37,7 +40,8 @@ from folio.dataset import (
     open_dataset,
     parse_mixture,
 )
-from folio.feed import Feed
+from folio.feed import Feed, resident_bytes
+from folio.files import locked
 from folio.generate import Sampling, generate, opening, text_of
 from folio.guard import StepGuard
 from folio.metrics import Clock, Metrics, Silent
@@ -53,7 +57,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Settings):
     # --- files ---
     out_dir: str = "out"  # folder of the checkpoints and metrics.jsonl
     overwrite: bool = False  # True: a new run may replace the checkpoints that are in out_dir
@@ -85,7 +89,7 @@ class TrainConfig:
     muon_learning_rate: float = 0.02  # Muon's, at its highest; it follows the same schedule
     lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # from learning_rate down to min_lr
     decay_lr: bool = True  # False: a constant rate without warmup, whatever lr_schedule says
-    warmup_iters: int = 2000  # steps of linear rise; 0: off
+    warmup_iters: int | None = None  # steps of linear warmup; 0: off; None: 2,000, or a twentieth of a shorter run
     lr_decay_iters: int | None = None  # step at which min_lr is reached; None: max_iters
     wsd_decay_iters: int | None = None  # steps of decay at the end of "wsd"; None: a fifth of lr_decay_iters
     min_lr: float | None = None  # None: a tenth of learning_rate
@@ -96,7 +100,8 @@ class TrainConfig:
     max_bad_steps: int = 10  # stop when this many steps in a row had to be skipped, as not finite or as spikes
     skip_spikes: float | None = None  # skip steps whose loss or norm is so many deviations above its mean; None: off
     # --- evaluation, checkpoints, logs ---
-    eval_interval: int = 2000  # steps between evaluations, each with a checkpoint; the last step always has both
+    eval_interval: int | None = None  # steps between evaluations, each with a checkpoint; the last step always has
+    #                                   both; None: 2,000, or a tenth of a shorter run
     eval_iters: int | None = None  # validation batches, the same ones each time; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
     save_interval_minutes: float | None = 30.0  # also save when this long has passed; None: off
@@ -128,16 +133,17 @@ class TrainConfig:
             if not good:
                 found.append((name, rule))
 
-        counts = (
-            "block_size batch_size n_layer n_head n_embd max_iters eval_interval log_interval keep_last max_bad_steps"
-        )
+        counts = "block_size batch_size n_layer n_head n_embd max_iters log_interval keep_last max_bad_steps"
         for name in counts.split():
             require(getattr(self, name) > 0, name, "it must be at least 1")
-        optional = "gradient_accumulation_steps total_batch_tokens eval_iters patience lr_decay_iters wsd_decay_iters"
+        optional = (
+            "gradient_accumulation_steps total_batch_tokens eval_interval eval_iters patience lr_decay_iters "
+            "wsd_decay_iters"
+        )
         for name in optional.split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be at least 1, or None")
         for name in "learning_rate muon_learning_rate warmup_iters weight_decay grad_clip sample_tokens seed".split():
-            require(getattr(self, name) >= 0, name, "it must not be negative")
+            require((getattr(self, name) or 0) >= 0, name, "it must not be negative")
         for name in "minutes save_interval_minutes skip_spikes".split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be above 0, or None")
         require(self.seed < 2**63, "seed", "it must be below 2**63")
@@ -149,10 +155,6 @@ class TrainConfig:
             near = sorted(sorted(near, key=lambda h: abs(h - self.n_head))[:3])
             rule = f"n_embd={self.n_embd} is not divisible by it; take {' or '.join(map(str, near))}"
             require(self.n_embd % self.n_head == 0, "n_head", rule)
-        if self.decay_lr and self.lr_schedule != "constant":
-            last = min(self.max_iters, self.lr_decay_iters or self.max_iters)
-            rule = f"the rise must end before max_iters and lr_decay_iters ({last:,}); take --warmup_iters={last // 20}"
-            require(self.warmup_iters < last, "warmup_iters", rule)
         both = self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None
         require(not both, "total_batch_tokens", "gradient_accumulation_steps says the same another way; give only one")
         micro = self.batch_size * self.block_size
@@ -179,35 +181,62 @@ class TrainConfig:
     def step_tokens(self) -> int:
         return self.accumulation * self.batch_size * self.block_size
 
+    @property
+    def warmup_steps(self) -> int:
+        return min(2000, self.max_iters // 20) if self.warmup_iters is None else self.warmup_iters
+
+    @property
+    def eval_steps(self) -> int:
+        """Steps between evaluations."""
+        return self.eval_interval or min(2000, -(-self.max_iters // 10))
+
+    def stretched(self, max_iters: int, names: Iterable[str]) -> dict[str, int]:
+        """These counts of steps, where they are set, in proportion to another max_iters, rounded up."""
+        counts = {name: getattr(self, name) for name in names}
+        return {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n}
+
+    def following(self, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> "TrainConfig":
+        """These settings for a max_iters that the command line gives in place of a config file's: the counts of steps
+        in that file are for its own length, so they are stretched with it. What the command line says stays.
+        """
+        theirs = overridden.get("max_iters", self.max_iters)
+        if origins.get("max_iters") != COMMAND_LINE or self.max_iters < 1 or theirs in (self.max_iters, 0):
+            return self
+        names = [name for name in STEP_COUNTS if origins.get(name, COMMAND_LINE) != COMMAND_LINE]
+        counts = replace(self, max_iters=theirs).stretched(self.max_iters, names)
+        if counts and os.environ.get("RANK", "0") == "0":
+            told = ", ".join(f"{name}={n:,} (was {getattr(self, name):,})" for name, n in counts.items())
+            print(f"max_iters={self.max_iters:,} in place of the config file's {theirs:,}, and in proportion: {told}")
+        return replace(self, **counts)
+
     def within(self, seconds: float, step_seconds: float, val_tokens: int) -> "TrainConfig":
         """The same recipe with as many steps as there is time for; what is counted in steps is stretched with them.
 
         Time goes into steps, into as many evaluations as before, and 1 second for the end. Raises UserError for none.
         """
-        evaluating = self.seconds_of_evaluations(step_seconds, val_tokens)
+        recipe = self if self.eval_interval else replace(self, eval_interval=-(-self.max_iters // 10))
+        evaluating = recipe.seconds_of_evaluations(step_seconds, val_tokens)
         steps = int((seconds - evaluating - 1) / step_seconds)
         if steps < 1:
             raise UserError(
                 f"minutes={self.minutes:g}: it is too short where a step takes {step_seconds:.2g} s, and all "
                 f"evaluations {evaluating:.2g} s; take more, or a smaller model"
             )
-        counted = {name: getattr(self, name) for name in STEP_COUNTS}
-        stretched = {name: -(-n * steps // self.max_iters) for name, n in counted.items() if n}  # rounded up
-        return replace(self, **stretched)
+        return replace(self, **recipe.stretched(steps, STEP_COUNTS))
 
     def seconds_of_evaluations(self, step_seconds: float, val_tokens: int) -> float:
         """Of all of them: a token costs a third of what it costs in training, as there is no backward pass."""
-        evaluations = -(-self.max_iters // self.eval_interval)
+        evaluations = -(-self.max_iters // self.eval_steps)
         return evaluations * val_tokens / self.step_tokens * step_seconds / 3
 
-    def learning_rate_at(self, step: int) -> float:
+    def learning_rate_at(self, step: float) -> float:
         decay_iters = self.lr_decay_iters or self.max_iters
         return lr_at(
             step,
             schedule=self.lr_schedule if self.decay_lr else "constant",
             learning_rate=self.learning_rate,
             min_lr=self.learning_rate / 10 if self.min_lr is None else self.min_lr,
-            warmup_iters=self.warmup_iters,
+            warmup_iters=self.warmup_steps,
             lr_decay_iters=decay_iters,
             wsd_decay_iters=decay_iters // 5 if self.wsd_decay_iters is None else self.wsd_decay_iters,
         )
@@ -245,14 +274,36 @@ class TrainingError(UserError):
 
 def train(cfg: TrainConfig) -> float:
     """Train as `cfg` says; returns the lowest validation loss, in nats a token. Raises UserError."""
-    began = time.perf_counter()
     configurator.check(cfg)
-    out_dir = Path(cfg.out_dir)
+    out_dir, existed = Path(cfg.out_dir), Path(cfg.out_dir).exists()
+    try:
+        with ExitStack() as stack:
+            if not cfg.eval_only and parallel.rank_of_environment() == 0:
+                try:
+                    busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
+                    stack.enter_context(locked(out_dir / ".lock", busy))
+                except OSError as error:
+                    raise cannot_write(out_dir, error) from None
+            return run(cfg)
+    finally:
+        if not existed:
+            with suppress(OSError):  # it is not empty, or not there
+                out_dir.rmdir()
+
+
+def cannot_write(out_dir: Path, error: OSError) -> UserError:
+    return UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir")
+
+
+def run(cfg: TrainConfig) -> float:
+    """The body of `train`, once out_dir is this process's own."""
+    began = time.perf_counter()
+    given, out_dir = cfg.origins, Path(cfg.out_dir)
 
     # --- start: from nothing, from where this run stopped, or from another run's weights ---
     start = None
     may_be_again = parallel.under_torchrun() and checkpoint.exists(out_dir)
-    if may_be_again and parallel.restarted(checkpoint.load(out_dir).state.get("torchrun")):
+    if may_be_again and parallel.restarted(checkpoint.written_by(out_dir)):
         cfg = replace(cfg, init_from="resume", overwrite=False)
     resuming = cfg.init_from == "resume"
     if resuming:
@@ -263,7 +314,7 @@ def train(cfg: TrainConfig) -> float:
             raise UserError(f"init_from={cfg.init_from}: it is not {known}, or the folder of a checkpoint")
         start = convert.load(cfg.init_from)
     if start:
-        cfg = with_shape_of(cfg, start)
+        cfg = with_shape_of(cfg, start, given)
     earlier = start.state if resuming else {}
     if resuming and cfg.minutes:
         if cfg.minutes != earlier["config"].get("minutes"):
@@ -272,6 +323,10 @@ def train(cfg: TrainConfig) -> float:
                 f"--minutes, and with --max_iters={earlier['config']['max_iters']} or another"
             )
         cfg = replace(cfg, **{name: earlier["config"][name] for name in STEP_COUNTS})  # as the time was divided then
+    elif resuming and "warmup_iters" not in given:
+        before = TrainConfig(**{name: earlier["config"][name] for name in ("max_iters", "warmup_iters")}).warmup_steps
+        if before <= earlier["step"] < cfg.warmup_steps:  # a warmup that is over stays over in a longer run
+            cfg = replace(cfg, warmup_iters=before)
     changes = changes_since(start, cfg) if resuming else {}
     if checkpoint.exists(out_dir) and not (resuming or cfg.overwrite or cfg.eval_only):
         raise UserError(
@@ -315,13 +370,17 @@ def train(cfg: TrainConfig) -> float:
         exact = exact and earlier["versions"] == versions()
         after = earlier.get("stopped_by") or "a kill"
         resumes = [*resumes, {"step": earlier["step"], "after": after, "changes": changes, "exact": exact}]
+        if cfg.minutes and after == "a kill":
+            told = f"those on the run's length after step {earlier['step']:,} were not saved and are taken again"
+            resumes[-1] |= {"decisions": told, "exact": False}
+            exact = False
         told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- model ---
     with torch.device("meta"):
         planned = GPT(replace(shape, vocab_size=start.state["model"]["vocab_size"]) if start else shape)
-    print(memory_told(cfg, planned, runtime))
+    print(memory_told(cfg, planned, runtime, data))
     model = None
     if start:
         model = start.build(GPT, GPTConfig, **{name: getattr(cfg, name) for name in DROPOUT})
@@ -341,7 +400,7 @@ def train(cfg: TrainConfig) -> float:
 
     # --- state ---
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    guard = StepGuard(runtime.device, cfg.skip_spikes, scaler.is_enabled(), earlier.get("guard"))
+    guard = StepGuard(runtime.device, cfg.skip_spikes, earlier.get("guard"))
     state = TrainState(model, spread, optimizer_for(model, cfg, runtime), scaler, guard)
     if resuming:
         state.load(start)
@@ -352,14 +411,24 @@ def train(cfg: TrainConfig) -> float:
 
     # --- length ---
     feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
-    if cfg.minutes and not resuming:
+    budget = None
+    if cfg.minutes and earlier.get("budget"):
+        spent = earlier["budget"]["spent"] + time.perf_counter() - began
+        budget = Budget(cfg.minutes, **{**earlier["budget"], "spent": spent}, step=state.step)
+    elif cfg.minutes and not resuming:
         step_seconds = seconds_a_step(cfg, model, spread, loss_of, feed)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
         cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
-        print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms a step: {counts}")
+        print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {counts}")
+        an_evaluation = cfg.seconds_of_evaluations(step_seconds, data.validation_tokens)
+        an_evaluation /= -(-cfg.max_iters // cfg.eval_steps)
+        budget = Budget(cfg.minutes, step_seconds, an_evaluation, spent=time.perf_counter() - began)
+    plan = Plan(cfg.max_iters, earlier.get("decisions") if cfg.minutes else None)
     step_sequences, step_tokens = feed.sequences, cfg.step_tokens
-    print(data.described(cfg.max_iters * step_sequences))
+    print(data.described(plan.max_iters * step_sequences))
+    if cfg.decay_lr and cfg.lr_schedule != "constant" and cfg.warmup_steps >= plan.max_iters:
+        print(f"warmup_iters={cfg.warmup_steps:,}: the run of {plan.max_iters:,} steps ends before its warmup does")
     print(
         f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
         f"{step_tokens:,} tokens"
@@ -383,12 +452,13 @@ def train(cfg: TrainConfig) -> float:
         if group.rank == 0:
             out_dir.mkdir(parents=True, exist_ok=True)
             checkpoint.clear_unfinished(out_dir)
-            metrics = Metrics(out_dir, state.step, cfg.max_iters, asdict(cfg), earlier.get("wandb_id"))
+            metrics = Metrics(out_dir, state.step, plan.max_iters, asdict(cfg), earlier.get("wandb_id"))
     except OSError as error:
-        raise UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir") from None
+        raise cannot_write(out_dir, error) from None
     saver, requests = checkpoint.Saver(out_dir, tokenizer, cfg.keep_last), Requests(group)
     with metrics, saver, Signals() as signals, names_rank(group, lambda: state.step):
         clock, saved_at = Clock(), time.perf_counter()
+        saving_seconds = 0.0  # of the last evaluation's checkpoint and sample
         samples = cfg.sample_tokens and group.rank == 0 and cfg.parallel == "ddp"  # else no process has the whole model
         stopped_by = unread = None  # unread: a step whose numbers are on their way here
         several, val_losses = len(data.validation) > 1, {}
@@ -415,7 +485,7 @@ def train(cfg: TrainConfig) -> float:
                 "val_loss": val_loss,
                 **({f"val_loss/{name}": loss for name, loss in val_losses.items()} if evaluating and several else {}),
                 **{f"epochs/{name}": n for name, n in data.epochs(step * step_sequences).items()},
-                "lr": cfg.learning_rate_at(step - 1),
+                "lr": cfg.learning_rate_at(plan.recipe_step(step - 1)),
                 "grad_norm": judged[-1].grad_norm,
                 "skipped": guard.skipped,
                 "tokens_per_second": rate and rate * step_tokens,
@@ -436,8 +506,22 @@ def train(cfg: TrainConfig) -> float:
                 raise TrainingError(f"{failed}; the checkpoints before it are as they were")
             metrics.say(f"{failed}; training goes on, and the next save tries again")
 
-        while state.step < cfg.max_iters and not stopped_by and state.stale < patience:
-            take_step(cfg, state, loss_of, feed)
+        def replan(step: int) -> None:
+            """Decide on the run's length again, by what steps and evaluations take now; the same in all processes."""
+            if budget is None or step >= plan.max_iters:
+                return
+            max_iters = group.shared(budget.max_iters(step, plan, cfg.eval_steps))
+            if max_iters != plan.max_iters:
+                metrics.say(
+                    f"step {step:,}: a step takes {1000 * budget.step_seconds:,.1f} ms now, so {cfg.minutes:g} minutes "
+                    f"are {max_iters:,} steps, not {plan.max_iters:,}"
+                )
+                plan.decide(step, max_iters)
+                metrics.lengthen(max_iters)
+            budget.start_stretch(step)
+
+        while state.step < plan.max_iters and not stopped_by and state.stale < patience:
+            take_step(cfg, plan, state, loss_of, feed)
             step = state.step
             metrics.advance()
             if unread:  # only now, when the device has the next step to do
@@ -445,36 +529,48 @@ def train(cfg: TrainConfig) -> float:
                 unread = None
 
             # --- log, evaluate, save ---
-            evaluating = step == cfg.max_iters or step % cfg.eval_interval == 0
+            late = budget is not None and budget.is_late(step)
             minutes = (time.perf_counter() - saved_at) / 60
             asked = signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
-            stopped_by, saving = requests.agree(signals.stop, asked)  # each step: no signal ends a run unsaved
-            saving = stopped_by or saving
+            # Each step: no signal ends a run unsaved.
+            stopped_by, saving, late = requests.agree(signals.stop, asked, late)
+            evaluating, saving = plan.evaluates(step, cfg.eval_steps), stopped_by or saving
+            if late and not evaluating:
+                replan(step)
             if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
                 continue
             guard.send()
             if not (evaluating or saving) and runtime.runs_ahead:
                 unread = step
                 continue
+            evaluation_began = time.perf_counter()
             val_loss = log(step, evaluating)
             if not (evaluating or saving):
                 continue
+            if evaluating and budget:  # before the save, which keeps what is decided
+                budget.evaluation_seconds = time.perf_counter() - evaluation_began + saving_seconds
+                replan(step)
+            saving_began = time.perf_counter()
             settle()
             before = state.best, state.best_step
             improved = evaluating and state.improves(val_loss)
-            if evaluating and samples:
-                metrics.sample(step, "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
-            ending = step == cfg.max_iters or state.stale >= patience
+            ending = step == plan.max_iters or state.stale >= patience
             if saving or ending or improved or cfg.always_save_checkpoint:
                 after = signal.Signals(stopped_by).name if stopped_by else "its end" if ending else None
                 kept = {**record, **state.kept(), "stopped_by": after, "wandb_id": metrics.wandb_id}
+                kept |= {"decisions": plan.decisions, "budget": budget and budget.state()}
                 tensors = state.tensors(keep=group.rank == 0, copied=cfg.async_save)
                 if group.rank == 0:
                     saver.begin(step, *tensors, kept, improved)
                 if ending or stopped_by or not cfg.async_save:
                     settle(last=ending or stopped_by)
                 saved_at, signals.save = time.perf_counter(), False
+            if evaluating and samples:  # what is optional comes last, and cannot end the run
+                metrics.sample(step, lambda: "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
             group.meet()
+            if evaluating and budget:
+                saving_seconds = time.perf_counter() - saving_began
+                budget.start_stretch(step)
             clock.start(step)
 
     # --- what came of it ---
@@ -486,9 +582,12 @@ def train(cfg: TrainConfig) -> float:
         print(f"best validation loss {state.best:.4f}, at step {state.best_step:,}")
         if group.rank == 0 and cfg.parallel == "ddp":
             print("what the model writes now:\n")
-            for piece in written(model, tokenizer, runtime, cfg, tokens=300):
-                print(piece, end="", flush=True)
-            print("\n")
+            try:
+                for piece in written(model, tokenizer, runtime, cfg, tokens=300):
+                    print(piece, end="", flush=True)
+                print("\n")
+            except RuntimeError as error:  # the run is saved; its sample is optional
+                print(f"no sample: {error}")
     group.meet()
     return state.best
 
@@ -546,13 +645,17 @@ def leaner(cfg: TrainConfig, fits: Callable[[TrainConfig], bool]) -> str | None:
     return None
 
 
-def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime) -> str:
-    """What training is going to take, of what there is; and where that is too little, what would fit."""
+def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime, data: Mixture) -> str:
+    """What training is going to take, of what there is; and where that is too little, what would fit.
+
+    Raises UserError where there is too little for the weights, gradients and optimizer alone.
+    """
     group, free = runtime.group, memory.free(runtime.device)
+    resident = resident_bytes(data, runtime.device.type, free)
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if group.hosts and runtime.device.type == "cpu" else 1
 
     def needed(changed: TrainConfig) -> memory.Memory:
-        return memory_of(changed, model, runtime.dtype, runtime.device.type, group.size)
+        return replace(memory_of(changed, model, runtime.dtype, runtime.device.type, group.size), data=resident)
 
     told = f"memory: about {needed(cfg)}"
     if free is None:
@@ -560,6 +663,8 @@ def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime) -> str:
     told += f" of {memory.in_words(free / sharing)} free"
     if needed(cfg).fits(free / sharing):
         return told
+    if needed(cfg).state > free / sharing and not cfg.eval_only:
+        raise UserError(f"{told}, which is too little for its weights, gradients and optimizer; take a smaller model")
     remedy = leaner(cfg, lambda changed: needed(changed).fits(free / sharing))
     spread = "" if cfg.parallel == "fsdp" else "; or spread it over several GPUs with --parallel=fsdp"
     return f"{told}: too little; what would fit: {remedy or 'no batch_size'}{spread}"
@@ -634,10 +739,10 @@ class TrainState:
         return False
 
 
-def take_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: Feed) -> None:
+def take_step(cfg: TrainConfig, plan: Plan, state: TrainState, loss_of: LossFunction, feed: Feed) -> None:
     """One step: forward, backward, update."""
     model, optimizer, group = state.model, state.optimizer, feed.runtime.group
-    lr = cfg.learning_rate_at(state.step)
+    lr = cfg.learning_rate_at(plan.recipe_step(state.step))
     for settings in optimizer.param_groups:
         settings["lr"] = lr * settings["lr_scale"]
         settings["momentum"] = muon_momentum_at(state.step)
@@ -652,8 +757,13 @@ def take_step(cfg: TrainConfig, state: TrainState, loss_of: LossFunction, feed: 
     loss = group.sum(loss)
     state.scaler.unscale_(optimizer)
     grad_norm = parallel.whole(nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf))
-    optimizer.found_inf = state.guard.judge(loss, grad_norm)  # the fused step leaves all as it is where this is 1
-    optimizer.step()
+    scale = state.scaler.scale(torch.ones_like(loss)) if state.scaler.is_enabled() else None
+    skip = state.guard.judge(loss, grad_norm, scale)
+    if feed.runtime.skips_on_device:
+        optimizer.found_inf = skip  # the fused step changes nothing where this is 1
+        optimizer.step()
+    elif not skip.item():
+        optimizer.step()
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
     state.step += 1
@@ -666,13 +776,13 @@ def seconds_a_step(cfg: TrainConfig, model: GPT, spread: nn.Module, loss_of: Los
     The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
     """
     cfg, group = replace(cfg, learning_rate=0.0, min_lr=0.0, weight_decay=0.0), feed.runtime.group
-    guard = StepGuard(feed.runtime.device, None, False, None)
+    guard = StepGuard(feed.runtime.device, None, None)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     times = []
     state = TrainState(model, spread, optimizer_for(model, cfg, feed.runtime), scaler, guard)
     while group.shared(len(times) < 7 or sum(times[2:]) < 2):
         begin = time.perf_counter()
-        take_step(cfg, state, loss_of, feed)
+        take_step(cfg, Plan(cfg.max_iters), state, loss_of, feed)
         guard.send()
         guard.read(state.step)  # waits for the device
         times.append(time.perf_counter() - begin)
@@ -698,7 +808,7 @@ def evaluate(loss_of: LossFunction, validation: ValidationWindows, runtime: Runt
     for x, y in validation.batches(batch_size, group.rank, group.size):
         counts.append(int((y != -1).sum()))
         x, y = runtime.to_device(x, y)  # (B, T) each
-        losses.append(loss_of(x, y))
+        losses.append(loss_of(x, y).clone())  # a captured graph writes the next loss into the same memory
     of_ranks = group.each(list(zip(torch.stack(losses).tolist(), counts, strict=True)))
     in_turn = [
         pair for of_round in zip(*of_ranks, strict=True) for pair in of_round if pair[1]
@@ -767,16 +877,16 @@ def changes_since(start: Checkpoint, cfg: TrainConfig) -> dict[str, list]:
     return {name: change for name, change in changes.items() if name not in PLACES}
 
 
-def with_shape_of(cfg: TrainConfig, start: Checkpoint) -> TrainConfig:
+def with_shape_of(cfg: TrainConfig, start: Checkpoint, given: Iterable[str]) -> TrainConfig:
     """`cfg` with the model's shape taken from the checkpoint; a shorter block_size is kept, and crops the positions.
 
-    Raises UserError for a setting of the shape that is neither the checkpoint's nor the default.
+    given: the settings that the user has set. Raises UserError for one of the shape that is not the checkpoint's.
     """
     default = {field.name: field.default for field in fields(cfg)}
     shape = {name: start.state["model"][name] for name in SHAPE}
     for name, there in shape.items():
         here = getattr(cfg, name)
-        if here in (there, default[name]):
+        if here == there or (here == default[name] and name not in given):
             continue
         if name == "block_size" and here < there:
             shape[name] = here
@@ -795,6 +905,7 @@ def written(model: GPT, tokenizer: Tokenizer, runtime: Runtime, cfg: TrainConfig
         runtime,
         max_new_tokens=tokens,
         sampling=Sampling(temperature=0.8),
+        vocab_size=tokenizer.vocab_size,
         eot=tokenizer.eot,
         seed=cfg.seed,
     )
@@ -816,11 +927,16 @@ def main(cfg: TrainConfig) -> None:
         return
     script, *given = sys.argv
     state = checkpoint.last_state(Path(cfg.out_dir))
-    max_iters = state["config"]["max_iters"]
-    done = state["step"] == max_iters
-    of_length = () if cfg.minutes and not done else ("--max_iters=", "--minutes=")
-    given = [a for a in given if not a.startswith(("--init_from=", "--overwrite=", *of_length))]
-    given += ["--init_from=resume", *[f"--max_iters={(2 if done else 1) * max_iters}"] * bool(of_length)]
+    config = state["config"]
+    max_iters = Plan(config["max_iters"], state.get("decisions")).max_iters
+    changed = {"init_from": "resume"}
+    if state["step"] == max_iters:
+        changed["max_iters"] = 2 * max_iters
+        changed |= {"minutes": None} if config["minutes"] else {}
+    elif config["patience"] and state["evaluations_since_best"] >= config["patience"]:
+        changed["patience"] = None
+    given = [a for a in given if not a.startswith(tuple(f"--{name}=" for name in ("overwrite", *changed)))]
+    given += [f"--{name}={value}" for name, value in changed.items()]
     print(f"sample:   {shlex.join(['python', str(Path(script).with_name('sample.py')), f'--out_dir={cfg.out_dir}'])}")
     print(f"continue: {shlex.join([*parallel.launcher(), script, *given])}")
 

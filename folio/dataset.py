@@ -574,6 +574,11 @@ class ValidationWindows(_Windows):
             raise DatasetError("the validation data has fewer than 2 tokens: take more text")
         taken = min(total, max_windows or total)
         self.chosen = np.arange(taken) * total // taken
+        if self.masked and not any((y != -1).any() for _, y in self.batches(1)):
+            raise DatasetError(
+                "no token of the validation data counts as a target, so there is no validation loss: take more text, "
+                "or more --eval_iters"
+            )
 
     def batches(self, batch_size: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Inputs and targets, (batch_size, T) each. Where the data ends, targets are -1 and inputs 0.

@@ -9,8 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from folio import memory
 from folio.dataset import Mixture
 from folio.runtime import Runtime
+
+
+def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
+    """Bytes of the training tokens that stay in the device's memory, of which so much is free; 0 where they do not."""
+    size = 4 * data.training_tokens
+    return size if device == "cuda" and not data.masked and free is not None and size <= free / 4 else 0
 
 
 class Feed:
@@ -35,8 +42,7 @@ class Feed:
         self.count = -(-longest // batch_size)  # micro-batches
         self.rows = -(-longest // self.count)  # B, sequences in each
         if resident is None:
-            resident = runtime.device.type == "cuda" and not data.masked
-            resident = resident and 4 * data.training_tokens <= torch.cuda.mem_get_info(runtime.device)[0] / 4
+            resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device)) > 0
         self.tokens: Tensor | None = None
         if resident:
             self.tokens = torch.from_numpy(data.all_tokens()).to(runtime.device)

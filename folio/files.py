@@ -8,6 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from folio import UserError
+
+
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold the lock file `path` while the block lasts. Raises UserError(busy) if another process holds it, and OSError
+    where it cannot be made. The operating system releases the lock of a process that is killed.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        held = FileLock(path, timeout=0).acquire()
+    except Timeout:
+        raise UserError(busy) from None
+    with held:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

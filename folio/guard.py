@@ -29,22 +29,26 @@ class StepGuard:
     """Judges each step by its loss and gradient norm, without waiting for the device.
 
     A step that is not finite is bad. With skip_spikes=z, so is one whose loss or gradient norm lies more than z
-    standard deviations above its running mean. scaling: under float16's loss scaling an infinite gradient of a finite
-    loss only means that the scale is too large; such a step is passed over without being counted.
+    standard deviations above its running mean.
     """
 
-    def __init__(self, device: torch.device, skip_spikes: float | None, scaling: bool, state: dict[str, Any] | None):
-        self.skip_spikes, self.scaling = skip_spikes, scaling
+    def __init__(self, device: torch.device, skip_spikes: float | None, state: dict[str, Any] | None):
+        self.skip_spikes = skip_spikes
         state = state or {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # of the steps that were read
+        self.streak = self.in_a_row  # the longest run of skipped steps that the last reading saw
         self.moments = torch.tensor(state["moments"], device=device)  # (2, 3): of loss and norm, steps, mean, variance
         self.seen: list[Tensor] = []  # on the device
         self.sent = torch.empty(0, 3)  # (steps, 3), on their way to the host, and there once `arrived` has come to pass
         self.arrived = torch.cuda.Event() if device.type == "cuda" else None
         self.recent: list[Step] = []  # those of the last reading, and the 50 before them
 
-    def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
-        """1.0 if the optimizer must pass this step over, else 0.0, on the device: what torch calls found_inf."""
+    def judge(self, loss: Tensor, grad_norm: Tensor, scale: Tensor | None = None) -> Tensor:
+        """1.0 if the optimizer must skip this step, else 0.0, on the device: what torch calls found_inf.
+
+        scale: float16's loss scale. An infinite gradient of a finite loss only lowers it, and is not counted, until
+        the scale is below 1: then the gradients themselves do not fit into float16.
+        """
         values = torch.stack([loss, grad_norm]).float()  # (2,)
         bad = ~values.isfinite().all()
         if self.skip_spikes is not None:
@@ -54,13 +58,13 @@ class StepGuard:
             weight = (1 / (steps + 1)).clamp(min=1 - DECAY)  # a plain mean until the memory is full
             moved = torch.stack([steps + 1, mean + weight * off, (1 - weight) * (variance + weight * off**2)], dim=1)
             self.moments = torch.where(bad, self.moments, moved)
-        counted = bad & ~loss.isfinite() if self.scaling else bad
+        counted = bad if scale is None else bad & (~loss.isfinite() | (scale < 1))
         self.seen.append(torch.cat([values, counted[None]]))
         return bad.float()
 
     def send(self) -> None:
-        """Start what was judged on its way to the host, without waiting for it."""
-        self.sent = torch.stack(self.seen).to("cpu", non_blocking=True)
+        """Start copying what was judged to the host; on CUDA without waiting, as only there `arrived` tells the end."""
+        self.sent = torch.stack(self.seen).to("cpu", non_blocking=self.arrived is not None)
         self.seen.clear()
         if self.arrived:
             self.arrived.record()
@@ -72,8 +76,10 @@ class StepGuard:
         rows, self.sent = self.sent.tolist(), self.sent[:0]
         first = step - len(rows) + 1
         found = [Step(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]
+        self.streak = self.in_a_row
         for one in found:
             self.in_a_row = self.in_a_row + 1 if one.skipped else 0
+            self.streak = max(self.streak, self.in_a_row)
             self.skipped += one.skipped
         self.recent = self.recent[-50:] + found
         return found
@@ -96,9 +102,9 @@ class StepGuard:
 
     def diagnose(self, model: nn.Module, max_bad_steps: int, val_loss: float | None) -> str | None:
         """Why the run cannot go on, and what helps against that; or None if it can."""
-        if self.in_a_row < max_bad_steps and math.isfinite(val_loss or 0.0):
+        if self.streak < max_bad_steps and math.isfinite(val_loss or 0.0):
             return None
-        last = self.recent[-1]
+        last = next((step for step in reversed(self.recent) if step.skipped), self.recent[-1])
         if not all(p.isfinite().all() for p in model.parameters()):
             seen, remedy = "the weights are not finite", "begin anew, or from another checkpoint"
         elif val_loss is not None and not math.isfinite(val_loss):

@@ -22,16 +22,23 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int  # what forward keeps for backward, with weights in the dtype of matmuls; or what the update takes
+    data: int = 0  # the training tokens, where they stay on the device
 
     @property
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def state(self) -> int:
+        """What stays from step to step, whatever the batch."""
+        return self.weights + self.gradients + self.optimizer
+
     def fits(self, available: float) -> bool:
         return HEADROOM * self.total <= available
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{field.name} {in_words(getattr(self, field.name))}" for field in fields(self))
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts = ", ".join(f"{name} {in_words(size)}" for name, size in sizes.items() if size or name != "data")
         return f"{in_words(self.total)} ({parts})"
 
 

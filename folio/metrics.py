@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ class Metrics:
         line = {**line, **dict.fromkeys(unwritable)}
         self.append("metrics.jsonl", line)
         if self.wandb:
-            self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
+            try:
+                self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
+            except Exception as error:  # whatever the service answers
+                self.say(f"step {line['step']:,}: wandb took no metrics ({error}); training continues")
         self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
         text = f"loss {loss:.4f}"
         if not math.isnan(self.val_loss):
@@ -74,9 +78,12 @@ class Metrics:
         else:
             self.bar.set_postfix_str(text, refresh=False)
 
-    def sample(self, step: int, text: str) -> None:
-        """Record what the model wrote after a step."""
-        self.append("samples.jsonl", {"step": step, "text": text})
+    def sample(self, step: int, generate: Callable[[], str]) -> None:
+        """Record a sample of the model after a step. What fails in it is printed, and does not end the run."""
+        try:
+            self.append("samples.jsonl", {"step": step, "text": generate()})
+        except Exception as error:
+            self.say(f"step {step:,}: no sample ({type(error).__name__}: {error}); training continues")
 
     def append(self, name: str, line: dict[str, Any]) -> None:
         """Add the whole line to the file, or nothing of it if the disk does not take it; that is said once."""
@@ -96,6 +103,11 @@ class Metrics:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         tqdm.write(text)
+
+    def lengthen(self, max_iters: int) -> None:
+        """The run has another number of steps now."""
+        self.bar.total = max_iters
+        self.bar.refresh()
 
     def advance(self) -> None:
         """One more step is done."""

@@ -8,12 +8,12 @@ from folio.guard import StepGuard
 NAN, INF = float("nan"), float("inf")
 
 
-def guard(skip_spikes: float | None = None, scaling: bool = False, state: dict | None = None) -> StepGuard:
-    return StepGuard(torch.device("cpu"), skip_spikes, scaling, state)
+def guard(skip_spikes: float | None = None, state: dict | None = None) -> StepGuard:
+    return StepGuard(torch.device("cpu"), skip_spikes, state)
 
 
-def judge(guard: StepGuard, loss: float, grad_norm: float) -> float:
-    return guard.judge(torch.tensor(loss), torch.tensor(grad_norm)).item()
+def judge(guard: StepGuard, loss: float, grad_norm: float, scale: torch.Tensor | None = None) -> float:
+    return guard.judge(torch.tensor(loss), torch.tensor(grad_norm), scale).item()
 
 
 def read(guard: StepGuard) -> StepGuard:
@@ -40,9 +40,46 @@ def test_bad_steps_in_a_row_are_counted():
 
 
 def test_an_overflow_of_the_loss_scale_is_passed_over_uncounted():
-    found = guard(scaling=True)
-    assert judge(found, 1.0, INF) == 1 and read(found).state()["skipped"] == 0
-    assert judge(found, NAN, NAN) == 1 and read(found).state()["skipped"] == 1
+    found, scale = guard(), torch.tensor(2.0**16)
+    assert judge(found, 1.0, INF, scale) == 1 and read(found).state()["skipped"] == 0
+    assert judge(found, NAN, NAN, scale) == 1 and read(found).state()["skipped"] == 1
+
+
+def test_an_overflow_at_every_scale_is_counted():
+    """It never was, so that a run whose gradients do not fit into float16 went on without learning anything."""
+    found = guard()
+    for exponent in range(16, -5, -1):
+        assert judge(found, 1.0, INF, torch.tensor(2.0**exponent)) == 1
+    assert read(found).in_a_row == found.skipped == 4
+
+
+def test_a_streak_between_two_readings_stops_the_run():
+    """Only the steps in a row at the end of a reading were looked at."""
+    found = guard()
+    for loss in [1.0, *[NAN] * 4, 1.0]:
+        judge(found, loss, 1.0)
+    read(found)
+    model = torch.nn.Linear(1, 1)
+    assert found.in_a_row == 0 and found.streak == 4 and found.diagnose(model, 5, None) is None
+    assert found.diagnose(model, 4, None).startswith("the loss is nan")
+    judge(found, 1.0, 1.0)
+    assert read(found).diagnose(model, 4, None) is None
+
+
+def test_numbers_are_read_only_after_the_copy_is_done():
+    """Outside CUDA no event says when an asynchronous copy has arrived, so there must be none."""
+    copies = []
+
+    class Watched(torch.Tensor):
+        def to(self, *args, **kwargs):
+            copies.append(kwargs.get("non_blocking", False))
+            return super().to(*args, **kwargs)
+
+    found = guard()
+    found.judge(torch.tensor(1.0), torch.tensor(1.0))
+    found.seen = [one.as_subclass(Watched) for one in found.seen]
+    found.send()
+    assert copies == [False]
 
 
 def test_spikes_are_those_above_the_running_deviation(seed):

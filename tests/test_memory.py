@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from folio import memory, parallel
+from folio import UserError, memory, parallel
+from folio.feed import resident_bytes
 from folio.runtime import decide
 from model import GPT, GPTConfig
-from train import leaner, memory_of, memory_told
+from train import leaner, memory_of, memory_told, open_data
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
 
@@ -74,15 +75,37 @@ def test_what_does_not_fit_is_told_with_what_would(tiny, monkeypatch):
     whole = memory_of(cfg, model, torch.float32, "cpu", 1).total
     half = memory_of(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
     monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * whole)
-    assert "too little" not in memory_told(cfg, model, runtime)
+    data = open_data(cfg)
+    assert "too little" not in memory_told(cfg, model, runtime, data)
     monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * half)
-    told = memory_told(cfg, model, runtime)
+    told = memory_told(cfg, model, runtime, data)
     assert "too little; what would fit: --batch_size=8 --gradient_accumulation_steps=4; or spread it" in told
     one = memory_of(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
     assert "--recompute=True" in leaner(cfg, lambda c: memory_of(c, model, torch.float32, "cpu", 1).total < one)
     assert leaner(cfg, lambda c: False) is None
     monkeypatch.setattr(memory, "free", lambda device: None)
-    assert "free" not in memory_told(cfg, model, runtime)
+    assert "free" not in memory_told(cfg, model, runtime, data)
+
+
+def test_a_model_too_large_for_the_memory_is_refused(tiny, monkeypatch):
+    """The forecast was only printed, and the run ended in the allocator's traceback or was killed by the system."""
+    model, runtime = GPT(TINY), decide("cpu", "float32", False)
+    needed = memory_of(tiny(), model, torch.float32, "cpu", 1)
+    monkeypatch.setattr(memory, "free", lambda device: needed.state - 1)
+    with pytest.raises(UserError, match=r"memory: about .* free, which is too little for its weights, gradients and"):
+        memory_told(tiny(), model, runtime, open_data(tiny()))
+    assert "too little" in memory_told(tiny(eval_only=True), model, runtime, open_data(tiny()))
+
+
+def test_tokens_that_stay_on_a_gpu_are_in_the_forecast(tiny, monkeypatch):
+    """They were not counted, though they take up to a quarter of what is free."""
+    model, data = GPT(TINY), open_data(tiny())
+    runtime = replace(decide("cpu", "float32", False), device=torch.device("cuda"))
+    monkeypatch.setattr(memory, "free", lambda device: 2**40)
+    assert "data 0 MiB" in memory_told(tiny(), model, runtime, data)
+    size = 4 * data.training_tokens
+    assert resident_bytes(data, "cuda", 4 * size) == size
+    assert not any(resident_bytes(data, *on) for on in (("cuda", 4 * size - 1), ("cuda", None), ("cpu", 2**40)))
 
 
 def test_what_is_free_here():

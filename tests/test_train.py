@@ -1,7 +1,9 @@
 import hashlib
 import json
+import math
 import os
 import pickle
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,8 +20,9 @@ from torch import nn
 
 import sample
 import train as train_script
-from folio import UserError, checkpoint
-from folio.dataset import Shard, ValidationWindows
+from folio import UserError, checkpoint, configurator
+from folio.budget import Budget
+from folio.dataset import DatasetError, Shard, ValidationWindows
 from folio.metrics import Metrics
 from folio.runtime import Runtime, compiled, decide
 from model import GPT, GPTConfig
@@ -669,6 +672,7 @@ def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, ca
         tries.append(measured(*args))
         return 0.2
 
+    monkeypatch.setattr(Budget, "max_iters", lambda self, step, plan, interval: plan.max_iters)  # nothing changes
     measured = train_script.seconds_a_step
     monkeypatch.setattr(train_script, "seconds_a_step", short)
     budget = tiny(minutes=0.1, optimizer="muon", out_dir=str(tmp_path / "budget"), eval_interval=4)
@@ -692,3 +696,288 @@ def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, ca
     assert len(tries) == 1 and checkpoint.last_state(Path(budget.out_dir))["step"] == counts["max_iters"]
     ends = [checkpoint.load(Path(cfg.out_dir)).model for cfg in (budget, by_hand)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+class Machine:
+    """A clock that the test controls: a step and an evaluation take as long as it says, and nothing else takes time."""
+
+    def __init__(self, monkeypatch, step_seconds, evaluation_seconds):
+        """step_seconds: a function of the step; evaluation_seconds: of the step, too."""
+        self.now = 0.0
+        self.steps = 0
+        take_step, evaluate = train_script.take_step, train_script.evaluate
+
+        def timed_step(*args):
+            take_step(*args)
+            self.now += step_seconds(self.steps)
+            self.steps += 1
+
+        def timed_evaluation(*args):
+            self.now += evaluation_seconds(self.steps)
+            return evaluate(*args)
+
+        monkeypatch.setattr(train_script, "take_step", timed_step)
+        monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
+        monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
+
+
+SLOW_MACHINES = {
+    "three times slower in the middle": (lambda step: 0.1 if step < 150 else 0.3, lambda step: 0.5),
+    "three times slower at once": (lambda step: 0.1 if step < 40 else 0.3, lambda step: 0.5 if step < 40 else 1.5),
+    "twice as fast in the middle": (lambda step: 0.1 if step < 100 else 0.05, lambda step: 0.5),
+    "a stall of five seconds": (lambda step: 5.0 if step == 100 else 0.1, lambda step: 0.5),
+    "evaluations that take much longer than planned": (lambda step: 0.1, lambda step: 2.0),
+}
+
+
+@pytest.mark.parametrize("name", SLOW_MACHINES)
+def test_a_budget_holds_whatever_the_machine_does(tiny, monkeypatch, name):
+    """--minutes=2 took over 6 where the machine slowed down after the first two seconds, which were all it looked at."""
+    machine = Machine(monkeypatch, *SLOW_MACHINES[name])
+    recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
+    cfg = tiny(**recipe, minutes=1, optimizer="muon", sample_tokens=0)
+    train(cfg)
+    assert 0.9 * 60 < machine.now < 1.1 * 60
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    decisions, record = state["decisions"], logged(cfg.out_dir)
+    assert decisions[0][0] == 0 and 2 <= len(decisions) < 12 and state["step"] == decisions[-1][1]
+    evaluated = [line["step"] for line in record if line["val_loss"] is not None]
+    assert 4 <= len(evaluated) <= 7  # as many as in the recipe
+    rates = [line["lr"] for line in record]
+    assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
+    plan = train_script.Plan(state["config"]["max_iters"], decisions)
+    recipe_of_run = TrainConfig(**state["config"])
+    assert rates == [recipe_of_run.learning_rate_at(plan.recipe_step(line["step"] - 1)) for line in record]
+
+
+def test_decisions_after_a_kill_are_taken_again(tiny, monkeypatch):
+    """The plan comes back with the checkpoint; what was decided after it is decided anew, and `resumes` says so."""
+    Machine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
+    settings = dict(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
+    decide, decided = train_script.Plan.decide, []
+
+    def killed_after_it(self, step, max_iters):
+        at_evaluation = self.evaluates(step, 26)
+        decide(self, step, max_iters)
+        if not at_evaluation:  # where it would be saved
+            decided.append(step)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_script.Plan, "decide", killed_after_it)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(**settings))
+    before = checkpoint.load(Path(tiny().out_dir)).state
+    assert before["config"]["eval_interval"] == 26 and 0 < before["step"] < decided[0]
+    assert all(step <= before["step"] for step, _ in before["decisions"])
+    assert before["stopped_by"] is None and before["budget"]["spent"] > 0
+    train(tiny(**settings, init_from="resume"))
+    after = checkpoint.load(Path(tiny().out_dir)).state
+    assert after["decisions"][: len(before["decisions"])] == before["decisions"]
+    (resume,) = after["resumes"]
+    assert not resume["exact"] and f"after step {before['step']:,} were not saved" in resume["decisions"]
+    assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
+
+
+# --- the counts of steps ----------------------------------------------------------------------------------------------
+
+
+def test_a_shorter_run_of_a_config_file_is_the_same_recipe(tmp_path, monkeypatch, capsys):
+    """`--max_iters=10` ended in "warmup must end before max_iters", for nanoGPT's own config files, too."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("max_iters = 5000\nlr_decay_iters = 5000\nwarmup_iters = 100\neval_interval = 250\n")
+
+    def counts(*words: str) -> tuple:
+        cfg = configurator.load(TrainConfig, ["x.py", *words])
+        return cfg.max_iters, cfg.lr_decay_iters, cfg.warmup_iters, cfg.eval_interval, cfg.wsd_decay_iters
+
+    assert counts() == (5000, 5000, 100, 250, None) and capsys.readouterr().out == ""
+    assert counts("--max_iters=30") == (30, 30, 1, 2, None)
+    assert capsys.readouterr().out == (
+        "max_iters=30 in place of the config file's 5,000, and in proportion: warmup_iters=1 (was 100), "
+        "lr_decay_iters=30 (was 5,000), eval_interval=2 (was 250)\n"
+    )
+    assert counts("--max_iters=10000") == (10000, 10000, 200, 500, None)
+    assert counts("--max_iters=30", "--eval_interval=7", "--wsd_decay_iters=3") == (30, 30, 1, 7, 3)
+    Path("y.py").write_text("max_iters = 40\n")
+    assert counts("--max_iters=30", "y.py") == (40, 5000, 100, 250, None)  # the file comes last
+
+
+@pytest.mark.parametrize("max_iters", [1, 2, 5, 30, 1000, 600_000])
+def test_counts_that_nobody_set_follow_the_length(max_iters):
+    cfg = TrainConfig(max_iters=max_iters)
+    assert cfg.warmup_steps <= max_iters / 20 and cfg.warmup_steps <= 2000
+    evaluations = -(-max_iters // cfg.eval_steps)
+    assert evaluations >= min(10, max_iters) / 2 and (max_iters < 20 or evaluations >= 10)
+
+
+def test_a_warmup_that_outlasts_the_run_is_a_line(tiny, capsys):
+    train(tiny(max_iters=5, warmup_iters=100))
+    assert "warmup_iters=100: the run of 5 steps ends before its warmup does" in capsys.readouterr().out
+    assert [line["lr"] for line in logged(tiny().out_dir)] == pytest.approx([3e-3 * n / 101 for n in range(1, 6)])
+
+
+def test_a_warmup_that_is_over_stays_over(tiny):
+    """A longer run would have gone back into its warmup, at a hundredth of the rate."""
+    train(tiny(max_iters=5, warmup_iters=2))
+    train(tiny(max_iters=500, warmup_iters=200, eval_interval=1000, init_from="resume", patience=1))
+    rates = [line["lr"] for line in logged(tiny().out_dir)]
+    assert rates[5] == pytest.approx(3e-3, rel=0.01)
+
+
+# --- what a user types next -------------------------------------------------------------------------------------------
+
+
+def typed(words: list[str], folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words, config",
+    [
+        (["--max_iters=4"], ""),
+        (["--minutes=0.1", "--max_iters=100"], ""),
+        ([], "minutes = 0.1\nmax_iters = 100\nwarmup_iters = 3\n"),
+        (["--max_iters=9", "--patience=1", "--learning_rate=0", "--eval_interval=1"], ""),
+        ([], "max_iters = 9\npatience = 1\nlearning_rate = 0\neval_interval = 1\n"),
+        (["--max_iters=4", "--overwrite=True", "--init_from=scratch"], "max_iters = 6\nwsd_decay_iters = 3\n"),
+    ],
+)
+def test_the_command_to_continue_runs_and_trains(tiny, tmp_path, words, config):
+    """After --minutes it was refused, or trained nothing, as it did after patience."""
+    (tmp_path / "x.py").write_text(config)
+    cfg = tiny(eval_iters=1, sample_tokens=0)
+    small = "n_layer n_head n_embd block_size batch_size eval_iters sample_tokens dataset data_dir dtype out_dir".split()
+    given = ["x.py", *[f"--{name}={getattr(cfg, name)}" for name in small], *words]
+    first = typed([sys.executable, str(train_script.ROOT / "train.py"), *given], tmp_path)
+    assert first.returncode == 0, first.stderr
+    (command,) = [line.split(":", 1)[1] for line in first.stdout.splitlines() if line.startswith("continue:")]
+    step = checkpoint.last_state(Path(cfg.out_dir))["step"]
+    program, *rest = shlex.split(command)
+    assert program == "python"
+    second = typed([sys.executable, *rest], tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert checkpoint.last_state(Path(cfg.out_dir))["step"] > step
+    assert len(logged(cfg.out_dir)) > 1
+
+
+def test_a_default_that_is_asked_for_by_name_is_heard(tiny, tmp_path):
+    """--n_layer=12 and --block_size=1024 are the defaults, and were ignored over a checkpoint of another shape."""
+    train(tiny(max_iters=3))
+    same = [f"--data_dir={tiny().data_dir}", "--dataset=verse", f"--out_dir={tmp_path / 'new'}"]
+    for init_from, asked in ((tiny().out_dir, "n_layer=12"), (tiny().out_dir, "block_size=1024")):
+        cfg = configurator.load(TrainConfig, [*same, f"--init_from={init_from}", f"--{asked}"])
+        with pytest.raises(UserError, match=rf"{asked}: the checkpoint .* has {asked.split('=')[0]}="):
+            train(cfg)
+    cfg = configurator.load(TrainConfig, [*same, f"--init_from={tiny().out_dir}", "--max_iters=2", "--batch_size=2"])
+    train(cfg)
+    assert checkpoint.load(tmp_path / "new").state["model"]["n_layer"] == 2
+
+
+def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
+    """Both started; one of them crashed, and the other lost its metrics."""
+    from filelock import FileLock
+
+    out_dir = tmp_path / "out"
+    out_dir.mkdir()
+    with FileLock(out_dir / ".lock"), pytest.raises(UserError, match=r"out_dir=.*out: another run is writing there"):
+        train(tiny())
+    assert not (out_dir / "metrics.jsonl").exists()
+    train(tiny(max_iters=2))
+    assert not (out_dir / ".lock").exists()
+    with pytest.raises(UserError, match="there is no"):
+        train(tiny(dataset="gone", out_dir=str(tmp_path / "unused")))
+    assert not (tmp_path / "unused").exists()
+
+
+# --- nothing optional ends a run --------------------------------------------------------------------------------------
+
+
+def test_samples_draw_no_padding(tiny, monkeypatch):
+    """An imported model has rows for ids that no token has; a sample drew them, before the checkpoint was saved."""
+    train(tiny(max_iters=2, eval_interval=2))
+    folder = checkpoint.load(Path(tiny().out_dir)).path
+    start = checkpoint.load(folder)
+    V = start.tokenizer.vocab_size
+    table = torch.cat([start.model["transformer.wte.weight"], torch.randn(500, 32)])  # far likelier than the others
+    padded = replace(
+        start,
+        model={**start.model, "transformer.wte.weight": table},
+        state={"model": {**start.state["model"], "vocab_size": V + 500}},
+    )
+    monkeypatch.setattr(train_script.convert, "load", lambda path: padded)
+    (Path(tiny().out_dir).parent / "padded").mkdir()
+    cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
+    train(cfg)
+    samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
+    assert [len(sample["text"]) for sample in samples] == [200, 200]
+
+
+def test_what_is_optional_does_not_end_a_run(tiny, monkeypatch, capsys):
+    """A sample that failed took the run with it, and the checkpoint that had not been saved yet."""
+
+    def broken(*args, **kwargs):
+        assert checkpoint.exists(Path(tiny().out_dir))  # what is saved comes first
+        raise RuntimeError("no sample today")
+
+    monkeypatch.setattr(train_script, "generate", broken)
+    train(tiny(async_save=False))
+    assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
+    out = capsys.readouterr().out
+    assert "step 6: no sample (RuntimeError: no sample today); training continues" in out and "no sample: no" in out
+
+
+# --- the device -------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_overwritten_is_not_read_later(seed):
+    """A captured CUDA graph writes each loss into the same memory; an evaluation kept them to read them at its end."""
+    data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
+    model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
+    runtime, replayed = decide("cpu", "float32", False), torch.zeros(())
+    plain = compiled(model, runtime)
+    expected = evaluate(plain, ValidationWindows(data, 8, 20), runtime, 3)
+    assert evaluate(lambda x, y: replayed.copy_(plain(x, y)), ValidationWindows(data, 8, 20), runtime, 3) == expected
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_where_no_flag_is_heeded_the_host_skips_the_step(tiny, poisoned, monkeypatch, optimizer):
+    """As on Apple's GPUs: what a bad gradient would have changed is unchanged, and the optimizer sees no flag."""
+    poisoned(range(5, 6))
+    monkeypatch.setattr(Runtime, "skips_on_device", False)
+    cfg = tiny(max_iters=5, save_interval_minutes=None, eval_interval=4, keep_last=5, optimizer=optimizer)
+    train(cfg)
+    before, after = (checkpoint.load(Path(cfg.out_dir, f"step-{step:06d}")) for step in (4, 5))
+    assert all(torch.equal(before.model[name], after.model[name]) for name in before.model)
+    assert all(torch.equal(before.optimizer()[name], after.optimizer()[name]) for name in before.optimizer())
+    assert [line["skipped"] for line in logged(cfg.out_dir)] == [0, 0, 0, 0, 1]
+
+
+def test_validation_without_a_target_that_counts_is_refused(tiny, masked_dir):
+    """It raised IndexError at the first evaluation."""
+    folder = Path(masked_dir, "verse")
+    meta = json.loads((folder / "meta.json").read_text())
+    empty = bytes(meta["splits"]["val"][0]["tokens"])
+    (folder / "val_mask.bin").write_bytes(empty)
+    meta["splits"]["val"][0]["mask_sha256"] = hashlib.sha256(empty).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(DatasetError, match="no token of the validation data counts as a target"):
+        train(tiny(data_dir=masked_dir))
+
+
+def test_a_gradient_that_overflows_at_every_scale_stops_the_run(tiny, monkeypatch):
+    """Under float16 it was taken for a scale that is still too large, for ever."""
+    half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
+    monkeypatch.setattr(train_script, "decide", lambda *args: half)
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
+    forward = GPT.forward
+
+    def steep(self, *args, **kwargs):
+        logits, loss = forward(self, *args, **kwargs)
+        if self.training:
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return logits, loss
+
+    monkeypatch.setattr(GPT, "forward", steep)
+    with pytest.raises(TrainingError, match="the gradient is not finite"):
+        train(tiny(max_iters=50, max_bad_steps=3))

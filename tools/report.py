@@ -174,11 +174,12 @@ def curves(runs: list[Run]) -> str:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out_dir", nargs="+", type=Path, help="folder of a run")
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    parser.add_argument("--output", type=Path, help="the page; report.html in the first run's folder otherwise")
     given = parser.parse_args(argv)
     page = report([Run.of(folder) for folder in given.out_dir])
-    given.output.write_text(page, encoding="utf-8")
-    print(f"{given.output}: {len(page) / 2**20:.1f} MiB; open it in a browser")
+    output = given.output or given.out_dir[0] / "report.html"
+    output.write_text(page, encoding="utf-8")
+    print(f"{output}: {len(page) / 2**20:.1f} MiB; open it in a browser")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python tools/verify_resume.py config/shakespeare_char.py --kills=20 --eval_interval=10 --eval_iters=1
     python tools/verify_resume.py config/shakespeare_char.py --processes=2 --device=cpu    kills one of the two
 
-Trains once undisturbed. Then trains again with the same settings, killed at random moments and each time continued
+Trains once undisturbed. Then trains again with the same settings, killed at random steps and each time continued
 with --init_from=resume, and compares weights, optimizer, place in the data and all logged numbers bit for bit. Prints a
 certificate; exits with 1 on any difference. Every setting of train.py is taken; on a GPU, add --deterministic=True.
 """
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -63,14 +63,9 @@ def main(cfg: VerifyConfig) -> None:
     with work_folder(cfg) as folder:
         straight, killed = folder / "straight", folder / "killed"
         began = time.perf_counter()
-        process = start(cfg, straight)
-        while not (straight / "metrics.jsonl").exists() and process.poll() is None:
-            time.sleep(0.01)
-        startup = time.perf_counter() - began
-        finish(process, straight)
-        seconds = time.perf_counter() - began - startup
-        print(f"undisturbed: {startup:.1f} s to start and {seconds:.1f} s of training")
-        kills, in_write, lost = kill_and_resume(cfg, killed, startup, seconds)
+        finish(start(cfg, straight), straight)
+        print(f"undisturbed: {time.perf_counter() - began:.1f} s")
+        kills, in_write, lost = kill_and_resume(cfg, killed)
         finish(start(cfg, killed), killed)
         differences = compare(straight, killed)
         weights = checkpoint.load(killed).model
@@ -122,21 +117,28 @@ def finish(process: subprocess.Popen, out_dir: Path) -> None:
         raise UserError(f"a run ended with exit code {process.returncode}:\n{tail}")
 
 
-def kill_and_resume(cfg: VerifyConfig, out_dir: Path, startup: float, seconds: float) -> tuple[int, int, int]:
-    """Kill the run in `out_dir` cfg.kills times. Returns the kills, those inside a write, and the checkpoints lost."""
+def kill_and_resume(cfg: VerifyConfig, out_dir: Path) -> tuple[int, int, int]:
+    """Kill the run in `out_dir` cfg.kills times. Returns the kills, those inside a write, and the checkpoints lost.
+
+    A kill waits for progress and never for a time, so that it comes at the same place on a slow or busy machine: for a
+    checkpoint that is half-written, for a line that the run prints while it starts, or for a step of the next few
+    checkpoints.
+    """
     rng = random.Random(cfg.seed)
     in_write = lost = reached = 0
-    pace = seconds / cfg.max_iters * cfg.eval_interval  # seconds from one checkpoint to the next
     for kill in range(1, cfg.kills + 1):
         before = half_written(out_dir)  # by processes that were killed
+        printed = lines_in(Path(f"{out_dir}.log"))
         process = start(cfg, out_dir)
         if rng.random() < cfg.kills_in_write:
-            while process.poll() is None and before >= half_written(out_dir):
-                time.sleep(0.0005)
-            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))
+            wait_until(process, lambda before=before: not before >= half_written(out_dir))
+            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))  # at another place of the write
+        elif rng.random() < 0.2:
+            wanted = printed + rng.randint(0, 4)
+            wait_until(process, lambda wanted=wanted: lines_in(Path(f"{out_dir}.log")) >= wanted)
         else:
-            early = rng.random() < 0.2  # while it starts; else within the next few checkpoints
-            time.sleep(startup * rng.uniform(0.3, 1) if early else startup + rng.uniform(0, 4 * pace))
+            log, wanted = Log(out_dir / "metrics.jsonl"), max(reached, 0) + rng.randint(1, 4 * cfg.eval_steps)
+            wait_until(process, lambda log=log, wanted=wanted: log.step() >= wanted)
         ended = process.poll()
         victims = psutil.Process(process.pid).children() if cfg.processes > 1 and ended is None else []
         (rng.choice(victims) if victims else process).kill()
@@ -154,6 +156,36 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path, startup: float, seconds: f
             reached = max(step, reached)
         print(f"kill {kill} of {cfg.kills}: {in_write} inside a write, step {reached:,} is safe", flush=True)
     return cfg.kills, in_write, lost
+
+
+def wait_until(process: subprocess.Popen, condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds or the process has ended."""
+    while process.poll() is None and not condition():
+        time.sleep(0.001)
+
+
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+class Log:
+    """metrics.jsonl, which a run replaces when it starts: what an earlier process wrote is not this one's progress."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.before = self.inode()
+
+    def inode(self) -> int | None:
+        return self.path.stat().st_ino if self.path.exists() else None
+
+    def step(self) -> int:
+        """The newest step that the process has logged; 0 before the first."""
+        if self.inode() in (None, self.before):
+            return 0
+        with open(self.path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            lines = file.read().split(b"\n")[:-1]  # what follows the last line break is not whole
+        return json.loads(lines[-1])["step"] if lines else 0
 
 
 def half_written(out_dir: Path) -> set[Path]:
