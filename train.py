@@ -378,6 +378,9 @@ def run(cfg: TrainConfig) -> float:
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- model ---
+    if (free := memory.free(runtime.device)) and not cfg.eval_only:
+        parts = group.size if cfg.parallel == "fsdp" else 1
+        memory.refuse_too_large(shape, cfg.optimizer, free / processes_sharing_memory(runtime), parts)
     with torch.device("meta"):
         planned = GPT(replace(shape, vocab_size=start.state["model"]["vocab_size"]) if start else shape)
     print(memory_told(cfg, planned, runtime, data))
@@ -645,14 +648,16 @@ def leaner(cfg: TrainConfig, fits: Callable[[TrainConfig], bool]) -> str | None:
     return None
 
 
-def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime, data: Mixture) -> str:
-    """What training is going to take, of what there is; and where that is too little, what would fit.
+def processes_sharing_memory(runtime: Runtime) -> int:
+    """Processes of this run that share the memory of one device: on a CPU, all those of a machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if runtime.group.hosts and runtime.device.type == "cpu" else 1
 
-    Raises UserError where there is too little for the weights, gradients and optimizer alone.
-    """
+
+def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime, data: Mixture) -> str:
+    """What training is going to take, of what there is; and where that is too little, what would fit."""
     group, free = runtime.group, memory.free(runtime.device)
     resident = resident_bytes(data, runtime.device.type, free)
-    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if group.hosts and runtime.device.type == "cpu" else 1
+    sharing = processes_sharing_memory(runtime)
 
     def needed(changed: TrainConfig) -> memory.Memory:
         return replace(memory_of(changed, model, runtime.dtype, runtime.device.type, group.size), data=resident)
@@ -663,8 +668,6 @@ def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime, data: Mixture) -
     told += f" of {memory.in_words(free / sharing)} free"
     if needed(cfg).fits(free / sharing):
         return told
-    if needed(cfg).state > free / sharing and not cfg.eval_only:
-        raise UserError(f"{told}, which is too little for its weights, gradients and optimizer; take a smaller model")
     remedy = leaner(cfg, lambda changed: needed(changed).fits(free / sharing))
     spread = "" if cfg.parallel == "fsdp" else "; or spread it over several GPUs with --parallel=fsdp"
     return f"{told}: too little; what would fit: {remedy or 'no batch_size'}{spread}"

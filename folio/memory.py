@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from folio import UserError
 from folio.optim import blocks_matrices
 
 HEADROOM = 1.2  # what kernels and allocators take on top (docs/scaling.md)
@@ -27,11 +28,6 @@ class Memory:
     @property
     def total(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self))
-
-    @property
-    def state(self) -> int:
-        """What stays from step to step, whatever the batch."""
-        return self.weights + self.gradients + self.optimizer
 
     def fits(self, available: float) -> bool:
         return HEADROOM * self.total <= available
@@ -85,6 +81,18 @@ def needed(
     updating = (12 + 5 * s) * max((n * math.prod(shape) for shape, n in alike.items()), default=0)
     spread = [4 * n // parts for n in (N, N, 2 * N - orthogonal)]
     return Memory(*spread, max(kept + logits + cast, updating))
+
+
+def refuse_too_large(config: Any, optimizer: str, available: float, parts: int = 1) -> None:
+    """Raise UserError for a model whose weights, gradients and optimizer do not fit, before any of it is built."""
+    blocks = 12 * config.n_layer * config.n_embd**2
+    tables = (config.vocab_size + config.block_size) * config.n_embd
+    size = (4 * (3 if optimizer == "muon" else 4) * blocks + 16 * tables) // parts
+    if size > available:
+        raise UserError(
+            f"{blocks + tables:,} parameters take {in_words(size)} for weights, gradients and optimizer, and "
+            f"{in_words(available)} are free: take a smaller n_layer or n_embd"
+        )
 
 
 def kept_by_block(config: Any, s: int, device: str) -> int:

@@ -175,9 +175,7 @@ def test_impossible_training_settings_are_told_together():
     with pytest.raises(ConfigError) as error:
         configurator.load(TrainConfig, wrong)
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
-    assert named == set(
-        "n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split()
-    )
+    assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
     assert "n_embd=30 is not divisible by it; take 2 or 3 or 5" in str(error.value)
 
 

@@ -7,7 +7,7 @@ from folio import UserError, memory, parallel
 from folio.feed import resident_bytes
 from folio.runtime import decide
 from model import GPT, GPTConfig
-from train import leaner, memory_of, memory_told, open_data
+from train import leaner, memory_of, memory_told, open_data, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
 
@@ -87,14 +87,18 @@ def test_what_does_not_fit_is_told_with_what_would(tiny, monkeypatch):
     assert "free" not in memory_told(cfg, model, runtime, data)
 
 
-def test_a_model_too_large_for_the_memory_is_refused(tiny, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_model_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
     """The forecast was only printed, and the run ended in the allocator's traceback or was killed by the system."""
-    model, runtime = GPT(TINY), decide("cpu", "float32", False)
-    needed = memory_of(tiny(), model, torch.float32, "cpu", 1)
-    monkeypatch.setattr(memory, "free", lambda device: needed.state - 1)
-    with pytest.raises(UserError, match=r"memory: about .* free, which is too little for its weights, gradients and"):
-        memory_told(tiny(), model, runtime, open_data(tiny()))
-    assert "too little" in memory_told(tiny(eval_only=True), model, runtime, open_data(tiny()))
+    needed = memory.needed(GPT(TINY), 1, optimizer=optimizer, dtype=torch.float32, device="cpu")
+    size = needed.weights + needed.gradients + needed.optimizer
+    norms = 16 * 64 * 5
+    memory.refuse_too_large(TINY, optimizer, size - norms)
+    with pytest.raises(UserError, match=r"[\d,]+ parameters take . MiB .* free: take a smaller n_layer or"):
+        memory.refuse_too_large(TINY, optimizer, size - norms - 1)
+    memory.refuse_too_large(TINY, optimizer, size / 3.9, parts=4)
+    with pytest.raises(UserError, match="take a smaller n_layer or n_embd"):
+        train(tiny(n_layer=10**9))  # at once, as nothing of it is built
 
 
 def test_tokens_that_stay_on_a_gpu_are_in_the_forecast(tiny, monkeypatch):

@@ -732,7 +732,7 @@ SLOW_MACHINES = {
 
 @pytest.mark.parametrize("name", SLOW_MACHINES)
 def test_a_budget_holds_whatever_the_machine_does(tiny, monkeypatch, name):
-    """--minutes=2 took over 6 where the machine slowed down after the first two seconds, which were all it looked at."""
+    """--minutes=2 took over 6 where the machine slowed down after its first two seconds, the only ones that counted."""
     machine = Machine(monkeypatch, *SLOW_MACHINES[name])
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
     cfg = tiny(**recipe, minutes=1, optimizer="muon", sample_tokens=0)
@@ -847,8 +847,8 @@ def test_the_command_to_continue_runs_and_trains(tiny, tmp_path, words, config):
     """After --minutes it was refused, or trained nothing, as it did after patience."""
     (tmp_path / "x.py").write_text(config)
     cfg = tiny(eval_iters=1, sample_tokens=0)
-    small = "n_layer n_head n_embd block_size batch_size eval_iters sample_tokens dataset data_dir dtype out_dir".split()
-    given = ["x.py", *[f"--{name}={getattr(cfg, name)}" for name in small], *words]
+    small = "n_layer n_head n_embd block_size batch_size eval_iters sample_tokens dataset data_dir dtype out_dir"
+    given = ["x.py", *[f"--{name}={getattr(cfg, name)}" for name in small.split()], *words]
     first = typed([sys.executable, str(train_script.ROOT / "train.py"), *given], tmp_path)
     assert first.returncode == 0, first.stderr
     (command,) = [line.split(":", 1)[1] for line in first.stdout.splitlines() if line.startswith("continue:")]
