@@ -126,7 +126,7 @@ class KVCache:
         if self.mask is None:
             self.new[layer].copy_(new)
         else:
-            self.kv[layer][:, self.rows, :, self.at] = new[:, :, :, 0].transpose(0, 1)
+            self.kv[layer][:, self.rows, :, self.at] = new[:, :, :, 0].transpose(0, 1).to(self.kv.dtype)
         return self.filled[2 * layer], self.filled[2 * layer + 1]
 
 

@@ -13,15 +13,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from folio import UserError, configurator, convert
 from folio.checkpoint import Checkpoint
 from folio.configurator import Settings, line_breaks
-from folio.corpus import Corpus, find_sources
+from folio.corpus import Corpus, CorpusError, find_sources
 from folio.generate import Sampling, Step, Text, generate, opening, pack
 from folio.runtime import Runtime, decide
 from folio.tokenizer import EOT_TEXT, CharTokenizer
@@ -41,7 +42,7 @@ class SampleConfig(Settings):
     prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; the texts come out as JSON lines, too
     interactive: bool = False  # True: ask for one beginning after another; Ctrl-C ends a text, Ctrl-D the program
     num_samples: int = 1  # texts to write, of each beginning
-    max_new_tokens: int | None = 500  # tokens a text has at most, after its start; None: till the context is full
+    max_new_tokens: int | None = 500  # tokens per text at most, after its start; None: until its context is full
     stop: str | None = None  # text at which a sample ends, not printed; \n is a line break
     stream: bool = True  # print as it comes; False: each text when it is done
     logprobs: int | None = None  # also this many runners-up: prints each token with its log-probability; None: off
@@ -55,7 +56,7 @@ class SampleConfig(Settings):
     seed: int = 1337  # of the draws; sample k is the same however many are asked for
     # --- machine ---
     context_stride: int | None = None  # tokens that go when the context is full; 1: one at a time; None: half of it
-    batch_size: int = 32  # texts that are written at a time
+    batch_size: int = 32  # texts that are generated at a time; fewer where memory holds fewer
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first of cuda, mps, cpu that is here
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # of the weights; auto: what is fast here
     compile: bool = False  # decoding is not compiled, so this is all it can be
@@ -66,17 +67,19 @@ class SampleConfig(Settings):
         for name in ("max_new_tokens", "context_stride"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 found.append((name, "it must be at least 1, or None"))
-        if self.temperature < 0:
-            found.append(("temperature", "it must not be negative; 0 takes the likeliest token"))
+        if self.temperature and not 1e-6 <= self.temperature <= 1e6:  # beyond, float32 overflows
+            found.append(("temperature", "it must be from 1e-6 to 1e6, or 0, which takes the likeliest token"))
         if self.top_k is not None and self.top_k < 1:
             found.append(("top_k", "it must be at least 1; None turns it off"))
         for name in ("top_p", "min_p"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) <= 1:
                 found.append((name, "it must be above 0 and at most 1; None turns it off"))
-        if self.repetition_penalty <= 0:
-            found.append(("repetition_penalty", "it must be above 0; 1 turns it off"))
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
+            found.append(("repetition_penalty", "it must be from 1e-6 to 1e6; 1 turns it off"))
         if self.logprobs is not None and self.logprobs < 0:
             found.append(("logprobs", "it must not be negative; None turns it off"))
+        if not 0 <= self.seed < 2**63:
+            found.append(("seed", "it must be from 0 to 2**63 - 1"))
         if self.compile:
             found.append(("compile", "decoding is not compiled; leave it out"))
         if self.prompts and (self.interactive or self.start):
@@ -114,6 +117,24 @@ class Sampler:
             print(f"the start has {len(ids):,} tokens, of which the model sees the last {seen:,}", file=sys.stderr)
         return ids or opening(self.tokenizer)
 
+    def rows(self, asked: int) -> int:
+        """How many of the texts that are asked for are generated at a time: batch_size, or fewer where memory ends.
+
+        It counts two caches, as full contexts are read again into one of their own, a block's activations, and logits.
+        """
+        from folio.memory import HEADROOM, free, in_words  # with psutil, which nothing else here needs
+
+        config, wanted = self.model.config, min(self.cfg.batch_size, asked)
+        size = 4 if self.runtime.device.type == "cpu" else self.runtime.dtype.itemsize
+        context = size * config.block_size * config.n_embd  # bytes of one activation of a whole context
+        of_row = HEADROOM * ((2 * 2 * config.n_layer + 16) * context + 32 * config.vocab_size)
+        available = free(self.runtime.device) or free(torch.device("cpu"))  # Apple's GPUs use the CPU's
+        fit = max(1, int(available / of_row))
+        if fit < wanted:
+            shown = f"batch_size={self.cfg.batch_size:,}: {in_words(available)} of memory are free"
+            print(f"{shown}, so {fit:,} texts are generated at a time", file=sys.stderr)
+        return min(fit, wanted)
+
     def steps(self, prompts: list[list[int]], samples: list[int], ended: list[bool]) -> Iterator[Step]:
         """What follows each prompt; row b is sample samples[b]. Also keeps the time."""
         began = time.perf_counter()
@@ -122,7 +143,7 @@ class Sampler:
             self.model,
             prompts,
             self.runtime,
-            max_new_tokens=self.cfg.max_new_tokens or max(1, self.model.config.block_size - max(map(len, prompts))),
+            max_new_tokens=self.cfg.max_new_tokens,
             sampling=self.cfg.sampling,
             vocab_size=self.tokenizer.vocab_size,
             eot=self.tokenizer.eot,
@@ -131,11 +152,13 @@ class Sampler:
             stride=self.cfg.context_stride,
             ended=ended,
         )
-        for step in drawn:
-            self.first = self.first or time.perf_counter() - began
-            self.tokens += sum(token is not None for token in step.tokens)
-            yield step
-        self.seconds += time.perf_counter() - began
+        try:
+            for step in drawn:
+                self.first = self.first or time.perf_counter() - began
+                self.tokens += sum(token is not None for token in step.tokens)
+                yield step
+        finally:  # also when Ctrl-C ends the text
+            self.seconds += time.perf_counter() - began
 
     def texts(self, prompts: list[list[int]], samples: list[int]) -> Iterator[list[str]]:
         """The text that follows each prompt, a piece of each row at a time."""
@@ -164,22 +187,28 @@ def main(cfg: SampleConfig) -> None:
     if cfg.dtype == "int8" and runtime.device.type != "cpu":
         raise UserError(f"dtype=int8: it is for a CPU, and this is {runtime.device}; use --dtype=auto or --device=cpu")
     sampler = Sampler(cfg, loaded, runtime)
-    if cfg.prompts:
-        answer_file(sampler, Path(cfg.prompts))
-    elif cfg.interactive:
-        converse(sampler)
-    elif cfg.logprobs is not None:
-        show_logprobs(sampler, read_start(cfg.start), cfg.logprobs)
-    else:
-        write(sampler, read_start(cfg.start))
+    try:
+        if cfg.prompts:
+            answer_file(sampler, Path(cfg.prompts))
+        elif cfg.interactive:
+            converse(sampler)
+        elif cfg.logprobs is not None:
+            show_logprobs(sampler, read_start(cfg.start), cfg.logprobs)
+        else:
+            write(sampler, read_start(cfg.start))
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(f"batch_size={cfg.batch_size}: memory ran out; use a smaller --batch_size") from None
     print(sampler.speed(), file=sys.stderr)
 
 
 def write(sampler: Sampler, start: str) -> None:
     """Print the samples: the first as it comes; those that grow beside it when it is done. Ctrl-C ends the text."""
     cfg, prompt = sampler.cfg, sampler.prompt(start)
-    for first in range(0, cfg.num_samples, cfg.batch_size):
-        samples = list(range(first, min(first + cfg.batch_size, cfg.num_samples)))
+    rows = sampler.rows(cfg.num_samples)
+    for first in range(0, cfg.num_samples, rows):
+        samples = list(range(first, min(first + rows, cfg.num_samples)))
         written = [""] * len(samples)
         print("\n---------------\n" * bool(first) + start, end="", flush=True)
         try:
@@ -206,6 +235,9 @@ def converse(sampler: Sampler) -> None:
         except (EOFError, KeyboardInterrupt):
             print()
             return
+        except UnicodeDecodeError:
+            print("error: that line is not UTF-8", file=sys.stderr)
+            continue
         try:
             write(sampler, start)
         except UserError as error:
@@ -214,24 +246,46 @@ def converse(sampler: Sampler) -> None:
 
 def answer_file(sampler: Sampler, path: Path) -> None:
     """Write a JSON line for each sample of each prompt in a file of JSON lines, as many as fit in a batch at a time."""
-    cfg = sampler.cfg
-    corpus = Corpus(find_sources([str(path)], "jsonl"), field="prompt")
-    prompts = [prompt for block in corpus.blocks() for prompt in block.documents()]
-    asked = [(prompt, sample) for prompt in prompts for sample in range(cfg.num_samples)]
-    for first in range(0, len(asked), cfg.batch_size):
-        rows = asked[first : first + cfg.batch_size]
-        written = [""] * len(rows)
-        for pieces in sampler.texts([sampler.prompt(start) for start, _ in rows], [sample for _, sample in rows]):
+    samples = sampler.cfg.num_samples
+    prompts = read_prompts(sampler, path)
+    asked = ((start, ids, sample) for start, ids in prompts for sample in range(samples))
+    rows = sampler.rows(len(prompts) * samples)
+    while batch := list(islice(asked, rows)):
+        written = [""] * len(batch)
+        for pieces in sampler.texts([ids for _, ids, _ in batch], [sample for *_, sample in batch]):
             written = [text + piece for text, piece in zip(written, pieces, strict=True)]
-        for (prompt, sample), text in zip(rows, written, strict=True):
-            print(json.dumps({"prompt": prompt, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
+        for (start, _, sample), text in zip(batch, written, strict=True):
+            print(json.dumps({"prompt": start, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
+
+
+def read_prompts(sampler: Sampler, path: Path) -> list[tuple[str, list[int]]]:
+    """Each prompt of the file with its ids. Raises UserError before anything is generated."""
+    if path.is_dir():
+        raise UserError(f"prompts={path}: it is a folder; name a .jsonl file")
+    corpus = Corpus(find_sources([str(path)], "jsonl"), document=prompt_of)
+    prompts = []
+    for start in (prompt for block in corpus.blocks() for prompt in block.documents()):
+        try:
+            prompts.append((start, sampler.prompt(start)))
+        except UserError as error:
+            raise UserError(f"prompts={path}: in prompt {len(prompts) + 1}, {error}") from None
+    if not prompts:
+        raise UserError(f'prompts={path}: the file is empty; write {{"prompt": "TEXT"}} on each line')
+    return prompts
+
+
+def prompt_of(line: dict[str, Any]) -> str:
+    """The prompt of one line. Raises CorpusError, to which the caller adds the line's number."""
+    if not isinstance(line.get("prompt"), str):
+        raise CorpusError('it has no "prompt" that is text; write {"prompt": "TEXT"} on each line')
+    return line["prompt"]
 
 
 def show_logprobs(sampler: Sampler, start: str, runners_up: int) -> None:
     """Print each token of the first sample with its log-probability, in nats, before any filter; and the likeliest."""
     for step in sampler.steps([sampler.prompt(start)], [0], [False]):
         logprobs = step.logits[0].log_softmax(dim=-1)
-        likeliest = logprobs.topk(min(runners_up, len(logprobs))).indices.tolist()
+        likeliest = logprobs.topk(min(runners_up, sampler.tokenizer.vocab_size)).indices.tolist()
         shown = [
             f"{sampler.tokenizer.token_bytes(token).decode('utf-8', 'backslashreplace')!r} {logprobs[token]:.3f}"
             for token in (step.tokens[0], *likeliest)
@@ -241,17 +295,18 @@ def show_logprobs(sampler: Sampler, start: str, runners_up: int) -> None:
 
 def read_start(start: str) -> str:
     """The prompt itself, or what the file of "FILE:path", or standard input for "-", holds. Raises UserError."""
-    if start == "-":
-        return sys.stdin.read()
-    if not start.startswith("FILE:"):
+    if start != "-" and not start.startswith("FILE:"):
         return line_breaks(start)
     path = Path(start.removeprefix("FILE:"))
     try:
-        return path.read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if start == "-" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text
     except FileNotFoundError:
         raise UserError(f"start={start}: there is no file {path}") from None
+    except OSError as error:
+        raise UserError(f"start={start}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"start={start}: the file is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+        raise UserError(f"start={start}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
+from folio import UserError
 from folio.dataset import hash64
 from folio.runtime import Runtime
 from folio.tokenizer import Tokenizer
@@ -58,8 +59,9 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """
     ordered, order = logits.sort(descending=True, dim=-1)
     probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # the sum over the tokens that are likelier
-    return logits.masked_fill((before >= p).scatter(-1, order, before >= p), -torch.inf)
+    dropped = probabilities.cumsum(dim=-1) - probabilities >= p  # by the sum over the tokens that are likelier
+    dropped[..., 0] = False  # also for a p so small that it is 0 in float32
+    return logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
 
 
 def keep_min_p(logits: Tensor, p: float) -> Tensor:
@@ -97,10 +99,18 @@ def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tenso
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
 
 
+def drawing_device(device: torch.device) -> torch.device:
+    """Where tokens are drawn for a model on `device`: there, or on the CPU for devices without float64 (Apple's)."""
+    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
+
+
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The token at which the cumulated probabilities, (B, V), pass each row's number in [0, 1), (B, 1): (B, 1) ids."""
-    sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True)
+    """The token at which the cumulative probabilities, (B, V), exceed each row's number in [0, 1), (B, 1): (B, 1) ids.
+
+    `uniform` is on the drawing_device of the probabilities' device, the ids are on the latter.
+    """
+    sums = probabilities.to(uniform.device).cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True).to(probabilities.device)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -122,7 +132,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     runtime: Runtime,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     sampling: Sampling | None = None,
     vocab_size: int | None = None,
     eot: int | None = None,
@@ -133,13 +143,14 @@ def generate(
 ) -> Iterator[Step]:
     """Yield the tokens that follow each prompt (at least one id each), a step at a time, until all rows have ended.
 
-    A row ends before the id `eot`; when the caller sets its entry of `ended`; or after max_new_tokens. Ids from
-    `vocab_size` on, a model's padding, are never drawn. Row b is sample samples[b] (default b): its draws follow from
-    (seed, sample, position), in whatever batch. Puts the model into eval mode.
+    A row ends before the id `eot`; when the caller sets its entry of `ended`; or after max_new_tokens (None: as many as
+    fit into block_size after its own prompt, at least one). Ids from `vocab_size` on, a model's padding, are never
+    drawn. Row b is sample samples[b] (default b): its draws follow from (seed, sample, position), in whatever batch.
+    Puts the model into eval mode.
 
-    The model sees at most block_size tokens. When these are full, the newest block_size - stride stay and are read
-    again at positions 0 and on, with the new one: stride=1 is a window that moves by one, at the cost of a whole
-    window a token; the default, half of block_size, costs half a window for that many tokens.
+    The model sees at most block_size tokens. When a row's context is full, its newest block_size - stride tokens are
+    read again at positions 0 and on, with the new one: stride=1 is a window that moves by one, at the cost of a whole
+    window per token; the default, half of block_size, costs half a window for that many tokens.
     """
     model.eval()
     sampling = sampling or Sampling()
@@ -148,6 +159,8 @@ def generate(
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
     samples = range(len(contexts)) if samples is None else samples
     ended = [False] * len(contexts) if ended is None else ended
+    limits = [max(1, block_size - len(prompt)) if max_new_tokens is None else max_new_tokens for prompt in prompts]
+    most = max(limits)
     # One query is read against many keys 2 to 5 times as fast in float32 as in bfloat16 by torch's kernel for CPUs.
     dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
     cache = model.new_cache(len(contexts), dtype)
@@ -162,40 +175,44 @@ def generate(
 
     def launched() -> Iterator[tuple[Callable[[], list[list[int]]], Tensor]]:
         """For each step a way to get its tokens, [[id], ...], and the logits that they were drawn from."""
-        logits = read(model, cache, contexts, runtime)  # (B, V)
+        logits = prefill(model, cache, dict(enumerate(contexts)), runtime)  # (B, V)
+        if logits.isnan().any():  # of which no token can be drawn
+            raise UserError(
+                "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
+            )
         ahead = 1024  # steps whose numbers are made at a time
         unread = []  # the steps that are not yet in `contexts`
-        for step in range(max_new_tokens):
+        for step in range(most):
             if vocab_size is not None and vocab_size < logits.shape[-1]:
                 logits[:, vocab_size:] = -torch.inf
             if sampling.temperature == 0 and occurred is None:
                 chosen = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
             else:
                 if step % ahead == 0:
-                    numbers = uniforms(seed, samples, step, min(ahead, max_new_tokens - step)).to(runtime.device)
-                    numbers = numbers.T[:, :, None].unbind()  # (B, 1) for each step
+                    numbers = uniforms(seed, samples, step, min(ahead, most - step))
+                    numbers = numbers.to(drawing_device(runtime.device)).T[:, :, None].unbind()  # (B, 1) for each step
                 probabilities = next_token_probabilities(logits, sampling, occurred)  # (B, V)
                 chosen = draw(probabilities, numbers[step % ahead])  # (B, 1)
             if occurred is not None:
                 occurred.scatter_(1, chosen, True)
             unread.append(to_host(chosen))
             yield unread[-1], logits
-            if step + 1 == max_new_tokens:
+            if step + 1 == most:
                 return
-            if max(cache.lengths) < block_size:
-                with computing(model, runtime):
-                    logits = forward(chosen)[0][:, 0].float()
-                continue
-            for tokens in unread:
-                contexts[:] = [context + token for context, token in zip(contexts, tokens(), strict=True)]
-            unread.clear()
-            for row, length in enumerate(cache.lengths):
-                if ended[row] or length == block_size:
+            full = [row for row, length in enumerate(cache.lengths) if length == block_size]
+            if full:
+                for tokens in unread:
+                    contexts[:] = [context + token for context, token in zip(contexts, tokens(), strict=True)]
+                unread.clear()
+                for row in full:  # all but the newest token, which is read below; nothing for a row that has ended
                     contexts[row] = contexts[row][len(contexts[row]) - 1 - (0 if ended[row] else keep) :]
-            logits = read(model, cache, contexts, runtime)
+                prefill(model, cache, {row: contexts[row][:-1] for row in full}, runtime)
+            with computing(model, runtime):
+                logits = forward(chosen)[0][:, 0].float()
 
     waiting: deque = deque()
     late = LATE.get(runtime.device.type, 0)
+    count = 0  # tokens of each row so far
     for launch in chain(launched(), [None] * late):
         waiting.append(launch)
         if len(waiting) <= late:
@@ -207,6 +224,9 @@ def generate(
         if all(ended):
             return
         yield Step([None if end else token for token, end in zip(tokens, ended, strict=True)], logits)
+        count += 1
+        for row, limit in enumerate(limits):
+            ended[row] = ended[row] or count >= limit
         if all(ended):
             return
 
@@ -266,15 +286,16 @@ class Captured:
         return graph, logits
 
 
-def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runtime) -> Tensor:
-    """Prefill: read each row's whole context into the cache. Returns the logits behind each, (B, V) in float32.
+def prefill(model: nn.Module, cache: Any, contexts: dict[int, list[int]], runtime: Runtime) -> Tensor:
+    """Read a whole context, which may be empty, into each of these rows of the cache; the others stay as they are.
 
-    Contexts of one length are read together, and those that are the same only once.
+    Returns the logits after each context, (B, V) in float32, zeros in rows that read nothing. Contexts of one length
+    are read together, and those that are the same only once.
     """
-    logits = torch.empty(len(contexts), model.config.vocab_size, device=runtime.device)
-    for length in sorted({len(context) for context in contexts}):
+    logits = torch.zeros(len(cache.lengths), model.config.vocab_size, device=runtime.device)
+    for length in sorted({len(context) for context in contexts.values()} - {0}):
         rows: dict[tuple[int, ...], list[int]] = {}
-        for row, context in enumerate(contexts):
+        for row, context in contexts.items():
             if len(context) == length:
                 rows.setdefault(tuple(context), []).append(row)
         part = model.new_cache(len(rows), cache.kv.dtype)
@@ -283,7 +304,8 @@ def read(model: nn.Module, cache: Any, contexts: list[list[int]], runtime: Runti
         for n, same in enumerate(rows.values()):
             cache.kv[:, :, same, :, :length] = part.kv[:, :, n : n + 1, :, :length]
             logits[same] = found[n, -1].float()
-    cache.set_lengths([len(context) for context in contexts])
+    lengths = dict(enumerate(cache.lengths)) | {row: len(context) for row, context in contexts.items()}
+    cache.set_lengths(list(lengths.values()))
     return logits
 
 
@@ -299,21 +321,38 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with its weights in int8 and a scale for each output; activations stay bfloat16."""
+    """A linear layer with its weights in int8 and a scale for each output; activations stay bfloat16.
+
+    torch's kernel (aten/src/ATen/native/cpu/int8mm_kernel.cpp) reads 16 inputs at a time, from aligned addresses, and
+    checks nothing: it wants contiguous activations and a multiple of 16 inputs. The number of outputs may be any.
+    """
+
+    ALIGNMENT = 16
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         weight = linear.weight.detach().float()
         scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
-        self.weight, self.scale = (weight / scale[:, None]).round().to(torch.int8), scale.bfloat16()
-        self.bias = linear.bias
+        self.padding = -linear.in_features % self.ALIGNMENT  # inputs that are 0, and add nothing
+        self.weight = pad((weight / scale[:, None]).round().to(torch.int8), (0, self.padding))
+        self.scale, self.bias = scale.bfloat16(), linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch._weight_int8pack_mm(x.view(-1, x.shape[-1]), self.weight, self.scale).view(*x.shape[:-1], -1)
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        if self.padding:
+            rows = pad(rows, (0, self.padding))
+        y = torch._weight_int8pack_mm(rows, self.weight, self.scale).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
 
 PACKED_FROM = {torch.bfloat16: 0, torch.float32: 400_000}  # weights of a layer from which packing pays off
+
+
+def onednn_computes_in(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is there and has kernels in this dtype; in bfloat16 it wants AVX-512 of an x86 CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @torch.no_grad()
@@ -327,7 +366,7 @@ def pack(model: nn.Module, int8: bool = False) -> None:
                 continue
             if int8:
                 setattr(module, name, Int8Linear(child))
-            elif torch.backends.mkldnn.is_available() and child.weight.numel() >= PACKED_FROM[child.weight.dtype]:
+            elif onednn_computes_in(child.weight.dtype) and child.weight.numel() >= PACKED_FROM[child.weight.dtype]:
                 setattr(module, name, PackedLinear(child))
     for module in model.modules():
         for name, child in module.named_children():
@@ -366,31 +405,42 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 
 
 class Text:
-    """One row's text as its tokens come: whole characters only, up to and without the first `stop`.
+    """One row's text as its tokens arrive: whole characters only, up to and without the first `stop`.
 
-    What may be the beginning of `stop` is held back until it is clear that it is not.
+    What may be the beginning of `stop` is held back until it is clear that it is not. The search is that of Knuth,
+    Morris and Pratt (1977), whose state is how much of `stop` the text ends with: that much is held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str | None = None):
-        self.tokenizer, self.stop = tokenizer, stop
+        self.tokenizer, self.stop = tokenizer, stop or ""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.held = ""
+        self.matched = 0  # characters of `stop` at the end of the text
         self.ended = False
+        self.borders = [0]  # of each beginning of `stop`, the longest shorter one that it ends with
+        for character in self.stop[1:]:
+            self.borders.append(self.extended(self.borders[-1], character))
+
+    def extended(self, matched: int, character: str) -> int:
+        """How much of `stop` a text ends with that ended with `matched` of it, and has one character more."""
+        while matched and self.stop[matched] != character:
+            matched = self.borders[matched - 1]
+        return matched + (self.stop[matched] == character)
 
     def push(self, token: int | None) -> str:
-        """What can be shown now that this token has come; None says that the text ends here."""
+        """What can be shown now that this token has arrived; None says that the text ends here."""
         if self.ended:
             return ""
         self.ended = token is None
-        self.held += self.decoder.decode(b"" if token is None else self.tokenizer.token_bytes(token), token is None)
-        if self.stop and self.stop in self.held:
-            self.ended = True
-            return self.held[: self.held.index(self.stop)]
-        keep = 0
-        if self.stop and not self.ended:
-            keep = next(n for n in range(len(self.stop) - 1, -1, -1) if self.held.endswith(self.stop[:n]))
-        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
-        return shown
+        new = self.decoder.decode(b"" if token is None else self.tokenizer.token_bytes(token), token is None)
+        shown = self.stop[: self.matched] + new
+        if not self.stop:
+            return shown
+        for n, character in enumerate(new, start=self.matched + 1):
+            self.matched = self.extended(self.matched, character)
+            if self.matched == len(self.stop):
+                self.ended = True
+                return shown[: n - self.matched]
+        return shown if self.ended else shown[: len(shown) - self.matched]
 
 
 def text_of(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:

@@ -1,9 +1,15 @@
 import copy
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tiny_tokenizers import bpe
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -15,6 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from folio import UserError
 from folio import generate as generation
 from folio.generate import (
     Int8Linear,
@@ -22,6 +29,7 @@ from folio.generate import (
     Sampling,
     Text,
     draw,
+    drawing_device,
     generate,
     keep_min_p,
     keep_top_k,
@@ -103,6 +111,12 @@ def test_filters_keep_what_they_say():
     for p, kept in ((0.05, 4), (0.2, 3), (0.5, 2), (1.0, 1)):
         assert keep_min_p(logits, p).isfinite().sum() == kept
     assert next_token_probabilities(logits, GREEDY).tolist() == [1, 0, 0, 0]
+
+
+def test_a_tiny_top_p_keeps_the_likeliest():
+    """A p that is 0 in float32 left no token at all, and the drawing crashed."""
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    assert keep_top_p(logits, 1e-60).isfinite().tolist() == [[True, False, False]]
 
 
 def test_draws_fit_the_distribution(seed):
@@ -192,6 +206,73 @@ def test_rows_that_end_do_not_disturb_the_others(model, runtime):
     assert [row[2] for row in seen] == free[2][:16]
 
 
+@pytest.mark.parametrize("case", range(4))
+def test_a_row_does_not_depend_on_its_batch(case, model, runtime, seed):
+    """The tokens of (prompt, sample) are the same whatever else is generated beside it, and in whatever order.
+
+    With max_new_tokens=None the longest prompt of a batch decided how many tokens each row got.
+    """
+    rng = random.Random(seed + case)
+    rows = [([rng.randrange(20) for _ in range(rng.randint(1, 11))], rng.randrange(1000)) for _ in range(6)]
+    rows += [(rows[0][0], 7), rows[1], rows[1]]  # another sample of one prompt; and the same one twice
+    settings = dict(
+        max_new_tokens=rng.choice([None, 1, 30]),
+        sampling=rng.choice([GREEDY, Sampling(), Sampling(1.3, 0.9, top_k=8, top_p=0.9, min_p=0.01)]),
+        stride=rng.choice([None, 1, 3, 8, 100]),
+        eot=rng.choice([None, 3]),
+        vocab_size=rng.choice([None, 18]),
+        seed=rng.randrange(2**63),
+    )
+    print(settings)
+    alone = {(*prompt, k): tokens(model, [prompt], runtime, samples=[k], **settings)[0] for prompt, k in rows}
+    for _ in range(3):
+        rng.shuffle(rows)
+        batch = rows[: rng.randint(2, len(rows))]
+        together = tokens(model, [prompt for prompt, _ in batch], runtime, samples=[k for _, k in batch], **settings)
+        for (prompt, k), row in zip(batch, together, strict=True):
+            assert row == alone[(*prompt, k)]
+
+
+def test_without_a_limit_each_row_fills_its_own_context(model, runtime):
+    prompts = [[1], [2, 3, 4, 5, 6], list(range(12))]
+    assert [len(row) for row in tokens(model, prompts, runtime, max_new_tokens=None)] == [7, 3, 1]
+
+
+DTYPES = ["float32", "bfloat16", "int8", "autocast"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stride", [1, None])
+def test_ragged_rows_in_each_dtype(dtype, stride, model, monkeypatch):
+    """Logits of a ragged batch are those of each row alone, also where rows end early and where contexts slide.
+
+    In bfloat16 and int8 the write into the cache, which is float32 on a CPU, crashed once rows differed in length.
+    """
+    monkeypatch.setattr(generation, "draw", lambda p, numbers: (numbers * 20).long())  # whatever the logits
+    runtime = decide("cpu", "float32" if dtype == "float32" else "bfloat16", False)
+    model = model if dtype in ("float32", "autocast") else model.to(torch.bfloat16)
+    if dtype == "int8":
+        pack(model, int8=True)
+    prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 8], list(range(15)), [9, 1, 2]]
+
+    def run(rows: list[int]) -> list[list[torch.Tensor]]:
+        settings = dict(samples=rows, max_new_tokens=20, eot=5, stride=stride)
+        logits: list[list[torch.Tensor]] = [[] for _ in rows]
+        for step in generate(model, [prompts[row] for row in rows], runtime, **settings):
+            for row, token in enumerate(step.tokens):
+                if token is not None:
+                    logits[row].append(step.logits[row].clone())
+        return logits
+
+    together = run(list(range(6)))
+    lengths = {len(row) for row in together}
+    assert len(lengths) > 2 and max(lengths) == 20  # some end early, some slide
+    close = dict(atol=1e-4, rtol=1e-4) if dtype == "float32" else dict(atol=0.5, rtol=0.05)
+    for row in range(6):
+        for ours, expected in zip(together[row], run([row])[0], strict=True):
+            torch.testing.assert_close(ours, expected, **close)
+
+
 def test_one_likeliest_is_greedy(model, runtime):
     assert tokens(model, [[1, 2]], runtime, sampling=Sampling(top_k=1)) == tokens(model, [[1, 2]], runtime)
 
@@ -270,6 +351,88 @@ def test_int8_weights_are_within_half_a_step_of_the_weights(seed):
     assert (made(x).float() - expected).abs().max() < 0.03 * expected.abs().max()
 
 
+@pytest.mark.parametrize("inputs", [1, 2, 8, 15, 16, 17, 24, 33, 40, 100, 192, 200])
+def test_int8_layers_of_any_shape(inputs, seed):
+    """torch's kernel read past the rows of what is not a multiple of 16 inputs (NaN, or a crash), and took a batch that
+    is a slice of a longer one, as the output layer's is, for a contiguous one.
+    """
+    torch.manual_seed(seed)
+    for outputs in (1, 3, 4, 16, 65, 257):
+        made = Int8Linear(torch.nn.Linear(inputs, outputs, bias=outputs % 2 == 0).bfloat16())
+        weight = made.weight[:, :inputs].double() * made.scale.double()[:, None]
+        for x in (torch.randn(1, inputs), torch.randn(7, inputs), torch.randn(3, 5, inputs)[:, -1:]):
+            x = x.bfloat16()
+            expected = x.double() @ weight.T + (0 if made.bias is None else made.bias.double())
+            assert made(x).shape == expected.shape
+            torch.testing.assert_close(made(x).double(), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("n_embd", [6, 24, 40])
+def test_int8_models_of_any_width(n_embd, seed):
+    """With a width that is not a multiple of 16, and an odd vocabulary, near to the model in float32."""
+    torch.manual_seed(seed)
+    plain = GPT(GPTConfig(block_size=8, vocab_size=65, n_layer=2, n_head=2, n_embd=n_embd)).eval()
+    for p in plain.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    x = torch.randint(65, (3, 8))
+    expected = plain(x)[0]
+    made = copy.deepcopy(plain).bfloat16()
+    pack(made, int8=True)
+    assert (made(x)[0].float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_bfloat16_on_a_cpu_without_avx512():
+    """oneDNN has no bfloat16 there, and packing the layers crashed; torch computes in it by itself."""
+    code = (
+        "import torch; from model import *; from folio.generate import pack; m = GPT(GPTConfig(8, 9, 1, 1, 4)).eval();"
+        "m.bfloat16(); pack(m); assert m(torch.tensor([[1, 2]]))[0].isfinite().all()"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent, env=environment)
+
+
+def test_a_model_that_computes_nan_is_told(model, runtime):
+    """The drawing gave an id beyond the vocabulary, which crashed the embedding."""
+    with torch.no_grad():
+        model.transformer.ln_f.weight[3] = torch.nan
+    with pytest.raises(UserError, match="the model computes NaN: use another checkpoint"):
+        tokens(model, [[1, 2]], runtime, sampling=Sampling())
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """The meta device in the part of Apple's: it has no float64, and nothing is copied from it without a wait.
+
+    What comes back to the CPU is zeros, or false.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        assert not kwargs.get("non_blocking")
+        if function is torch.ops.aten.is_nonzero.default:
+            return False
+        if kwargs.get("device") == torch.device("cpu") and args and args[0].is_meta:
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        made = function(*args, **kwargs)
+        for tensor in made if isinstance(made, (tuple, list)) else [made]:
+            assert not (tensor.is_meta and tensor.dtype == torch.float64), function
+        return made
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.2, 0.9, top_k=5, top_p=0.9, min_p=0.01)])
+def test_on_devices_without_float64_tokens_are_drawn_on_the_cpu(sampling, monkeypatch):
+    """On Apple's GPUs the cumulative sum in float64 is an error. None was here to run on; another device stands in."""
+    assert drawing_device(torch.device("mps")) == torch.device("cpu")
+    assert drawing_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which does not know meta
+    monkeypatch.setattr(generation, "to_host", lambda chosen: lambda: [[1]] * len(chosen))
+    with torch.device("meta"):
+        model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
+    with WithoutFloat64():
+        runtime = Runtime(torch.device("meta"), torch.float32, False, "")
+        drawn = tokens(model, [[1, 2], [3]], runtime, sampling=sampling, vocab_size=18)
+    assert drawn == [[1] * 20] * 2
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -284,6 +447,38 @@ def test_text_ends_before_the_stop_and_never_shows_half_a_character(stop):
     shown.append(text.push(None))
     assert "".join(shown) == (written.split(stop)[0] if stop else written) and text.push(5) == ""
     assert not any("\ufffd" in piece for piece in shown)
+
+
+def test_stops_that_overlap_themselves_are_found(seed):
+    """The text is what comes before the first stop, and only what may be its beginning is held back."""
+    rng = random.Random(seed)
+    for _ in range(300):
+        written = "".join(rng.choices("ab", k=rng.randint(0, 30)))
+        stop = "".join(rng.choices("ab", k=rng.randint(1, 6)))
+        text, shown, seen = Text(CharTokenizer("ab"), stop), "", ""
+        for character in written:
+            shown, seen = shown + text.push("ab".index(character)), seen + character
+            assert seen.split(stop)[0].startswith(shown)
+            assert text.ended or len(seen) - len(shown) < len(stop)
+        assert shown + text.push(None) == written.split(stop)[0]
+
+
+def test_a_long_stop_costs_as_much_as_a_short_one():
+    """Each token was compared with each beginning of the stop: quadratic in its length. Counted here, not timed."""
+
+    class Counting(list):
+        count = 0
+
+        def __getitem__(self, n):
+            self.count += 1
+            return super().__getitem__(n)
+
+    text = Text(CharTokenizer("ab"), "a" * 5000 + "b")
+    text.borders = Counting(text.borders)
+    for written in ("a" * 4999 + "bb", "a" * 9000):
+        for character in written:
+            assert text.push("ab".index(character)) is not None
+    assert 0 < text.borders.count <= 14001 and not text.ended
 
 
 def test_a_text_never_shows_half_a_character():
