@@ -407,40 +407,30 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 class Text:
     """One row's text as its tokens arrive: whole characters only, up to and without the first `stop`.
 
-    What may be the beginning of `stop` is held back until it is clear that it is not. The search is that of Knuth,
-    Morris and Pratt (1977), whose state is how much of `stop` the text ends with: that much is held back.
+    What may be the beginning of `stop` is held back until it is clear that it is not.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str | None = None):
-        self.tokenizer, self.stop = tokenizer, stop or ""
+        self.tokenizer, self.stop = tokenizer, stop
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.matched = 0  # characters of `stop` at the end of the text
+        self.held = ""
         self.ended = False
-        self.borders = [0]  # of each beginning of `stop`, the longest shorter one that it ends with
-        for character in self.stop[1:]:
-            self.borders.append(self.extended(self.borders[-1], character))
-
-    def extended(self, matched: int, character: str) -> int:
-        """How much of `stop` a text ends with that ended with `matched` of it, and has one character more."""
-        while matched and self.stop[matched] != character:
-            matched = self.borders[matched - 1]
-        return matched + (self.stop[matched] == character)
 
     def push(self, token: int | None) -> str:
         """What can be shown now that this token has arrived; None says that the text ends here."""
         if self.ended:
             return ""
         self.ended = token is None
-        new = self.decoder.decode(b"" if token is None else self.tokenizer.token_bytes(token), token is None)
-        shown = self.stop[: self.matched] + new
-        if not self.stop:
-            return shown
-        for n, character in enumerate(new, start=self.matched + 1):
-            self.matched = self.extended(self.matched, character)
-            if self.matched == len(self.stop):
-                self.ended = True
-                return shown[: n - self.matched]
-        return shown if self.ended else shown[: len(shown) - self.matched]
+        self.held += self.decoder.decode(b"" if token is None else self.tokenizer.token_bytes(token), token is None)
+        if self.stop and self.stop in self.held:
+            self.ended = True
+            return self.held[: self.held.index(self.stop)]
+        keep = 0
+        if self.stop and not self.ended:
+            longest = min(len(self.stop) - 1, len(self.held))
+            keep = next(n for n in range(longest, -1, -1) if self.held.endswith(self.stop[:n]))
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return shown
 
 
 def text_of(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:

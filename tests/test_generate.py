@@ -463,24 +463,6 @@ def test_stops_that_overlap_themselves_are_found(seed):
         assert shown + text.push(None) == written.split(stop)[0]
 
 
-def test_a_long_stop_costs_as_much_as_a_short_one():
-    """Each token was compared with each beginning of the stop: quadratic in its length. Counted here, not timed."""
-
-    class Counting(list):
-        count = 0
-
-        def __getitem__(self, n):
-            self.count += 1
-            return super().__getitem__(n)
-
-    text = Text(CharTokenizer("ab"), "a" * 5000 + "b")
-    text.borders = Counting(text.borders)
-    for written in ("a" * 4999 + "bb", "a" * 9000):
-        for character in written:
-            assert text.push("ab".index(character)) is not None
-    assert 0 < text.borders.count <= 14001 and not text.ended
-
-
 def test_a_text_never_shows_half_a_character():
     text = Text(bpe())
     pieces = [text.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]
