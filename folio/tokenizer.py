@@ -157,7 +157,7 @@ def divide_at_spaces(text: str) -> list[str]:
         if len(run[0]) > MOST_SPACES:
             raise TextError(
                 len(text[: run.start()].encode("utf-8", "replace")),
-                f"there are {len(run[0]):,} white-space characters in a row, and a BPE takes at most {MOST_SPACES:,}; "
+                f"more than {MOST_SPACES:,} white-space characters in a row, which is the most that a BPE takes; "
                 "shorten the run, or use the tokenizer char or byte",
             )
         if len(run[0]) >= LONG_SPACES and run.end() < len(text):
