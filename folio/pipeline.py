@@ -465,6 +465,7 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, split: Split | None =
     """Make the data set `name` out of the corpus, say what is in it and how to train on it; returns its folder.
 
     split: which documents are for validation; None: by cfg.val_fraction, a single text at its tail and many by hash.
+    Where the hash leaves a split empty, a second pass takes those with the smallest hashes.
     masked: the documents come in segments, not all of which count as targets.
     Raises UserError, and then leaves no data set and nothing half-written, but for whole shards from which the same
     command goes on.

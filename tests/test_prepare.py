@@ -62,6 +62,19 @@ def test_standard_input_with_separators(tmp_path):
     assert done.returncode == 2 and b"standard-input.jsonl:2: this line is not JSON" in done.stderr
 
 
+def test_standard_input_that_does_not_fit_on_the_disk(tmp_path, monkeypatch):
+    """It ended in a traceback."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare_text.shutil, "copyfileobj", full)
+    with pytest.raises(
+        UserError, match=r"^standard input could not be kept in .* \(No space left on device\); set TMPDIR"
+    ):
+        prepare_text.spooled(tmp_path, None)
+
+
 @pytest.mark.parametrize(
     "argv, message",
     [
