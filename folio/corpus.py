@@ -6,7 +6,9 @@ block comes in parts, cut where every tokenizer here gives the same ids as for t
 
 import csv
 import glob
+import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +26,8 @@ BLOCK_BYTES = 1 << 20  # of text in a block, about
 LONGEST_WORD = 1 << 24  # bytes that are searched for a place to cut, before a cut is made anywhere
 KINDS = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 PACKED = {".gz": "gzip", ".zst": "zstd"}
+LARGE_DOCUMENT = 1 << 23  # bytes of a document between separators, above which it comes in parts
+LONGEST_RECORD = 1 << 28  # bytes of a JSON line or a CSV row, which must be in memory as a whole
 UNPACKED = 4  # times the size, as a guess, until a packed file has been read
 CUT = re.compile(  # behind a character that is no white space, before one that is: there a word of every BPE here ends
     rb"(?:[!-~]|[\xc3-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|\xe3\x80[\x81-\xbf]|\xe3[\x81-\xbf][\x80-\xbf]"
@@ -55,9 +59,9 @@ class Block:
     read: int  # bytes of the files that have been read up to here
     where: str  # the file, for messages
 
-    def place(self, number: int) -> str:
-        """Where the document with this number in the block is, for messages."""
-        return f"{self.where}, document {number} of its block"
+    def place(self, number: int, byte: int | None = None) -> str:
+        """Where the document with this number in the block is, or this byte of its text, for messages."""
+        raise NotImplementedError
 
     def documents(self) -> Iterator[str | Segments]:
         raise NotImplementedError
@@ -73,19 +77,29 @@ class Texts(Block):
         for content, where, offset in self.content:
             yield decoded(content, where, offset)
 
-    def place(self, number: int) -> str:
+    def place(self, number: int, byte: int | None = None) -> str:
         _, where, offset = self.content[number]
-        return f"{where}, from byte {offset:,}"
+        return f"{where}, from byte {offset + (byte or 0):,}"
 
 
 @dataclass(frozen=True)
 class Rows(Block):
-    """Documents as strings: a list, or an Arrow array."""
+    """Documents as strings: a list, or an Arrow array, in which null is an empty document."""
 
     content: Sequence[Any]
+    first: int = 0  # the number of the first in its file
 
     def documents(self) -> Iterator[str]:
-        yield from self.content if isinstance(self.content, list) else self.content.to_pylist()
+        try:
+            texts = self.content if isinstance(self.content, list) else self.content.to_pylist()
+        except UnicodeDecodeError:  # Arrow does not check what a file calls text
+            contents = self.content.cast("large_binary").to_pylist()
+            texts = (decoded(c or b"", f"{self.where}, row {n:,},", 0) for n, c in enumerate(contents, self.first))
+        for text in texts:
+            yield text or ""
+
+    def place(self, number: int, byte: int | None = None) -> str:
+        return f"{self.where}, row {self.first + number:,}{'' if byte is None else f', byte {byte:,} of its text'}"
 
 
 @dataclass(frozen=True)
@@ -103,14 +117,14 @@ class JsonLines(Block):
             where = f"{self.where}:{number}"
             try:
                 value = json.loads(line)
+                if HALF_PAIR.search(line):  # JSON can hold half a surrogate pair, UTF-8 cannot; it becomes a ?
+                    value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
             except UnicodeDecodeError as error:
                 raise CorpusError(
                     f"{where}: this line is not UTF-8 at byte {error.start:,}; save it as UTF-8"
                 ) from None
             except (ValueError, RecursionError) as error:
-                raise CorpusError(f"{where}: this line is not JSON: {error}; mend it or leave it out") from None
-            if HALF_PAIR.search(line):  # JSON can hold half a surrogate pair, UTF-8 cannot; it becomes a ?
-                value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+                raise CorpusError(f"{where}: this line is not JSON: {error}; fix it or leave it out") from None
             try:
                 if not isinstance(value, dict):
                     raise CorpusError("it is no object {...}")
@@ -118,8 +132,10 @@ class JsonLines(Block):
             except CorpusError as error:
                 raise CorpusError(f"{where}: {error}") from None
 
-    def place(self, number: int) -> str:
-        return f"{self.where}, document {number} from line {self.line:,}"
+    def place(self, number: int, byte: int | None = None) -> str:
+        lines = (n for n, line in enumerate(self.content.split(b"\n"), start=self.line) if line.strip())
+        line = next(itertools.islice(lines, number, None))
+        return f"{self.where}:{line}{'' if byte is None else f', byte {byte:,} of its text'}"
 
 
 @dataclass(frozen=True)
@@ -135,8 +151,8 @@ class Part(Block):
     def documents(self) -> Iterator[str]:
         yield decoded(self.content, self.where, self.offset)
 
-    def place(self, number: int) -> str:
-        return f"{self.where}, from byte {self.offset:,}"
+    def place(self, number: int, byte: int | None = None) -> str:
+        return f"{self.where}, from byte {self.offset + (byte or 0):,}"
 
 
 @dataclass(frozen=True)
@@ -235,20 +251,33 @@ def find_sources(inputs: Sequence[str], kind: str | None = None) -> list[Source]
     """
     sources: dict[Path, Source] = {}
     for name in inputs:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            found = [p for p in sorted(path.rglob("*")) if p.is_file() and (kind_of(p) or kind)]
+        path = Path(os.path.expanduser(name))
+        if os.path.isdir(path):  # unlike Path's methods, these answer False for a name that is too long
+            found = [p for p in sorted(_files_under(path)) if kind_of(p) or kind]
             if not found:
                 raise CorpusError(f"{name}: in this folder are no files of text ({', '.join(KINDS)}, also .gz or .zst)")
-        elif path.exists():
+        elif os.path.isfile(path):
             found = [path]
+        elif os.path.exists(path):
+            raise CorpusError(f"{name} is not a file or a folder; pipe it to standard input, and name -")
         else:
-            found = [Path(p) for p in sorted(glob.glob(str(path), recursive=True)) if Path(p).is_file()]
+            found = [Path(p) for p in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(p)]
             if not found:
-                raise CorpusError(f"{name}: there is no such file")
+                shown = name if len(name) < 200 else f"{name[:200]}..."
+                raise CorpusError(f"{shown}: there is no such file")
         for p in found:
             sources.setdefault(p.resolve(), Source(p, kind or kind_of(p) or "text", str(p)))
     return list(sources.values())
+
+
+def _files_under(folder: Path) -> Iterator[Path]:
+    """All files in a folder and those under it. Raises CorpusError for a folder that cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise CorpusError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for parent, _, names in os.walk(folder, onerror=refuse):
+        yield from (path for name in names if (path := Path(parent, name)).is_file())
 
 
 def kind_of(path: Path) -> str | None:
@@ -393,22 +422,27 @@ def _parts(
     """One document out of pieces, divided where it may be cut; at least one part."""
     held, read = b"", 0
     for piece, read in pieces:
+        searched = len(held)
         held += piece
-        if cut := place_to_cut(held):
+        if cut := place_to_cut(held, searched):
             yield Part(read, source.name, held[:cut], offset, False, hash, split)
             held, offset = held[cut:], offset + cut
     yield Part(read, source.name, held, offset, True, hash, split)
 
 
-def place_to_cut(content: bytes) -> int:
+def place_to_cut(content: bytes, searched: int = 0) -> int:
     """A place as far back as possible at which a text can be cut without a change of its ids, or 0 if there is none.
 
     There a BPE with GPT-2's rule for words ends one. Above LONGEST_WORD it is the last character's begin, at any rate.
+    searched: how many of the first bytes are known to have no such place.
     """
     for tail in (1 << 10, 1 << 16, len(content)):
-        begin = max(0, len(content) - tail)
-        for found in reversed(list(CUT.finditer(content, begin))):
-            return found.end()
+        begin = max(0, len(content) - tail, searched - 4)  # a character of four bytes may end a word only now
+        cut = 0
+        for match in CUT.finditer(content, begin):
+            cut = match.end()
+        if cut:
+            return cut
     if len(content) < LONGEST_WORD:
         return 0
     cut = len(content) - 1
@@ -417,67 +451,138 @@ def place_to_cut(content: bytes) -> int:
     return cut
 
 
-def _divided(source: Source, separator: bytes) -> Iterator[Texts]:
-    """Documents between separators, from left to right."""
-    held, offset = b"", 0
-    for piece, read in source.read():
-        *whole, held = (held + piece).split(separator)
-        found = []
-        for content in whole:
-            found.append((content, source.name, offset))
-            offset += len(content) + len(separator)
-        if found:
+def _divided(source: Source, separator: bytes) -> Iterator[Texts | Part]:
+    """Documents between separators, from left to right; one of more than LARGE_DOCUMENT in parts.
+
+    The hash of such a document has to be known before its first part: a second reader of the file goes ahead for it.
+    """
+    stretches = _between(source.read(), separator)
+    hashes = enumerate(_hashes(_between(source.read(), separator)))
+    found: list[tuple[bytes, str, int]] = []
+    held: list[bytes] = []
+    number = offset = size = 0  # of the document that `held` begins
+    for content, ends, read in stretches:
+        held.append(content)
+        size += len(content)
+        if ends:
+            found.append((b"".join(held), source.name, offset))
+        elif found:
             yield Texts(read, source.name, found)
-    if held:
-        yield Texts(source.bytes, source.name, [(held, source.name, offset)])
+            found = []
+        if size > LARGE_DOCUMENT and not ends:
+            pieces = itertools.chain([(b"".join(held), read)], _until_end(stretches))
+            digest = next(digest for n, digest in hashes if n == number)
+            size = 0
+            for part in _parts(source, pieces, digest, offset=offset):
+                size += len(part.content)
+                yield part
+            ends = True
+        if ends:
+            held, number, offset, size = [], number + 1, offset + size + len(separator), 0
+    if size:
+        yield Texts(source.bytes, source.name, [(b"".join(held), source.name, offset)])
+
+
+Stretch = tuple[bytes, bool, int]  # of a document: its bytes, whether a separator follows, bytes of the file read
+
+
+def _between(pieces: Iterable[tuple[bytes, int]], separator: bytes) -> Iterator[Stretch]:
+    """What is between separators. After each piece comes what is known of the document that has not ended in it."""
+    held, read = b"", 0
+    for piece, read in pieces:
+        *whole, held = (held + piece).split(separator)
+        for content in whole:
+            yield content, True, read
+        known = max(0, len(held) - len(separator) + 1)  # what comes after this may be the begin of a separator
+        yield held[:known], False, read
+        held = held[known:]
+    yield held, False, read
+
+
+def _until_end(stretches: Iterator[Stretch]) -> Iterator[tuple[bytes, int]]:
+    """The rest of a document."""
+    for content, ends, read in stretches:
+        yield content, read
+        if ends:
+            return
+
+
+def _hashes(stretches: Iterator[Stretch]) -> Iterator[int]:
+    """The document_hash of each document."""
+    digest = blake2b(digest_size=8)
+    for content, ends, _ in stretches:
+        digest.update(content)
+        if ends:
+            yield int.from_bytes(digest.digest(), "little")
+            digest = blake2b(digest_size=8)
+    yield int.from_bytes(digest.digest(), "little")
 
 
 def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segments]) -> Iterator[JsonLines]:
-    held, line = b"", 1
+    held, size, line = [], 0, 1
     for piece, read in source.read():
-        whole, newline, held_next = (held + piece).rpartition(b"\n")
+        whole, newline, rest = piece.rpartition(b"\n")
         if newline:
-            yield JsonLines(read, source.name, whole, line, document)
-            line += whole.count(b"\n") + 1
-        held = held_next
-    if held.strip():
-        yield JsonLines(source.bytes, source.name, held, line, document)
+            content = b"".join([*held, whole])
+            yield JsonLines(read, source.name, content, line, document)
+            line += content.count(b"\n") + 1
+            held, size = [], 0
+        held.append(rest)
+        size += len(rest)
+        if size > LONGEST_RECORD:
+            raise _too_long(f"{source.name}:{line}: this line")
+    content = b"".join(held)
+    if content.strip():
+        yield JsonLines(source.bytes, source.name, content, line, document)
+
+
+def _too_long(record: str) -> CorpusError:
+    return CorpusError(f"{record} has more than {LONGEST_RECORD:,} bytes; save a text of this size as a .txt file")
 
 
 def _csv_rows(source: Source, field: str) -> Iterator[Rows]:
-    csv.field_size_limit(2**31 - 1)  # Python's own limit is 128 KB a field
-    read = 0
+    csv.field_size_limit(2**31 - 1)  # Python's own limit is 128 KB per field
+    read = size_of_row = 0
 
     def lines() -> Iterator[str]:
-        nonlocal read
-        held, number = b"", 1
+        nonlocal read, size_of_row
+        held, number = bytearray(), 1
         for piece, position in source.read():
             read = position
-            *whole, held = (held + piece).splitlines(keepends=True)
-            for line in whole:
-                yield decoded(line, f"{source.name}, line {number},", 0)
-                number += 1
-        yield decoded(held, f"{source.name}, line {number},", 0)
+            ends = held[-1:] in (b"\r", b"\n") or b"\n" in piece or b"\r" in piece
+            held += piece
+            if ends:
+                *whole, rest = bytes(held).splitlines(keepends=True)
+                for line in whole:
+                    size_of_row += len(line)
+                    yield decoded(line, f"{source.name}, line {number},", 0)
+                    number += 1
+                held = bytearray(rest)
+            if size_of_row + len(held) > LONGEST_RECORD:
+                raise _too_long(f"{source.name}, line {number}: this row (is a quote missing?)")
+        yield decoded(bytes(held), f"{source.name}, line {number},", 0)
 
-    found, size = [], 0
+    found, size, first = [], 0, 0
     reader = csv.DictReader(lines(), strict=True)
     try:
+        if field not in (columns := reader.fieldnames or [field]):
+            raise CorpusError(
+                f"{source.name}: there is no column {field!r}, only {', '.join(columns)}; say --field=NAME"
+            )
         for row in reader:
-            if field not in row:
-                raise CorpusError(
-                    f"{source.name}: there is no column {field!r}, only {', '.join(row)}; say --field=NAME"
-                )
+            size_of_row = 0
             if row[field] is None:
                 raise CorpusError(f"{source.name}:{reader.line_num}: this row ends before the column {field!r}")
             found.append(row[field])
             size += len(row[field])
             if size >= BLOCK_BYTES:
-                yield Rows(read, source.name, found)
+                yield Rows(read, source.name, found, first)
+                first += len(found)
                 found, size = [], 0
     except csv.Error as error:
         raise CorpusError(f"{source.name}:{reader.line_num}: this is not CSV: {error}") from None
     if found:
-        yield Rows(read, source.name, found)
+        yield Rows(read, source.name, found, first)
 
 
 def parquet_file(source: Source, field: str) -> Any:
@@ -490,6 +595,8 @@ def parquet_file(source: Source, field: str) -> Any:
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     schema = file.schema_arrow
+    if schema.names.count(field) > 1:
+        raise CorpusError(f"{source.name}: several columns have the name {field!r}; rename the others")
     if field not in schema.names:
         raise CorpusError(
             f"{source.name}: there is no column {field!r}, only {', '.join(schema.names)}; say --field=NAME"
@@ -514,19 +621,25 @@ def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None)
 def _parquet_bytes(source: Source, field: str) -> int:
     """Bytes of text in the file, as its footer has them."""
     metadata = parquet_file(source, field).metadata
-    column = metadata.schema.names.index(field)
+    column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
     return sum(group.column(column).total_uncompressed_size for group in groups)
 
 
 def _parquet_rows(source: Source, field: str) -> Iterator[Rows]:
+    import pyarrow
+
     file = parquet_file(source, field)
     rows = file.metadata.num_rows
     size = _parquet_bytes(source, field)
     done = 0
-    for batch in file.iter_batches(max(1, min(1 << 14, rows * BLOCK_BYTES // max(1, size))), columns=[field]):
-        done += batch.num_rows
-        yield Rows(source.bytes * done // rows, source.name, batch.column(0))
+    batches = file.iter_batches(max(1, min(1 << 14, rows * BLOCK_BYTES // max(1, size))), columns=[field])
+    try:
+        for batch in batches:
+            done += batch.num_rows
+            yield Rows(source.bytes * done // rows, source.name, batch.column(0), done - batch.num_rows)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; fetch it again") from None
 
 
 # --- a text to begin with ---------------------------------------------------------------------------------------------

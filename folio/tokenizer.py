@@ -5,9 +5,11 @@ A tokenizer has `kind`, `vocab_size`, `eot` (the end-of-text id, or None), encod
 
 import base64
 import hashlib
+import itertools
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,17 @@ from folio.files import read_json
 
 EOT_TEXT = "<|endoftext|>"  # what GPT-2 calls its end-of-text token; text that reads so does not become it
 REPLACEMENT = "\ufffd"
+
+
+class TextError(UserError):
+    """Text that a tokenizer refuses: `at` is the byte of the text where the problem begins, `what` says what it is."""
+
+    def __init__(self, at: int, what: str):
+        super().__init__(at, what)
+        self.at, self.what = at, what
+
+    def __str__(self) -> str:
+        return f"at byte {self.at:,} of the text: {self.what}"
 
 
 class Tokenizer(ABC):
@@ -118,7 +131,56 @@ class ByteTokenizer(Tokenizer):
 
 # How GPT-2 divides a text into words, before it merges bytes inside of each (Radford et al. 2019; encoder.py). The
 # brackets change nothing but the speed: what is in them needs no look-ahead, and is matched by a faster engine.
-WORDS = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
+WORDS = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
+
+SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s in WORDS; Python's has U+001C-1F, too
+SPACES = re.compile(f"[{SPACE}]+")
+LONG_SPACES = 1 << 16  # white-space characters in a row from which a text is divided before tiktoken sees it
+MOST_SPACES = 1 << 22  # white-space characters in a row that a BPE takes at most
+
+WORD_END = re.compile(rf"[^{SPACE}](?=[{SPACE}])|[^\W_](?=[^\w{SPACE}]|_)|\d(?=[A-Za-z])|[A-Za-z](?=\d)")
+TRAINING_PIECE = 1 << 12  # characters of text that the trainer of a BPE sees at once
+
+
+def divide_at_spaces(text: str) -> list[str]:
+    """`text` in parts that tiktoken divides into the same words as the whole, and without running out of stack.
+
+    On `\\s+(?!\\S)` its engine keeps every character of the run on a stack of a million, and gives up beyond that. At
+    the end of a text, `\\s++$` needs no stack. So each long run is cut before its last character, where a word ends.
+    Raises TextError for a run of more than MOST_SPACES.
+    """
+    starts = range(0, len(text) - LONG_SPACES + 1, LONG_SPACES)
+    if not any(text[i : i + LONG_SPACES].isspace() for i in starts):  # a run of twice the length covers one of these
+        return [text]
+    cuts = [0]
+    for run in SPACES.finditer(text):
+        if len(run[0]) > MOST_SPACES:
+            raise TextError(
+                len(text[: run.start()].encode("utf-8", "replace")),
+                f"more than {MOST_SPACES:,} white-space characters in a row, which is the most that a BPE takes; "
+                "shorten the run, or use the tokenizer char or byte",
+            )
+        if len(run[0]) >= LONG_SPACES and run.end() < len(text):
+            cuts.append(run.end() - 1)
+    return [text[begin:end] for begin, end in itertools.pairwise([*cuts, len(text)])]
+
+
+def training_pieces(text: str) -> Iterator[str]:
+    """`text` in pieces of at most TRAINING_PIECE characters, cut where words end.
+
+    The trainer's time grows with the square of a word's length, so a word that is longer than a piece is cut anywhere.
+    """
+    begin = 0
+    while len(text) - begin > TRAINING_PIECE:
+        end = begin + TRAINING_PIECE
+        cut = end
+        for searched in (TRAINING_PIECE // 16, TRAINING_PIECE):
+            if ends := [match.end() for match in WORD_END.finditer(text, end - searched, end)]:
+                cut = ends[-1]
+                break
+        yield text[begin:cut]
+        begin = cut
+    yield text[begin:]
 
 
 class RankedTokenizer(Tokenizer):
@@ -145,7 +207,8 @@ class RankedTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=())  # a fifth faster than as a list
+            ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in divide_at_spaces(text)]
+            return ids[0] if len(ids) == 1 else np.concatenate(ids)
         except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold, becomes a ?
             return self.encode(text.encode("utf-8", "replace").decode())
 
@@ -200,7 +263,7 @@ class BPETokenizer(RankedTokenizer):
         encoding.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
-        encoding.train_from_iterator(texts, trainer)
+        encoding.train_from_iterator((piece for text in texts for piece in training_pieces(text)), trainer)
         encoding.add_special_tokens([AddedToken(EOT_TEXT, special=True)])
         return cls(json.loads(encoding.to_str()))
 
@@ -257,8 +320,18 @@ def from_json(value: Any) -> Tokenizer:
 def load(path: Path) -> Tokenizer:
     """The tokenizer of a data set, a run or a checkpoint, by its folder; or of a tokenizer.json. Raises UserError."""
     try:
-        if (path / "last.json").exists():  # a run: its newest checkpoint
-            path = path / Path(read_json(path / "last.json")["checkpoint"]).name
-        return from_json(read_json(path / "tokenizer.json" if path.is_dir() else path))
+        file = path / "tokenizer.json" if path.is_dir() else path
+        return from_json(read_json(file if file.exists() else _newest_checkpoint(path) / "tokenizer.json"))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} holds no tokenizer: {error}") from None
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    """The checkpoint that last.json names, or else the newest one. Raises FileNotFoundError if there is none."""
+    steps = {path.name: path for path in run.glob("step-*") if path.name.removeprefix("step-").isdigit()}
+    try:
+        return steps[read_json(run / "last.json")["checkpoint"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        if not steps:
+            raise FileNotFoundError("there is no tokenizer.json and no checkpoint in it") from None
+    return max(steps.values(), key=lambda path: int(path.name.removeprefix("step-")))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.corpus import END, Corpus, CorpusError, Segments, find_sources  # noqa: E402
-from folio.pipeline import PrepareConfig, prepare  # noqa: E402
+from folio.pipeline import PrepareConfig, default_name, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def chat(messages: Any) -> Segments:
 def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
     corpus = Corpus(find_sources(cfg.inputs, "jsonl"), document=segments)
-    prepare(cfg, corpus, cfg.name or Path(cfg.inputs[0]).name.split(".")[0], masked=True)
+    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs[0]), masked=True)
 
 
 if __name__ == "__main__":

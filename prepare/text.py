@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
 from folio.corpus import Corpus, find_sources  # noqa: E402
-from folio.pipeline import PrepareConfig, prepare  # noqa: E402
+from folio.pipeline import PrepareConfig, default_name, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class TextConfig(PrepareConfig):
 
 def main(cfg: TextConfig) -> None:
     configurator.check(cfg)
-    name = cfg.name or ("stdin" if cfg.inputs == ("-",) else Path(cfg.inputs[0]).name.split(".")[0])
-    if not name or "*" in name:
-        raise UserError(f"{cfg.inputs[0]} makes no good name for a data set: say --name=NAME")
+    name = cfg.name or ("stdin" if cfg.inputs == ("-",) else default_name(cfg.inputs[0]))
     with tempfile.TemporaryDirectory() as folder:
         inputs = [str(spooled(Path(folder), cfg.format)) if word == "-" else word for word in cfg.inputs]
         split_on = cfg.split_on and line_breaks(cfg.split_on)
@@ -57,8 +55,11 @@ def main(cfg: TextConfig) -> None:
 def spooled(folder: Path, format: str | None) -> Path:
     """What comes on standard input, as a file, since it is read more than once."""
     path = folder / f"standard-input.{format if format and format != 'text' else 'txt'}"
-    with open(path, "wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
+    try:
+        with open(path, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    except OSError as error:
+        raise UserError(f"standard input could not be kept in {folder} ({error.strerror}); set TMPDIR") from None
     return path
 
 

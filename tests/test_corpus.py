@@ -1,6 +1,7 @@
 import csv
 import gzip
 import json
+import os
 import random
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pyarrow import parquet
 from tiny_tokenizers import bpe, trained
 
 from folio import corpus
-from folio.corpus import END, Corpus, CorpusError, Field, Part, find_sources, place_to_cut
+from folio.corpus import END, Corpus, CorpusError, Field, Part, Texts, document_hash, find_sources, place_to_cut
 
 DOCUMENTS = ["first one", "zweites, größer", "", '日本 "quoted", and\na break', "last\r\n"]
 
@@ -87,6 +88,98 @@ def test_separators_divide_from_left_to_right(block, tmp_path, monkeypatch):
     text = "a\n\n\n\nb--\n\n\nc\n\n"
     (tmp_path / "x.txt").write_text(text)
     assert documents(Corpus(find_sources([str(tmp_path / "x.txt")]), split_on="\n\n\n")) == text.split("\n\n\n")
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gz"])
+@pytest.mark.parametrize("block", [1, 5, 64])
+@pytest.mark.parametrize("separator", ["\n", "\n--\n", "aa"])
+def test_large_documents_between_separators_come_in_parts(separator, block, pack, tmp_path, monkeypatch, seed):
+    """They were held in memory as a whole, and searched again for a separator with every block that was read."""
+    rng = random.Random(seed)
+    documents = ["".join(rng.choices("a é\n-日x", k=rng.choice([0, 1, 9, 40, 300]))) for _ in range(40)]
+    documents[7] = documents[30] = "é b日" * 200
+    text = separator.join(documents) + separator * rng.randrange(2)
+    expected = [document.encode() for document in text.split(separator)]
+    expected = expected if expected[-1] else expected[:-1]
+    path = tmp_path / ("x.txt" if pack is bytes else "x.txt.gz")
+    path.write_bytes(pack(text.encode()))
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", block)
+    monkeypatch.setattr(corpus, "LARGE_DOCUMENT", 100)
+    monkeypatch.setattr(corpus, "LONGEST_WORD", 200)
+    found, held, offset = [], b"", 0
+    for block_read in Corpus(find_sources([str(path)]), split_on=separator).blocks():
+        if isinstance(block_read, Texts):
+            assert not held
+            for content, _, at in block_read.content:
+                assert at == offset
+                found.append(content)
+                offset += len(content) + len(separator.encode())
+            continue
+        assert len(block_read.content) <= 200 + 2 * block and block_read.offset == offset
+        held, offset = held + block_read.content, offset + len(block_read.content)
+        if block_read.last:
+            assert len(held) > 100 and block_read.hash == document_hash(held)
+            found.append(held)
+            held, offset = b"", offset + len(separator.encode())
+    assert found == expected and documents[7].encode() in found
+
+
+@pytest.mark.parametrize("text", [b"word " * 10_000, b"a" * 50_000, b"\n" * 50_000], ids=["words", "letters", "breaks"])
+def test_a_separator_that_does_not_occur(text, tmp_path, monkeypatch):
+    """Time grew with the square of the file, and memory with the file: here, with what is searched and handed on."""
+    (tmp_path / "x.txt").write_bytes(text)
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(corpus, "LARGE_DOCUMENT", 3000)
+    monkeypatch.setattr(corpus, "LONGEST_WORD", 5000)
+    parts = list(Corpus(find_sources([str(tmp_path / "x.txt")]), split_on="XYZ").blocks())
+    assert b"".join(part.content for part in parts) == text and max(len(part.content) for part in parts) <= 6000
+    assert {part.hash for part in parts} == {document_hash(text)} and [part.last for part in parts].count(True) == 1
+
+
+def test_a_file_is_searched_once_for_places_to_cut(tmp_path, monkeypatch):
+    """What had been searched already was searched again with every block that was read."""
+
+    class Counted:
+        def finditer(self, content, begin):
+            nonlocal searched
+            searched += len(content) - begin
+            return iter(())
+
+    searched = 0
+    monkeypatch.setattr(corpus, "CUT", Counted())
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    (tmp_path / "x.txt").write_bytes(b"a" * 200_000)
+    list(Corpus(find_sources([str(tmp_path / "x.txt")])).blocks())
+    assert searched < 4 * 200_000  # three times, for the three lengths of a tail
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        (
+            "x.jsonl",
+            b'{"text": "a"}\n{"text": "' + b"a" * 2000 + b'"}',
+            r"x\.jsonl:2: this line has more than 1,000 bytes",
+        ),
+        ("x.jsonl", b" " * 5000, r"x\.jsonl:1: this line has more than"),
+        (
+            "x.csv",
+            b"text\nfine\n" + b"a" * 2000,
+            r"x\.csv, line 3: this row .* has more than 1,000 bytes; .* \.txt file",
+        ),
+        ("x.csv", b'text\nfine\n"' + b"a\n" * 2000 + b'"\n', r"x\.csv, line \d+: this row \(is a quote missing\?\)"),
+    ],
+)
+def test_a_record_that_is_too_long_for_memory_is_refused(name, content, message, tmp_path, monkeypatch):
+    """A JSON line or a CSV row without an end was read into memory up to the end of the file."""
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(corpus, "LONGEST_RECORD", 1000)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        documents(Corpus(find_sources([str(tmp_path / name)])))
+    (tmp_path / name).write_bytes(content.replace(b"a" * 2000, b"a" * 900).replace(b"a\n" * 2000, b"a\n" * 20))
+    if content.strip():
+        assert len(documents(Corpus(find_sources([str(tmp_path / name)])))) == 2  # many records may be longer together
 
 
 def test_folders_patterns_and_files_are_taken_once_in_order(tmp_path, monkeypatch):
@@ -164,6 +257,11 @@ def test_one_text_is_divided_at_a_character_near_its_end(block, tmp_path, monkey
         ("x.csv", b"a,text\n1,2\n3\n", r"x\.csv:3: this row ends before the column 'text'"),
         ("x.csv", b'text\n"open\n', r"x\.csv:\d: this is not CSV"),
         ("x.csv", b"text\ncaf\xe9\n", r"x\.csv, line 2, is not UTF-8"),
+        ("x.csv", b"a,b\n", r"x\.csv: there is no column 'text', only a, b"),
+        ("x.csv", b"a,b\n1,2,3\n", r"x\.csv: there is no column 'text', only a, b"),  # it was a TypeError
+        ("x.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x\.jsonl:1: this line is not JSON"),
+        ("x.jsonl", b'{"text": "\\ud800", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", r"x\.jsonl:1: .* not JSON"),
+        ("x.txt.gz", b"not gzip", r"x\.txt\.gz is damaged or cut off"),
         ("x.parquet", b"PAR1 is not enough", r"x\.parquet is not a parquet file, or damaged"),
         ("x.txt.gz", gzip.compress(b"text " * 100_000)[:-20], r"x\.txt\.gz is damaged or cut off"),
         ("x.txt.zst", b"not zstandard", r"x\.txt\.zst is damaged or cut off"),
@@ -182,6 +280,78 @@ def test_a_parquet_file_without_such_a_column_of_text(tmp_path):
     with pytest.raises(CorpusError, match="the column 'id' is int64, not text"):
         Corpus(find_sources([str(tmp_path / "x.parquet")]), field="id")
     assert documents(Corpus(find_sources([str(tmp_path / "x.parquet")]), field="body")) == ["a"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"text\n", b"\n\n"])
+def test_a_csv_file_without_rows_has_no_documents(content, tmp_path):
+    """Only a byte-order mark, it ended in "not enough values to unpack"."""
+    (tmp_path / "x.csv").write_bytes(content)
+    assert documents(Corpus(find_sources([str(tmp_path / "x.csv")]))) == []
+
+
+@pytest.mark.parametrize("block", [1, 3, 1 << 20])
+def test_line_ends_of_csv_of_every_kind(block, tmp_path, monkeypatch):
+    (tmp_path / "x.csv").write_bytes(b'text,n\r\na,1\r\n"b\r\nc",2\rd,3\n"e\0",4')
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", block)
+    assert documents(Corpus(find_sources([str(tmp_path / "x.csv")]))) == ["a", "b\r\nc", "d", "e\0"]
+
+
+def test_null_in_parquet_is_an_empty_document(tmp_path):
+    """As None it ended in a traceback where no data set is made of it, as in tools/evaluate.py."""
+    parquet.write_table(pyarrow.table({"text": ["a", None, "b"]}), tmp_path / "x.parquet")
+    assert documents(Corpus(find_sources([str(tmp_path / "x.parquet")]))) == ["a", "", "b"]
+
+
+def test_bad_parquet_files_are_named_with_the_place_and_the_reason(tmp_path):
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
+    with pytest.raises(CorpusError, match="several columns have the name 'text'; rename the others"):  # a KeyError
+        Corpus(find_sources([str(path)]))
+    strings = pyarrow.array([b"fine", b"caf\xe9"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": strings}), path)
+    with pytest.raises(CorpusError, match=r"x\.parquet, row 1, is not UTF-8 text at byte 3: it looks like Latin-1"):
+        documents(Corpus(find_sources([str(path)])))
+    parquet.write_table(pyarrow.table({"text": [f"some text {k}" for k in range(5000)]}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:1000] + b"\xff" * 2000 + content[3000:])
+    with pytest.raises(CorpusError, match=r"x\.parquet is damaged after row 0"):
+        documents(Corpus(find_sources([str(path)])))
+
+
+def test_parquet_of_other_shapes(tmp_path):
+    table = pyarrow.table({"a": [{"text": "wrong" * 1000}, {"text": "wrong"}], "text": ["b", "c"]})
+    parquet.write_table(table, tmp_path / "nested.parquet", compression="none", use_dictionary=False)
+    nested = Corpus(find_sources([str(tmp_path / "nested.parquet")]))
+    assert documents(nested) == ["b", "c"] and nested.text_bytes < 500  # of the column, not of the field of that name
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "empty.parquet")
+    assert documents(Corpus(find_sources([str(tmp_path / "empty.parquet")]))) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names on Windows")
+def test_paths_that_are_no_texts(tmp_path, monkeypatch):
+    """A pipe was read once, and empty the second time; a name that is too long ended in an OSError."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(
+        CorpusError, match=r"pipe\.txt is not a file or a folder; pipe it to standard input, and name -"
+    ):
+        find_sources([str(tmp_path / "pipe.txt")])
+    with pytest.raises(CorpusError, match=r"^x{200}\.\.\.: there is no such file"):
+        find_sources(["x" * 5000])
+    (tmp_path / "broken.txt").symlink_to("nowhere")
+    with pytest.raises(CorpusError, match=r"broken\.txt: there is no such file"):
+        find_sources([str(tmp_path / "broken.txt")])
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(CorpusError, match=r"folder\.txt: in this folder are no files of text"):
+        find_sources([str(tmp_path / "folder.txt")])
+    (tmp_path / "a.txt").write_text("a")
+    assert [source.path.name for source in find_sources([str(tmp_path)])] == ["a.txt"]
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)  # chmod does not keep root out
+    with pytest.raises(CorpusError, match=r"folder\.txt cannot be read: Permission denied"):
+        find_sources([str(tmp_path / "folder.txt")])
 
 
 def test_a_field_is_a_document():

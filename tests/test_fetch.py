@@ -106,6 +106,29 @@ def test_truncated_for_good_it_is_not_taken(web):
     assert not fetch.cache_folder().exists()
 
 
+def test_a_cache_that_cannot_be_made_is_told_with_the_variable(served, tmp_path, monkeypatch):
+    """$FOLIO_CACHE under a file ended in a NotADirectoryError."""
+    (tmp_path / "file").write_text("in the way")
+    for place in ("file", "file/cache"):
+        monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / place))
+        with pytest.raises(
+            UserError, match=r"^the text cannot be kept in .*file.*: set FOLIO_CACHE to a folder that can"
+        ):
+            fetch.fetch("the text", DIGEST, [served])
+    monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / DIGEST).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"^the text cannot be kept in .*cache"):
+        fetch.fetch("the text", DIGEST, [served])
+
+    def denied(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "cache" / DIGEST).rmdir()
+    monkeypatch.setattr(Path, "write_bytes", denied)  # chmod does not keep root out
+    with pytest.raises(UserError, match=r"\(Permission denied\): set FOLIO_CACHE"):
+        fetch.fetch("the text", DIGEST, [served])
+
+
 def test_no_network_is_told_with_a_way_out():
     with pytest.raises(
         UserError, match=r"could not be fetched:\n  http://127.0.0.1:9/.*[Cc]onnection.*\nOr put the file"

@@ -14,8 +14,8 @@ import pytest
 from tiny_tokenizers import bpe
 
 from folio import UserError, corpus, pipeline, tokenizer
-from folio.corpus import Corpus, find_sources
-from folio.dataset import open_dataset
+from folio.corpus import Corpus, document_hash, find_sources
+from folio.dataset import open_dataset, parse_mixture
 from folio.files import read_json, write_json
 from folio.pipeline import PrepareConfig, Seen, prepare
 
@@ -118,14 +118,136 @@ def test_the_defaults_for_validation_are_kept_in_meta_json(lines, folder_of_text
     assert read_json(folder / "meta.json")["val_fraction"] == 0.01
 
 
-def test_a_fraction_that_would_do_is_proposed(tmp_path):
-    for number in range(4):
-        (tmp_path / f"{number}.txt").write_text(f"text number {number}")
-    found = Corpus(find_sources([str(tmp_path)]))
-    with pytest.raises(UserError, match=r"take --val_fraction=0\.\d+,") as error:
-        prepare(config(tmp_path, val_fraction=0.001), found, "few")
-    proposed = float(str(error.value).split("--val_fraction=")[1].split(",")[0])
-    assert len(read_back(prepare(config(tmp_path, val_fraction=proposed), found, "few"), "val")) >= 1
+def write_documents(folder: Path, texts: list[str]) -> Corpus:
+    """A corpus of files."""
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number:03d}.txt").write_bytes(text.encode())
+    return Corpus(find_sources([str(folder)]))
+
+
+@pytest.mark.parametrize("fraction", [None, 1e-9, 0.01, 0.3, 0.9999])
+@pytest.mark.parametrize("count", [2, 3, 10, 168])
+def test_any_two_documents_or_more_give_two_splits(count, fraction, tmp_path, seed, capsys):
+    """168 files by the default of 0.01 ended in "the validation split would be empty"."""
+    rng = random.Random(seed)
+    texts = [f"{number} {rng.random()}" for number in range(count)]
+    folder = prepare(config(tmp_path, val_fraction=fraction), write_documents(tmp_path / "texts", texts), "a")
+    asked = fraction or 0.01
+    by_hash = {text for text in texts if document_hash(text.encode()) < int(asked * 2**64)}
+    val = set(read_back(folder, "val"))
+    assert val | set(read_back(folder, "train")) == set(texts) and 0 < len(val) < count
+    report = read_json(folder / "report.json")
+    if 0 < len(by_hash) < count:  # as it has always been
+        assert val == by_hash and report["validation"] == {"by": "hash", "val_fraction": asked}
+        assert f"validation: by a hash of each document (val_fraction={asked})" in capsys.readouterr().out
+    else:
+        wanted = min(max(1, round(asked * count)), count - 1)
+        assert val == set(sorted(texts, key=lambda text: document_hash(text.encode()))[:wanted])
+        assert report["validation"] == {"by": "smallest hashes", "val_fraction": asked}
+        assert "validation: the documents with the smallest hashes, because" in capsys.readouterr().out
+    assert report["documents"] == {"train": count - len(val), "val": len(val)}
+    other = prepare(config(tmp_path, val_fraction=fraction), write_documents(tmp_path / "back", texts[::-1]), "b")
+    assert set(read_back(other, "val")) == val  # whatever their order
+    assert read_json(folder / "meta.json")["val_fraction"] == asked
+    assert prepare(config(tmp_path, val_fraction=fraction), Corpus(find_sources([str(tmp_path / "texts")])), "a")
+    assert "is prepared already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_the_same_documents_are_never_in_both_splits(dedup, tmp_path, seed):
+    rng = random.Random(seed)
+    for trial in range(10):
+        texts = [f"text {rng.randrange(4)} {trial}" for _ in range(rng.randrange(2, 20))] + ["another", ""]
+        found = write_documents(tmp_path / f"texts{trial}", texts)
+        folder = prepare(config(tmp_path, val_fraction=1e-9, dedup=dedup), found, f"a{trial}")
+        train, val = read_back(folder, "train"), read_back(folder, "val")
+        assert not set(train) & set(val) and sorted(train + val) == sorted(set(texts) - {""} if dedup else texts[:-1])
+
+
+@pytest.mark.parametrize(
+    "texts, dedup, message",
+    [
+        (["the same"] * 3, False, "all 3 documents are the same, and no document is in both splits; add another one"),
+        (["the same"] * 3, True, "there is only one document, and no document is in both splits; add another one"),
+        (["alone", ""], False, r"there is only one document.* or join all text in one \.txt file"),
+        (["", ""], False, "there is no text in the input"),
+    ],
+)
+def test_fewer_than_two_different_documents_are_refused(texts, dedup, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        prepare(config(tmp_path, dedup=dedup), write_documents(tmp_path / "texts", texts), "a")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_documents_of_one_token(tmp_path):
+    """Without an end-of-text token, each split needs two of them: a split of one token predicts nothing."""
+    (tmp_path / "novel.txt").write_text("abcdefgh" * 10)
+    novel = prepare(config(tmp_path, tokenizer="char"), Corpus(find_sources([str(tmp_path / "novel.txt")])), "novel")
+    settings = dict(tokenizer=str(novel), val_fraction=1e-9)
+    folder = prepare(config(tmp_path, **settings), write_documents(tmp_path / "texts", list("abcdefgh")), "a")
+    assert [len(ids_of(folder, split)) for split in ("train", "val")] == [6, 2]
+    with pytest.raises(UserError, match="the 3 documents have 3 tokens, too few for two splits"):
+        prepare(config(tmp_path, **settings), write_documents(tmp_path / "few", list("abc")), "b")
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_interrupted_in_the_second_pass_it_resumes_there(dedup, tmp_path, monkeypatch, seed):
+    """A corpus whose split is empty is gone through twice, and may be interrupted at any block of both."""
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
+    found = write_documents(tmp_path / "texts", texts + texts[:2])
+    settings = dict(tokenizer="bpe", vocab_size=270, val_fraction=1e-9, shard_tokens=500, dedup=dedup)
+    add, seen = pipeline.Build.add, []
+
+    def interrupted(build, block, encoded):
+        seen.append(build.notes["bound"])
+        add(build, block, encoded)
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline.Build, "add", interrupted)
+    stop = None
+    straight = prepare(config(tmp_path, **settings), found, "straight")
+    in_all = len(seen)
+    assert len(read_back(straight, "val")) == 1 and seen[0] is None and seen[-1] is not None
+    resumed = 0
+    for at in range(1, in_all, 2):
+        seen, stop = [], at
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, **settings), found, f"cut{at}")
+        seen, stop = [], None
+        folder = prepare(config(tmp_path, **settings), found, f"cut{at}")
+        resumed += seen[0] is not None
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
+    assert resumed  # in the second pass, without the first
+
+
+@pytest.mark.parametrize("form", ["text", "jsonl", "split_on"])
+def test_white_space_beyond_the_limit_is_named_with_its_byte_in_the_file(form, tmp_path, monkeypatch):
+    """A million white-space characters ended in a traceback of tiktoken's."""
+    monkeypatch.setattr(tokenizer, "LONG_SPACES", 10)
+    monkeypatch.setattr(tokenizer, "MOST_SPACES", 30)
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    before, spaces = "größer " * 400 + "é", "\t" * 31
+    path = tmp_path / ("x.jsonl" if form == "jsonl" else "x.txt")
+    if form == "jsonl":
+        path.write_text(json.dumps({"text": "a"}) + "\n\n" + json.dumps({"text": before + spaces + "b"}))
+        place = rf"x\.jsonl:3, byte {len(before.encode()):,} of its text"
+    else:
+        path.write_text((before + spaces + "b") if form == "text" else f"a--b--{before}{spaces}b")
+        place = rf"x\.txt, from byte {len(before.encode()) + 6 * (form == 'split_on'):,}"
+    found = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
+    for workers in (0, 1):
+        with pytest.raises(
+            UserError, match=rf"^\S*{place}: more than 30 white-space characters in a row.* char or byte$"
+        ):
+            prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5, num_workers=workers), found, "a")
+    path.write_text(path.read_text().replace(spaces, spaces[1:]).replace(r"\t" * 31, r"\t" * 30))
+    found = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
+    prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5), found, "a")
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
@@ -444,10 +566,62 @@ def test_what_cannot_be_written_is_told(lines, tmp_path):
         dict(num_workers=-1),
         dict(name="a/b"),
         dict(name=".hidden"),
+        dict(name=". .hidden"),
+        dict(name=""),
+        dict(name="a,b"),
+        dict(name="a:0.5"),
+        dict(name=" a"),
+        dict(name="a\u3000"),
+        dict(name="a\nb"),
+        dict(name="caf\udce9"),
+        dict(name="é" * 101),
     ],
 )
 def test_impossible_settings_are_named(settings):
     assert [name for name, _ in PrepareConfig(**settings).problems()] == list(settings)
+
+
+def test_a_name_becomes_one_that_a_mixture_can_hold(seed):
+    rng = random.Random(seed)
+    for _ in range(300):
+        name = pipeline.name_from("".join(rng.choices("ab. ,:/\n\u3000\udce9é🎉" + "x" * 5, k=rng.randrange(150))))
+        assert name == pipeline.name_from(name) and len(name.encode()) <= 200
+        if name:
+            assert PrepareConfig(name=name).problems() == []
+            assert parse_mixture(f"{name}:0.5,b") == [(name, 0.5), ("b", 1.0)] and parse_mixture(name) == [(name, 1.0)]
+    for name in ("my novel", "None", "a.b", "größer", "日本", "a-b_c (2)"):  # names that have always worked
+        assert pipeline.name_from(name) == name
+
+
+def test_a_file_of_that_name_is_not_a_data_set(lines, tmp_path):
+    """It ended in a NotADirectoryError."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"a is a file, not the folder of a data set; give it another --name"):
+            prepare(config(tmp_path, overwrite=overwrite), lines, "a")
+    assert (tmp_path / "data" / "a").read_text() == "mine"
+
+
+def test_progress_of_another_version_begins_anew(lines, tmp_path, monkeypatch):
+    """Blocks were other ones then, so that a resumed run would leave out text or take it twice."""
+    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+    add = pipeline.Build.add
+
+    def interrupted(build, block, encoded):
+        add(build, block, encoded)
+        if build.progress.blocks == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline.Build, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(tmp_path, shard_tokens=700), lines, "a")
+    path = tmp_path / "data" / ".a.part" / "progress.json"
+    saved = read_json(path)
+    saved["progress"]["blocks"] += 1
+    write_json(path, {**saved, "version": 1})
+    monkeypatch.setattr(pipeline.Build, "add", add)
+    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
 
 
 def test_a_changed_source_begins_anew(lines, tmp_path, monkeypatch):

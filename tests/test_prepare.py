@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from pyarrow import parquet
 from tiny_tokenizers import bpe
 
 from folio import UserError, tokenizer
-from folio.configurator import ConfigError, load
+from folio.configurator import ConfigError, load, run_script
+from folio.corpus import document_hash
 from folio.dataset import open_dataset
 from folio.files import read_json
 from prepare import openwebtext, pairs, shakespeare, shakespeare_char
@@ -60,6 +62,19 @@ def test_standard_input_with_separators(tmp_path):
     assert done.returncode == 2 and b"standard-input.jsonl:2: this line is not JSON" in done.stderr
 
 
+def test_standard_input_that_does_not_fit_on_the_disk(tmp_path, monkeypatch):
+    """It ended in a traceback."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare_text.shutil, "copyfileobj", full)
+    with pytest.raises(
+        UserError, match=r"^standard input could not be kept in .* \(No space left on device\); set TMPDIR"
+    ):
+        prepare_text.spooled(tmp_path, None)
+
+
 @pytest.mark.parametrize(
     "argv, message",
     [
@@ -83,6 +98,107 @@ def test_a_pattern_needs_a_name(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"makes no good name.*--name=NAME"):
         prepare_text.main(TextConfig(inputs=(str(tmp_path / "*.txt"),), data_dir=str(tmp_path)))
+
+
+TINY = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8", "--batch_size=2", "--max_iters=1"]
+TINY += ["--warmup_iters=0", "--eval_iters=1", "--device=cpu", "--compile=False", "--dropout=0.0"]
+
+
+@pytest.mark.parametrize(
+    "file, name", [("Smith, John.txt", "Smith_ John"), ("b:0.5, c.txt", "b_0"), (" d\n.txt", "d_")]
+)
+def test_the_command_that_is_printed_works(file, name, tmp_path):
+    """--dataset=Smith, John asked for a mixture of two data sets."""
+    (tmp_path / file).write_text("It was a dark and stormy night; the rain fell in torrents. " * 10)
+    done = typed(["prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0, done.stderr.decode()
+    assert open_dataset(tmp_path / "data" / name)
+    printed = done.stdout.decode().partition("train on it: ")[2]
+    python, *words = shlex.split(printed)
+    assert python == "python" and words[:2] == ["train.py", "config/shakespeare_char.py"]
+    command = [sys.executable, str(ROOT / words[0]), *words[1:], *TINY]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
+def test_a_file_whose_name_is_not_utf8(tmp_path):
+    """It ended in a UnicodeEncodeError when meta.json was written."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(path).write_text("It was a dark and stormy night. " * 10)
+    done = typed(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and b"--dataset=caf_ " in done.stdout, done.stderr.decode()
+    assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
+    done = typed(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and b"is prepared already" in done.stdout
+
+
+def test_many_small_files_by_the_defaults(tmp_path):
+    """`prepare/text.py FOLDER/*.py` with 168 files ended in "the validation split would be empty"."""
+    every = ([f"print({number}, {salt})\n" for number in range(168)] for salt in range(1000))
+    texts = next(texts for texts in every if min(document_hash(text.encode()) for text in texts) >= 0.01 * 2**64)
+    files = [tmp_path / f"{number}.py" for number in range(168)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    words = ["prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
+    done = typed(words)
+    assert done.returncode == 0, done.stderr.decode()
+    documents = read_json(tmp_path / "data" / "code" / "report.json")["documents"]
+    assert documents == {"train": 166, "val": 2}
+    assert b"\nvalidation: the documents with the smallest hashes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "file, content, words, message",
+    [
+        ("x.txt", b"caf\xe9", [], "x.txt is not UTF-8 text at byte 3"),
+        ("x.txt", b"", [], "x.txt is empty"),
+        ("x.txt", b"a", [], "the validation split would be empty with val_fraction=0.1"),
+        ("x.txt", b"some text", ["--val_fraction=1.5"], "val_fraction=1.5: it must be above 0 and below 1"),
+        ("x.txt", b"some text", ["--name=a,b"], "name=a,b: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--name="], "name=: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: take char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "take char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=."], "holds no tokenizer"),
+        ("x.txt", b"a" * 99, ["--split_on=-"], "there is only one document"),
+        ("x.jsonl", b'{"text": "a"}\n{', [], "x.jsonl:2: this line is not JSON"),
+        (
+            "x.jsonl",
+            b'{"text": "a"}',
+            ["--field=body"],
+            "x.jsonl:1: there is no field 'body', only text; say --field=NAME",
+        ),
+        ("x.jsonl", b'{"text": null}', [], "x.jsonl:1: the field 'text' is NoneType, not text"),
+        ("x.csv", b"\xef\xbb\xbf", [], "is empty; there is nothing to learn from"),
+        ("x.csv", b"a,b\n1,2\n", [], "x.csv: there is no column 'text', only a, b; say --field=NAME"),
+        ("x.csv", b'text\n"open', [], "this is not CSV"),
+        ("x.parquet", b"text", [], "x.parquet is not a parquet file, or damaged"),
+        ("x.txt.gz", b"text", [], "x.txt.gz is damaged or cut off"),
+        ("x.txt.zst", b"text", [], "x.txt.zst is damaged or cut off"),
+        ("folder/x.png", b"text", [], "in this folder are no files of text"),
+        ("y.txt", b"text", [], "x.txt: there is no such file"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(file, content, words, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    named = {"folder/x.png": "folder", "y.txt": "x.txt"}.get(file, file)
+    monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / named), *words, f"--data_dir={tmp_path / 'data'}"])
+    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    monkeypatch.setattr(sys.stderr, "reconfigure", lambda **_: None, raising=False)
+    with pytest.raises(SystemExit) as end:
+        run_script(prepare_text.main, TextConfig)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
+
+
+def test_a_folder_without_a_name_never_becomes_the_folder_of_all_data_sets(tmp_path):
+    """`prepare/pairs.py . --overwrite=True` wrote the data set in place of data/ and all that was in it."""
+    for script, config in ((prepare_text, TextConfig), (pairs, PairsConfig)):
+        with pytest.raises(UserError, match=r"^\. makes no good name for a data set: say --name=NAME"):
+            (tmp_path / "data").mkdir(exist_ok=True)
+            script.main(config(inputs=(".",), data_dir=str(tmp_path / "data"), overwrite=True))
 
 
 @pytest.mark.network
@@ -223,6 +339,21 @@ def test_only_answers_and_their_ends_count(tmp_path):
     assert " Me.| You.|" in counted and sorted(counted.split("|")) == sorted(
         ["", " hi", " Me.", " You.", *map(str, range(40))]
     )
+
+
+def test_pairs_keep_their_masks_when_the_split_takes_a_second_pass(tmp_path):
+    lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
+    name = write_lines(tmp_path / "pairs.jsonl", lines)
+    settings = dict(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data"), val_fraction=1e-9)
+    pairs.main(PairsConfig(**settings, shard_tokens=10))
+    data = open_dataset(tmp_path / "data" / "pairs")
+    found = []
+    for shards in (data.train, data.val):
+        ids, mask = (np.concatenate([getattr(shard, kind) for shard in shards]) for kind in ("ids", "mask"))
+        for text, counts in zip(*(np.split(a, np.flatnonzero(ids == 256)[:-1] + 1) for a in (ids, mask)), strict=True):
+            assert counts.tolist() == [0, 0, 0, 0, 1, 1]
+            found.append(bytes(text[:5].tolist()).decode())
+    assert sorted(found) == [f"{k}+0={k}" for k in range(7)] and sum(map(len, data.val)) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +16,9 @@ from tiny_tokenizers import TEXT, bpe, trained
 from folio import UserError, tokenizer
 from folio.fetch import Wheel, fetch
 from folio.files import write_json
-from folio.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, from_json, gpt2_tokenizer
+from folio.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextError, from_json, gpt2_tokenizer
 
+ROOT = Path(__file__).resolve().parent.parent
 EACH = pytest.mark.parametrize(
     "made",
     [
@@ -165,6 +169,133 @@ def test_gpt2_merges_and_ends():
     assert tokenizer.encode("hello w").tolist() == [259, 260]
     assert tokenizer.eot == 261 and tokenizer.vocab_size == 262
     assert tokenizer.encode("<|endoftext|>").max() < tokenizer.eot  # text never makes the special token
+
+
+def test_a_run_without_last_json_has_the_tokenizer_of_its_newest_checkpoint(tmp_path):
+    """A run that was copied without last.json, or whose last.json names nothing, ended in an error without a remedy."""
+    for step, made in ((90, bpe()), (100, trained())):
+        write_json(tmp_path / f"step-{step:06d}" / "tokenizer.json", made.to_json())
+    assert tokenizer.load(tmp_path).hash == trained().hash
+    write_json(tmp_path / "last.json", {"checkpoint": "step-000090"})
+    assert tokenizer.load(tmp_path).hash == bpe().hash
+    for content in ({"checkpoint": "step-000110"}, {"checkpoint": []}, [], 5):
+        write_json(tmp_path / "last.json", content)
+        assert tokenizer.load(tmp_path).hash == trained().hash
+    (tmp_path / "last.json").write_text("{")
+    assert tokenizer.load(tmp_path).hash == trained().hash
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        UserError, match=r"empty holds no tokenizer: there is no tokenizer\.json and no checkpoint in it"
+    ):
+        tokenizer.load(tmp_path / "empty")
+
+
+# --- texts that are hard to divide ------------------------------------------------------------------------------------
+
+
+def theirs() -> tiktoken.Encoding:
+    """tiktoken with its own pattern for GPT-2."""
+    ranks = bpe().encoding._mergeable_ranks
+    return tiktoken.Encoding("x", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(alphabet=st.sampled_from("ab1'.\n\r\t  \xa0\u3000\x1f\x85é"), max_size=80), st.sampled_from([1, 2, 3, 8])
+)
+def test_long_runs_of_white_space_are_divided_as_tiktoken_divides_them(text, long):
+    before, tokenizer.LONG_SPACES = tokenizer.LONG_SPACES, long
+    try:
+        assert "".join(tokenizer.divide_at_spaces(text)) == text
+        assert bpe().encode(text).tolist() == theirs().encode_ordinary(text)
+    finally:
+        tokenizer.LONG_SPACES = before
+
+
+def test_a_million_white_space_characters():
+    """tiktoken ends with "Max stack size exceeded for backtracking" beyond 999,998 of them before another character."""
+    made = bpe()
+    for space in (" ", "\n", "\r\n", "\xa0", " \n"):
+        run = space * (1_200_000 // len(space))
+        at_the_end = theirs().encode_to_numpy(run).tolist()  # which tiktoken can do
+        assert made.encode(run).tolist() == at_the_end
+        after = made.encode(run[-1] + "word ").tolist()
+        assert made.encode(run + "word ").tolist() == theirs().encode_to_numpy(run[:-1]).tolist() + after
+        assert made.encode("a" + run + "word ").tolist()[1:] == made.encode(run + "word ").tolist()
+
+
+def test_more_white_space_than_the_limit_is_refused_with_its_place():
+    for text in ("é " + " " * tokenizer.MOST_SPACES, "é" + "\n" * (tokenizer.MOST_SPACES + 1) + "a"):
+        with pytest.raises(
+            TextError, match=r"at byte 2 of the text: more than 4,194,304 white-space .* char or byte"
+        ) as error:
+            bpe().encode(text)
+        assert error.value.at == 2
+    assert len(bpe().encode("é" + "\n" * tokenizer.MOST_SPACES + "a")) == 2 + tokenizer.MOST_SPACES + 1
+
+
+def test_white_space_is_what_tiktoken_takes_for_it():
+    """Python's own class has U+001C to U+001F, too."""
+    every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    ours = {c for c in every if tokenizer.SPACES.fullmatch(c)}
+    assert ours == {c for c in every if c.isspace()} - set("\x1c\x1d\x1e\x1f")
+    alone = tiktoken.Encoding("x", pat_str=r"\s", mergeable_ranks=bpe().encoding._mergeable_ranks, special_tokens={})
+    assert all(len(alone.encode(c)) for c in ours) and not any(len(alone.encode(c)) for c in "\x1c\x1d\x1e\x1f_a")
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "7", ".", "日", "🎉", "\0", "\u0300", "'s", " '", "hello", "\x1c.", "\ufffd", "a\n\n"]
+)
+def test_long_words_of_any_kind(unit):
+    text = unit * (300_000 // len(unit))
+    for made in (ByteTokenizer(), CharTokenizer.of(text), bpe(), trained()):
+        assert made.decode(made.encode(text)) == text
+    assert bpe().encode(text).tolist() == theirs().encode_to_numpy(text).tolist()
+
+
+def by_the_library(texts: list[str], vocab_size: int) -> dict[str, int]:
+    """The vocabulary that the library learns from whole texts."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return made.get_vocab()
+
+
+@pytest.mark.parametrize("kind", ["code", "chinese", "hexadecimal", "thai", "mixed", "punctuation", "one line"])
+def test_pieces_do_not_change_what_a_bpe_learns(kind, seed):
+    """Texts, with and without white space, that are many times longer than a piece."""
+    rng = random.Random(seed)
+    text = {
+        "code": lambda: "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "folio").glob("*.py"))),
+        "chinese": lambda: "".join(
+            chr(0x4E00 + int(rng.expovariate(0.05))) + "\uff0c" * (rng.random() < 0.1) for _ in range(40_000)
+        ),
+        "hexadecimal": lambda: "".join(rng.choices("0123456789abcdef", k=40_000)),
+        "thai": lambda: "".join(rng.choices("กขคงจชซญดตถทนบปพฟมยรลวสหอะาิีึืุูเแโใไ่้", k=40_000)),
+        "mixed": lambda: "".join(rng.choices("ab1' ,.!\n\r\t\xa0\u3000\x1f\x1c\x85éж日।🎉<|>stlvre½²_", k=60_000)),
+        "punctuation": lambda: "".join(rng.choices(".,;:!?-a_", k=40_000)),
+        "one line": lambda: " ".join(rng.choices(TEXT.split(), k=10_000)),
+    }[kind]()
+    pieces = list(tokenizer.training_pieces(text))
+    assert "".join(pieces) == text and len(pieces) > 5 and max(map(len, pieces)) <= tokenizer.TRAINING_PIECE
+    vocabulary = BPETokenizer.train([text], 800).content["model"]["vocab"]
+    assert vocabulary == by_the_library([text], 800)
+
+
+@pytest.mark.parametrize("unit", ["\n", "a", "日", "\0", "\x1c.", "abcdefgh"])
+def test_a_bpe_learns_from_pieces_of_bounded_length(unit):
+    """Training on a million line breaks was not over after 8 minutes: its time grew with the square of a word."""
+    pieces = list(tokenizer.training_pieces("x " + unit * (100_000 // len(unit)) + " y"))
+    assert max(map(len, pieces)) <= tokenizer.TRAINING_PIECE
+    assert len(pieces) < 3 * 100_000 / tokenizer.TRAINING_PIECE
+
+
+def test_training_on_a_million_line_breaks_ends():
+    code = "from folio.tokenizer import BPETokenizer; print(BPETokenizer.train(['\\n' * 1_000_000], 300).vocab_size)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and 257 < int(done.stdout) <= 300, done.stderr
 
 
 def test_unknown_kind_is_refused():
