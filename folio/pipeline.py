@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,7 +32,7 @@ from folio import tokenizer as tokenizers
 from folio.configurator import ROOT, Settings
 from folio.corpus import END, Block, Corpus, CorpusError, Part, document_hash
 from folio.dataset import SPLITS, ShardWriter, token_dtype, write_meta
-from folio.files import read_json, sync, write_json
+from folio.files import locked, read_json, sync, write_json
 from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, TextError, Tokenizer
 
 SMALL_CORPUS = 1 << 22  # bytes up to which other processes take longer to start than they save
@@ -651,21 +651,13 @@ def _put_in_place(part: Path, folder: Path) -> None:
 @contextmanager
 def _alone(part: Path) -> Iterator[None]:
     """Keep other processes from making the same data set. Raises UserError if one does."""
-    from filelock import FileLock, Timeout
-
-    lock = part.with_suffix(".lock")
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(lock, timeout=0).acquire()
-    except Timeout:
-        raise UserError(f"{part.parent}: another process is preparing this data set; wait for it") from None
-    except OSError as error:
-        raise UserError(f"{part.parent} cannot be written ({error}); choose another --data_dir") from None
-    try:
-        with held:
-            yield
-    finally:
-        lock.unlink(missing_ok=True)
+    busy = f"{part.parent}: another process is preparing this data set; wait for it"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(part.with_suffix(".lock"), busy))
+        except OSError as error:
+            raise UserError(f"{part.parent} cannot be written ({error}); choose another --data_dir") from None
+        yield
 
 
 def cores() -> int:

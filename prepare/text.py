@@ -1,6 +1,7 @@
 """A data set out of your own text: files, folders, "patterns*", or - for standard input.
 
     python prepare/text.py novel.txt
+    python prepare/text.py letters/*.txt
     python prepare/text.py letters/ diaries/ --name=mine --tokenizer=gpt2
     python prepare/text.py "crawl/*.jsonl.zst" --name=crawl --tokenizer=bpe --vocab_size=16384 --field=content
 
@@ -8,6 +9,7 @@ Read are .txt, .md, .jsonl, .csv (each also .gz or .zst) and .parquet. One text 
 documents (files, JSON lines, rows) each is for training or validation by what it says.
 """
 
+import os
 import shutil
 import sys
 import tempfile
@@ -38,14 +40,24 @@ class TextConfig(PrepareConfig):
             found.append(("inputs", "name a file, a folder, a pattern, or - for standard input"))
         if self.split_on == "":
             found.append(("split_on", "it must not be empty; None takes each file as one document"))
-        if len(self.inputs) > 1 and not self.name:
+        if self.inputs and not self.name and not self.common_name:
             found.append(("name", "several inputs need a --name for what they become"))
         return found
+
+    @property
+    def common_name(self) -> str:
+        """What the data set is called after by default: its one input, or the folder of all; empty if there is none."""
+        if len(self.inputs) > 1:
+            try:
+                return os.path.commonpath(self.inputs)
+            except ValueError:  # absolute and relative paths
+                return ""
+        return "stdin" if self.inputs == ("-",) else self.inputs[0]
 
 
 def main(cfg: TextConfig) -> None:
     configurator.check(cfg)
-    name = cfg.name or ("stdin" if cfg.inputs == ("-",) else default_name(cfg.inputs[0]))
+    name = cfg.name or default_name(cfg.common_name)
     with tempfile.TemporaryDirectory() as folder:
         inputs = [str(spooled(Path(folder), cfg.format)) if word == "-" else word for word in cfg.inputs]
         split_on = cfg.split_on and line_breaks(cfg.split_on)

@@ -371,3 +371,14 @@ def test_bad_pairs_are_named_with_their_line(line, message, tmp_path):
     with pytest.raises(UserError, match=message):
         pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_several_files_of_one_folder_are_called_as_the_folder(tmp_path, monkeypatch):
+    """FOLDER/*.py was refused without a --name, before it was refused for its empty validation split."""
+    monkeypatch.chdir(tmp_path)
+    Path("code").mkdir()
+    for n in range(3):
+        Path("code", f"{n}.py").write_text(f"print({n})\n" * 9)
+    inputs = tuple(map(str, sorted(Path("code").glob("*.py"))))
+    prepare_text.main(TextConfig(inputs=inputs, data_dir="data"))
+    assert Path("data", "code", "meta.json").exists()
