@@ -7,9 +7,14 @@ weights_only=True.
 import json
 import pickle
 import re
+import reprlib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -20,6 +25,7 @@ from folio.checkpoint import Checkpoint, CheckpointError
 from folio.dataset import nanogpt_tokenizer
 from folio.fetch import hub_model
 from folio.files import read_json
+from folio.gguf_reader import GGUFFile
 from folio.tokenizer import (
     EOT_TEXT,
     BPETokenizer,
@@ -29,10 +35,8 @@ from folio.tokenizer import (
     RankedTokenizer,
     Tokenizer,
     byte_alphabet,
-    gpt2_ranks,
     gpt2_tokenizer,
 )
-from folio.tokenizer import load as load_tokenizer
 
 HUB = {  # names as nanoGPT has them -> repositories
     **{name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")},
@@ -45,7 +49,8 @@ ACTIVATIONS = {  # Hugging Face's names -> ours
     "gelu_pytorch_tanh": "gelu_new",
     "gelu": "gelu",
 }
-NO_BIAS = ("transformer.wte.weight", "transformer.wpe.weight")
+NO_BIAS = ("wte", "wpe")  # the embeddings
+LAYER_NORM_EPSILON = 1e-5  # as torch.nn.LayerNorm and model.py have it
 
 
 def load(init_from: str, which: str = "best") -> Checkpoint:
@@ -66,16 +71,14 @@ def load(init_from: str, which: str = "best") -> Checkpoint:
 
 
 def from_hugging_face(folder: Path) -> Checkpoint:
-    """GPT-2 as transformers saves it: config.json, model.safetensors or pytorch_model.bin, and perhaps merges.txt."""
-    try:
+    """GPT-2 as transformers saves it: config.json, model.safetensors or pytorch_model.bin (or their shards), and the
+    tokenizer's files.
+    """
+    with _reading(folder, "a folder of Hugging Face's GPT-2"):
         config = read_json(folder / "config.json")
         if config.get("model_type") != "gpt2":
             what = f"{config.get('model_type')} ({', '.join(config.get('architectures') or ['?'])})"
-            raise CheckpointError(f"{folder} holds {what}, and Folio knows the architecture of gpt2 alone")
-        unlike = dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-        for name, ours in unlike.items():
-            if config.get(name, ours) != ours:
-                raise CheckpointError(f"{folder}: config.json has {name}={config[name]}, and Folio computes {ours}")
+            raise CheckpointError(f"{folder} holds {what}, and Folio reads only the architecture gpt2")
         activation = config.get("activation_function", "gelu_new")
         if activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
@@ -87,91 +90,268 @@ def from_hugging_face(folder: Path) -> Checkpoint:
             bias=True,
             activation=ACTIVATIONS[activation],
         )
+        _check_types(folder, shape)
+        computed = dict(
+            layer_norm_epsilon=(LAYER_NORM_EPSILON,),
+            n_inner=(4 * shape["n_embd"], None),
+            scale_attn_weights=(True,),
+            scale_attn_by_inverse_layer_idx=(False,),
+            add_cross_attention=(False,),
+            # transformers' general names for sizes, which overrule GPT-2's own where both are given
+            hidden_size=(shape["n_embd"],),
+            num_hidden_layers=(shape["n_layer"],),
+            num_attention_heads=(shape["n_head"],),
+            max_position_embeddings=(shape["block_size"],),
+        )
+        _check_fields(f"{folder}: config.json", config, computed)
+        for name in ("auto_map", "quantization_config", "pruned_heads"):
+            if config.get(name):
+                raise CheckpointError(f"{folder}: config.json has {name}, which Folio does not support")
         tensors = hugging_face_tensors(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} is not a folder of Hugging Face's GPT-2: {error}") from None
-    tensors = _checked(folder, shape, tensors)
-    return _fitting(folder, shape, tensors, _tokenizer_of(folder, shape["vocab_size"]))
+        if config.get("tie_word_embeddings") is False and "lm_head.weight" not in tensors:
+            raise CheckpointError(f"{folder}: config.json has tie_word_embeddings=False, and lm_head.weight is missing")
+        tokenizer = _tokenizer_of(folder, shape["vocab_size"])
+        loaded = _fitting(folder, shape, _checked(folder, shape, tensors), tokenizer)
+        ends = config.get("eos_token_id")  # an id or several
+        ends = ends if isinstance(ends, list) else [ends]
+        known = {None, tokenizer.eot, 50256}  # 50256 is what transformers writes for whom it does not concern
+        if not known & set(ends) and min(ends) < shape["vocab_size"]:
+            raise CheckpointError(
+                f"{folder}: config.json has eos_token_id={config['eos_token_id']}, and the end-of-text id of the "
+                f"tokenizer beside it is {tokenizer.eot}: put the tokenizer there that the model was trained with"
+            )
+        return loaded
 
 
 def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors by our names, each matrix as (out, in)."""
-    if (folder / "model.safetensors").exists():
-        saved = load_file(folder / "model.safetensors")
-    elif (folder / "pytorch_model.bin").exists():
-        saved = unpickled(folder / "pytorch_model.bin")
-    else:
-        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    """The tensors by our names, each matrix as (out, in), and lm_head.weight if it is there. Raises CheckpointError."""
     tensors = {}
-    for name, tensor in saved.items():
-        if name != "lm_head.weight" and not name.endswith(BUFFERS):
-            name = f"transformer.{name.removeprefix('transformer.')}"
+    for name, tensor in _saved_tensors(folder).items():
+        if not name.endswith(BUFFERS):
+            name = name if name == "lm_head.weight" else f"transformer.{name.removeprefix('transformer.')}"
+            if name in tensors:
+                raise CheckpointError(f"{folder} holds {name} twice, with and without the prefix transformer.")
             tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
 
+def _saved_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model.safetensors or pytorch_model.bin, whole or in the shards that an index lists."""
+    for whole, load_tensors in (("model.safetensors", load_file), ("pytorch_model.bin", unpickled)):
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).exists():
+            return load_tensors(folder / whole)
+        if not index.exists():
+            continue
+        tensors: dict[str, Tensor] = {}
+        weight_map = read_json(index)["weight_map"]
+        for shard in sorted(set(weight_map.values())):
+            if Path(shard).name != shard:
+                raise CheckpointError(f"{index} names a file outside its folder: {shard}")
+            if not (folder / shard).exists():
+                raise CheckpointError(f"{folder / shard} is missing; {index.name} lists it")
+            part = load_tensors(folder / shard)
+            if strange := [name for name in part if weight_map.get(name) != shard]:
+                raise CheckpointError(f"{folder / shard} holds {strange[0]}, which {index.name} does not place there")
+            tensors.update(part)
+        if missing := sorted(weight_map.keys() - tensors.keys()):
+            raise CheckpointError(f"{folder / weight_map[missing[0]]} lacks {missing[0]}, which {index.name} lists")
+        return tensors
+    raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+
+
 def _tokenizer_of(folder: Path, vocab_size: int) -> Tokenizer:
-    """The BPE of merges.txt or tokenizer.json beside the weights, or GPT-2's if the vocabulary is as large."""
-    if (folder / "merges.txt").exists():
-        return GPT2Tokenizer(gpt2_ranks(folder / "merges.txt"))
-    if vocab_size >= 50257:
-        return gpt2_tokenizer()
-    if (folder / "tokenizer.json").exists():
-        return load_tokenizer(folder)
-    raise CheckpointError(
-        f"{folder} has no merges.txt and no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"
-    )
+    """The BPE of merges.txt or tokenizer.json beside the weights; without both, GPT-2's if the vocabulary's size is
+    GPT-2's. The other files of the tokenizer must agree with it. Raises CheckpointError.
+    """
+    merges, library = folder / "merges.txt", folder / "tokenizer.json"
+    if not merges.exists() and not library.exists():
+        if not _is_gpt2_size(vocab_size):
+            raise CheckpointError(
+                f"{folder} has no merges.txt and no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's: "
+                f"put the tokenizer's files there"
+            )
+        made: RankedTokenizer = gpt2_tokenizer()
+    else:
+        read = [reader(path) for path, reader in ((merges, _read_merges), (library, _read_library)) if path.exists()]
+        made = read[0]
+        if made.ranks != read[-1].ranks:
+            raise CheckpointError(f"{folder}: merges.txt and tokenizer.json disagree about the tokens")
+    for name in ("vocab.json", "added_tokens.json"):
+        if (folder / name).exists():
+            _check_ids(folder / name, read_json(folder / name), made.ranks, whole=name == "vocab.json")
+    if (folder / "tokenizer_config.json").exists():
+        config = read_json(folder / "tokenizer_config.json")
+        switches = ("add_prefix_space", "add_bos_token", "add_eos_token", "do_lower_case")
+        _check_fields(f"{folder}: tokenizer_config.json", config, dict.fromkeys(switches, (False, None)))
+        added = {entry["content"]: int(i) for i, entry in (config.get("added_tokens_decoder") or {}).items()}
+        _check_ids(folder / "tokenizer_config.json", added, made.ranks, whole=False)
+    return made
+
+
+def _read_merges(path: Path) -> GPT2Tokenizer:
+    """The tokenizer of merges.txt, whose bytes are numbered by the vocab.json beside it, if there is one."""
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    if not first.startswith("#version"):
+        raise CheckpointError(f"{path} does not begin with a line #version: its first merge may be missing")
+    vocab = path.with_name("vocab.json")
+    ids = read_json(vocab) if vocab.exists() else {}
+    return GPT2Tokenizer(_ranks(path, [line.split(" ") for line in lines if line], ids))
+
+
+def _read_library(path: Path) -> RankedTokenizer:
+    """The tokenizer of tokenizer.json: a BPETokenizer where it is as Folio writes it, and a GPT2Tokenizer where the
+    end-of-text token is among the tokens of the model, as in GPT-2's own.
+    """
+    content = read_json(path)
+    model, words, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
+    if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
+        raise CheckpointError(f"{path} has a post_processor that adds tokens to a text, and Folio adds none")
+    vocab = dict(model["vocab"])
+    merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
+    ranks = _ranks(path, merges, vocab)
+    _check_ids(path, vocab, ranks, whole=True)
+    added = {token["content"]: token["id"] for token in content["added_tokens"]}
+    _check_ids(path, added, ranks, whole=False)
+    ours = vocab.pop(EOT_TEXT, None) is None
+    try:  # it checks all the other fields
+        model = {"type": "BPE", **model, "vocab": vocab, "merges": merges}
+        made = BPETokenizer({**content, "model": model, "pre_tokenizer": {"use_regex": True, **words}})
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a tokenizer that Folio reads: {error}") from None
+    return made if ours else GPT2Tokenizer(ranks)
+
+
+def _ranks(source: Path, pairs: list[list[str]], ids: dict[str, int]) -> list[bytes]:
+    """The tokens by id that GPT-2's scheme gives these merges, which are spelled in the byte alphabet: the 256 bytes
+    (in the order of `ids`, else in GPT-2's), then what each merge makes.
+
+    Raises CheckpointError where a merge is not of two earlier tokens, or makes one of them.
+    """
+    alphabet = byte_alphabet()
+    tokens = dict.fromkeys(sorted(alphabet, key=lambda letter: ids.get(letter, -1)))
+    for pair in pairs:
+        token = "".join(pair)
+        if len(pair) != 2 or not tokens.keys() >= set(pair) or token in tokens:
+            raise CheckpointError(
+                f"{source}: the merge {' '.join(pair)!r} does not make a new token of two earlier ones"
+            )
+        tokens[token] = None
+    return [bytes(map(alphabet.__getitem__, token)) for token in tokens]
+
+
+def _check_ids(source: Path, ids: dict[str, int], ranks: list[bytes], whole: bool) -> None:
+    """Raise CheckpointError unless these ids are those that the merges imply; `whole`: and they are all there."""
+    implied = {token: i for i, token in enumerate([*spelled_out(ranks), EOT_TEXT])}
+    for token, i in ids.items():
+        if token not in implied:
+            raise CheckpointError(f"{source} adds the token {token!r} (id {i}), which Folio's tokenizer cannot have")
+        if i != implied[token]:
+            raise CheckpointError(f"{source} gives {token!r} the id {i}, and the order of the merges {implied[token]}")
+    if whole and (missing := implied.keys() - ids.keys() - {EOT_TEXT}):
+        raise CheckpointError(f"{source} lacks the token {min(missing)!r}, which the merges make")
+
+
+def _is_gpt2_size(vocab_size: int) -> bool:
+    """Whether a vocabulary without a tokenizer may be GPT-2's: 50,257 tokens, or padded, as nanoGPT's 50,304."""
+    return vocab_size == 50257 or (vocab_size % 64 == 0 and 50257 < vocab_size <= 51200)
 
 
 def from_nanogpt(path: Path) -> Checkpoint:
     """nanoGPT's ckpt.pt; a data set of characters is looked for as data/NAME/meta.pkl, from its folder upwards."""
-    saved = unpickled(path)
-    try:
+    with _reading(path, "nanoGPT's ckpt.pt"):
+        saved = unpickled(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
-        shape = {name: arguments[name] for name in "block_size vocab_size n_layer n_head n_embd bias".split()}
+        names = "block_size vocab_size n_layer n_head n_embd bias".split()
+        if strange := [name for name in arguments if name not in (*names, "dropout")]:
+            raise CheckpointError(f"{path}: model_args has {strange[0]}, which nanoGPT's GPT does not have")
+        shape = {name: arguments[name] for name in names}
         shape["activation"] = "gelu"
+        _check_types(path, shape)
         tensors = {re.sub(r"^(_orig_mod\.|module\.)*", "", name): tensor for name, tensor in saved["model"].items()}
+        if len(tensors) != len(saved["model"]):
+            raise CheckpointError(f"{path} holds a tensor twice, with and without the prefix _orig_mod. or module.")
+        tensors = _checked(path, shape, {n: t for n, t in tensors.items() if not n.endswith(BUFFERS)})
         dataset = str(config.get("dataset") or "")
-    except (LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not nanoGPT's ckpt.pt: {error!r}") from None
-    tensors = {n: t for n, t in tensors.items() if n != "lm_head.weight" and not n.endswith(BUFFERS)}
-    metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
-    meta = next((meta for meta in metas if meta.exists()), None)
-    tokenizer = nanogpt_tokenizer(meta) if meta else gpt2_tokenizer()
-    return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+        metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
+        meta = next((meta for meta in metas if meta.exists()), None)
+        tokenizer: Tokenizer
+        if meta:
+            # GPT-2's own weights, finetuned on characters, keep their size
+            tokenizer = nanogpt_tokenizer(meta, None if _is_gpt2_size(shape["vocab_size"]) else shape["vocab_size"])
+        elif _is_gpt2_size(shape["vocab_size"]):
+            tokenizer = gpt2_tokenizer()
+        else:
+            raise CheckpointError(
+                f"{path}: {shape['vocab_size']:,} tokens are not GPT-2's, and there is no meta.pkl that lists them: "
+                f"put it into data/{dataset or 'NAME'} beside {path.name}"
+            )
+        return _fitting(path, shape, tensors, tokenizer)
 
 
 def from_gguf(path: Path) -> Checkpoint:
-    """A GGUF file of GPT-2's architecture, with its tokenizer; weights in float32 or float16, not quantized."""
-    from gguf import GGMLQuantizationType, GGUFReader
-
-    try:
-        reader = GGUFReader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-        if fields["general.architecture"] != "gpt2" or fields["tokenizer.ggml.model"] != "gpt2":
-            raise CheckpointError(f"{path} holds {fields['general.architecture']}, and Folio knows gpt2 alone")
+    """A GGUF file of GPT-2's architecture, with its tokenizer; weights in F32, F16 or BF16, not quantized."""
+    with _reading(path, "a GGUF file of GPT-2"):
+        file = GGUFFile(path)
+        fields = file.fields
+        if fields["general.architecture"] != "gpt2":
+            raise CheckpointError(f"{path} holds {fields['general.architecture']}, and Folio reads only gpt2")
+        if fields.get("split.count", 1) != 1:
+            raise CheckpointError(f"{path} is one of several parts: merge them with llama-gguf-split --merge")
         shape = dict(
-            block_size=int(fields["gpt2.context_length"]),
+            block_size=fields["gpt2.context_length"],
             vocab_size=len(fields["tokenizer.ggml.tokens"]),
-            n_layer=int(fields["gpt2.block_count"]),
-            n_head=int(fields["gpt2.attention.head_count"]),
-            n_embd=int(fields["gpt2.embedding_length"]),
+            n_layer=fields["gpt2.block_count"],
+            n_head=fields["gpt2.attention.head_count"],
+            n_embd=fields["gpt2.embedding_length"],
             bias=True,
             activation="gelu_new",
         )
-        alphabet = byte_alphabet()
-        tokens = fields["tokenizer.ggml.tokens"][: fields["tokenizer.ggml.eos_token_id"]]
-        tokenizer = GPT2Tokenizer([bytes(map(alphabet.__getitem__, token)) for token in tokens])
-        ours = {theirs: name for name, theirs in gguf_names(shape["n_layer"]).items()}
-        tensors = {}
-        for tensor in reader.tensors:
-            if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-                raise CheckpointError(f"{path}: {tensor.name} is quantized ({tensor.tensor_type.name})")
-            if tensor.name != "output.weight":
-                tensors[ours[tensor.name]] = torch.from_numpy(tensor.data.copy())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a GGUF file of GPT-2: {error!r}") from None
-    return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+        _check_types(path, shape)
+        head_size = shape["n_embd"] // shape["n_head"]
+        computed = {
+            "gpt2.attention.layer_norm_epsilon": (float(np.float32(LAYER_NORM_EPSILON)), LAYER_NORM_EPSILON),
+            "gpt2.feed_forward_length": (4 * shape["n_embd"],),
+            "gpt2.attention.head_count_kv": (shape["n_head"],),
+            "gpt2.attention.key_length": (head_size,),
+            "gpt2.attention.value_length": (head_size,),
+            "gpt2.attention.causal": (True,),
+            "gpt2.vocab_size": (shape["vocab_size"],),
+            "tokenizer.ggml.model": ("gpt2",),
+            "tokenizer.ggml.pre": ("gpt-2",),
+            "tokenizer.ggml.add_bos_token": (False,),
+            "tokenizer.ggml.add_eos_token": (False,),
+        }
+        _check_fields(str(path), fields, computed)
+        tokenizer = _gguf_tokenizer(path, fields)
+        ours = {theirs: name for name, theirs in gguf_names(min(shape["n_layer"], len(file.tensors))).items()}
+        ours["output.weight"] = "lm_head.weight"
+        tensors = {ours.get(name, name): tensor for name, tensor in file.tensors.items()}
+        return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+
+
+def _gguf_tokenizer(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
+    """The tokens in the order of the merges, then the end-of-text token, then unused ones. Raises CheckpointError."""
+    from gguf import TokenType
+
+    tokens, eot = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.eos_token_id"]
+    kinds = fields.get("tokenizer.ggml.token_type")
+    ids = {token: i for i, token in enumerate(tokens)}
+    ranks = _ranks(path, [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]], ids)
+    if eot != len(ranks):
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.eos_token_id is {eot}, and Folio expects {len(ranks)}, after the last merge's"
+        )
+    _check_ids(path, {token: i for i, token in enumerate(tokens[:eot])}, ranks, whole=True)
+    if kinds is None:
+        kinds = [TokenType.UNUSED if re.fullmatch(r"\[PAD\d+\]", token) else TokenType.NORMAL for token in tokens]
+    for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        expected = TokenType.NORMAL if i < eot else TokenType.UNUSED
+        if i != eot and kind != expected:
+            raise CheckpointError(
+                f"{path}: the token {token!r} (id {i}) is {TokenType(kind).name}, and Folio expects {expected.name}"
+            )
+    return GPT2Tokenizer(ranks)
 
 
 def gguf_names(n_layer: int) -> dict[str, str]:
@@ -198,27 +378,91 @@ def _fitting(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], toke
 def unpickled(path: Path) -> dict[str, Any]:
     """What torch.save wrote, as long as it is tensors and plain values. Raises CheckpointError for anything else."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, OSError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} was not opened, since it may run code or is damaged: {first}") from None
+        # A zip file is mapped, not read: its records cannot be compressed then, nor longer than the file.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # torch's unpickler raises whatever a damaged file makes its functions raise
+        raise CheckpointError(f"{path} was not opened, since it may run code or is damaged: {_line(error)}") from None
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn what a damaged or foreign file makes the code below raise into one line."""
+    try:
+        yield
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+        SafetensorError,
+    ) as error:
+        raise CheckpointError(f"{path} is not {what}: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error; of a missing key more than its bare name."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check_types(path: Path, shape: dict[str, Any]) -> None:
+    """Raise CheckpointError unless each size is a positive integer."""
+    for name, value in shape.items():
+        if name not in ("bias", "activation") and (type(value) is not int or not 0 < value < 2**31):
+            raise CheckpointError(f"{path} has {name}={reprlib.repr(value)}, which is not a positive integer")
+    if type(shape["bias"]) is not bool:
+        raise CheckpointError(f"{path} has bias={reprlib.repr(shape['bias'])}, which is neither True nor False")
+
+
+def _check_fields(source: str, fields: dict[str, Any], computed: dict[str, tuple[Any, ...]]) -> None:
+    """Raise CheckpointError for a field that is given and asks for something that Folio does not compute.
+
+    computed: the accepted values by name, the first of which is what Folio computes.
+    """
+    for name, accepted in computed.items():
+        if name in fields and fields[name] not in accepted:
+            raise CheckpointError(
+                f"{source} has {name}={reprlib.repr(fields[name])}, and Folio computes {accepted[0]!r}"
+            )
+
+
+def _parameter_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each of the model's parameters, by name."""
+    C = shape["n_embd"]
+    block = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
+    block |= {"ln_2": (C,), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+    weights = {"wte": (shape["vocab_size"], C), "wpe": (shape["block_size"], C), "ln_f": (C,)}
+    weights |= {f"h.{i}.{part}": size for i in range(shape["n_layer"]) for part, size in block.items()}
+    sizes = {f"transformer.{module}.weight": size for module, size in weights.items()}
+    if shape["bias"]:
+        sizes |= {f"transformer.{module}.bias": size[:1] for module, size in weights.items() if module not in NO_BIAS}
+    return sizes
 
 
 def _checked(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, contiguous and in float32, if the embeddings are as the shape says. Raises CheckpointError."""
-    kinds = {"bias": bool, "activation": str}
-    if wrong := [name for name in shape if type(shape[name]) is not kinds.get(name, int)]:
-        raise CheckpointError(f"{path} has {wrong[0]}={shape[wrong[0]]!r}, which is no number")
-    expected = {
-        "transformer.wte.weight": (shape["vocab_size"], shape["n_embd"]),
-        "transformer.wpe.weight": (shape["block_size"], shape["n_embd"]),
-        "transformer.h.0.attn.c_attn.weight": (3 * shape["n_embd"], shape["n_embd"]),
-    }
-    for name, size in expected.items():
-        if name not in tensors:
-            raise CheckpointError(f"{path} has no {name}")
+    """The model's tensors, contiguous and in float32, without lm_head.weight, which is the token embeddings again.
+
+    Raises CheckpointError if there are others than the shape has parameters, or if lm_head.weight is another matrix.
+    """
+    tensors = dict(tensors)
+    head = tensors.pop("lm_head.weight", None)
+    n_layer = min(shape["n_layer"], len(tensors))  # more layers than tensors lack some, however many are asked for
+    sizes = _parameter_shapes({**shape, "n_layer": n_layer})
+    if missing := [name for name in sizes if name not in tensors]:
+        raise CheckpointError(f"{path} has no {missing[0]}")
+    if strange := [name for name in tensors if name not in sizes]:
+        raise CheckpointError(f"{path} has a tensor {strange[0]}, which GPT-2 does not have")
+    for name, size in sizes.items():
         if tuple(tensors[name].shape) != size:
             raise CheckpointError(f"{path}: {name} is {tuple(tensors[name].shape)}, and should be {size}")
+        if not tensors[name].is_floating_point():
+            raise CheckpointError(f"{path}: {name} is of {tensors[name].dtype}, which is not floating-point")
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+    if sum(t.numel() * t.itemsize for t in tensors.values()) > sum(storages.values()):
+        raise CheckpointError(f"{path} is damaged: its tensors are larger than what it stores")
+    if head is not None and not torch.equal(head.float(), tensors["transformer.wte.weight"].float()):
+        raise CheckpointError(
+            f"{path} has an lm_head.weight (an output matrix) that differs from the token embeddings, and Folio ties "
+            f"the two: it cannot compute this model"
+        )
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}
 
 
@@ -262,7 +506,7 @@ def to_gguf(loaded: Checkpoint, path: Path) -> None:
     writer.add_embedding_length(shape["n_embd"])
     writer.add_feed_forward_length(4 * shape["n_embd"])
     writer.add_head_count(shape["n_head"])
-    writer.add_layer_norm_eps(1e-5)
+    writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
     writer.add_file_type(LlamaFileType.ALL_F32)
     spelled = spelled_out(made.ranks)
     unused = [f"[PAD{i}]" for i in range(made.vocab_size, shape["vocab_size"])]
@@ -296,7 +540,7 @@ def to_nanogpt(loaded: Checkpoint, folder: Path) -> None:
         config["dataset"] = "folio_char"
         meta = folder / "data" / config["dataset"] / "meta.pkl"
         itos = dict(enumerate(made.characters)) | ({} if made.eot is None else {made.eot: EOT_TEXT})
-        table = dict(vocab_size=made.vocab_size, itos=itos, stoi={token: i for i, token in itos.items()})
+        table = dict(vocab_size=shape["vocab_size"], itos=itos, stoi={token: i for i, token in itos.items()})
         meta.parent.mkdir(parents=True)
         meta.write_bytes(pickle.dumps(table))
     elif not isinstance(made, GPT2Tokenizer):
@@ -314,7 +558,7 @@ def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with zeros for the biases that a model without them lacks."""
     tensors = dict(tensors)
     for name, tensor in list(tensors.items()):
-        if name.endswith(".weight") and name not in NO_BIAS:
+        if name.endswith(".weight") and name.split(".")[1] not in NO_BIAS:
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))  # (out,)
     return tensors
 

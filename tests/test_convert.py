@@ -66,11 +66,11 @@ def test_old_files_with_buffers_and_without_prefix(theirs, folder):
     [
         (
             dict(model_type="llama", architectures=["LlamaForCausalLM"]),
-            r"holds llama \(LlamaForCausalLM\), and Folio knows",
+            r"holds llama \(LlamaForCausalLM\), and Folio reads only",
         ),
         (dict(activation_function="relu"), "config.json has activation_function=relu; Folio knows"),
         (dict(vocab_size=300), r"transformer\.wte\.weight is \(260, 16\), and should be \(300, 16\)"),
-        (dict(n_embd=None), "has n_embd=None, which is no number"),
+        (dict(n_embd=None), "has n_embd=None, which is not a positive integer"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message, folder):
