@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from tiny_tokenizers import bpe
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
 from folio import UserError, convert
 from folio.tokenizer import byte_alphabet
@@ -99,6 +100,306 @@ def test_incomplete_folders_are_told(folder):
         convert.load(str(folder))
 
 
+def changed(folder: Path, name: str, **changes) -> None:
+    """Change fields of a JSON file in the folder."""
+    path = folder / name
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_an_output_matrix_of_its_own_is_refused(file, theirs, folder):
+    """lm_head.weight was dropped unseen: an untied model computed other logits than transformers."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save = save_file if file == "model.safetensors" else torch.save
+    changed(folder, "config.json", tie_word_embeddings=False)
+    save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, folder / file)
+    assert_same(theirs, folder)
+    save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1e-3}, folder / file)
+    with pytest.raises(UserError, match=r"has an lm_head\.weight .* that differs from the token embeddings"):
+        convert.load(str(folder))
+    save(tensors, folder / file)
+    with pytest.raises(UserError, match=r"tie_word_embeddings=False, and lm_head\.weight is missing"):
+        convert.load(str(folder))
+
+
+def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
+    config = GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"lm_head\.weight .* differs from the token embeddings, and Folio ties"):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06, and Folio computes 1e-05"),
+        (dict(layer_norm_epsilon=None), "layer_norm_epsilon=None, and Folio computes 1e-05"),
+        (dict(n_inner=32), "n_inner=32, and Folio computes 64"),
+        (dict(scale_attn_weights=False), "scale_attn_weights=False, and Folio computes True"),
+        (
+            dict(scale_attn_by_inverse_layer_idx=True),
+            "scale_attn_by_inverse_layer_idx=True, and Folio computes False",
+        ),
+        (dict(add_cross_attention=True), "add_cross_attention=True, and Folio computes False"),
+        (dict(num_attention_heads=4), "num_attention_heads=4, and Folio computes 2"),
+        (
+            dict(auto_map={"AutoModelForCausalLM": "own.Model"}),
+            "config.json has auto_map, which Folio does not support",
+        ),
+        (dict(quantization_config={"bits": 8}), "config.json has quantization_config, which Folio does not support"),
+        (dict(eos_token_id=7), "eos_token_id=7, and the end-of-text id of the tokenizer beside it is 259"),
+        (dict(n_layer=3), r"has no transformer\.h\.2\."),
+        (dict(n_layer=1), r"has a tensor transformer\.h\.1\..*, which GPT-2 does not have"),
+        (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
+        (dict(n_layer=10**400), "which is not a positive integer"),
+        (dict(n_head=0), "n_head=0, which is not a positive integer"),
+    ],
+)
+def test_what_folio_computes_otherwise_is_refused(changes, message, folder):
+    """Another epsilon, scale or width loaded without a word and computed something else, or ended in a traceback."""
+    changed(folder, "config.json", **changes)
+    with pytest.raises(UserError, match=message) as refused:
+        convert.load(str(folder)).build(GPT, GPTConfig)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("changes", [dict(n_inner=64), dict(eos_token_id=50256), dict(eos_token_id=[3, 259])])
+def test_what_says_the_same_in_other_words_is_read(changes, theirs, folder):
+    changed(folder, "config.json", **changes)
+    assert_same(theirs, folder)
+
+
+def altered_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({n: t for n, t in tensors.items() if t is not None}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"transformer.h.1.attn.c_attn.bias": None}, r"has no transformer\.h\.1\.attn\.c_attn\.bias"),
+        (
+            {"transformer.h.0.crossattention.c_attn.weight": torch.ones(2)},
+            "has a tensor .*crossattention.* does not have",
+        ),
+        ({"score.weight": torch.ones(2, 16)}, r"has a tensor transformer\.score\.weight"),
+        ({"ln_f.bias": torch.ones(16)}, r"holds transformer\.ln_f\.bias twice"),
+        (
+            {"transformer.ln_f.bias": torch.ones(16).byte()},
+            r"ln_f\.bias is of torch\.uint8, which is not floating-point",
+        ),
+        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"is \(32, 16\), and should be \(64, 16\)"),
+    ],
+)
+def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
+    """They were dropped or only found when the model was built, in several lines."""
+    altered_tensors(folder, changes)
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+def sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
+    """The same weights in several files; returns the index."""
+    (folder / "model.safetensors").unlink()
+    theirs.save_pretrained(folder, max_shard_size="9KB")
+    index = folder / "model.safetensors.index.json"
+    if kind == "bin":  # as older versions of transformers wrote it
+        weight_map = json.loads(index.read_text())["weight_map"]
+        for name in set(weight_map.values()):
+            torch.save(load_file(folder / name), folder / name.replace("safetensors", "bin"))
+            (folder / name).unlink()
+        index.unlink()
+        index = folder / "pytorch_model.bin.index.json"
+        weight_map = {tensor: name.replace("safetensors", "bin") for tensor, name in weight_map.items()}
+        index.write_text(json.dumps({"weight_map": weight_map}))
+    return index
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_sharded_weights_are_read(kind, theirs, folder):
+    """A folder with model.safetensors.index.json was said to have no weights."""
+    index = sharded(theirs, folder, kind)
+    assert len(set(json.loads(index.read_text())["weight_map"].values())) > 2
+    assert_same(theirs, folder)
+
+
+def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path):
+    index = sharded(theirs, folder, "safetensors")
+    good = json.loads(index.read_text())["weight_map"]
+    name, shard = next(iter(good.items()))
+    save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
+    other = next(file for file in good.values() if file != shard)
+    for weight_map, message in (
+        ({**good, name: "../outside.safetensors"}, r"names a file outside its folder: \.\./outside"),
+        ({**good, name: str(tmp_path / "outside.safetensors")}, "names a file outside its folder"),
+        ({**good, name: "gone.safetensors"}, "gone.safetensors is missing; model.safetensors.index.json lists it"),
+        ({**good, name: other}, f"{shard} holds {name}, which model.safetensors.index.json does not place there"),
+        ({**good, "transformer.h.9": other}, "lacks transformer.h.9, which model.safetensors.index.json lists"),
+        ({n: file for n, file in good.items() if n != name}, f"holds {name}, which"),
+        ([], "is not a folder of Hugging Face's GPT-2"),
+        ({name: 5}, "is not a folder of Hugging Face's GPT-2"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(UserError, match=message):
+            convert.load(str(folder))
+    index.write_text(json.dumps({"weight_map": good}))
+    (folder / shard).write_bytes(b"half")
+    with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
+        convert.load(str(folder))
+
+
+PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
+VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
+SAID = "hello <|endoftext|> hell wörld's  日本\n"
+
+
+def library_folder(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
+    """The folder with tokenizer.json, as transformers writes it, in the place of merges.txt."""
+    (folder / "merges.txt").unlink()
+    GPT2Tokenizer(vocab=dict(vocab), merges=PAIRS).save_pretrained(folder)
+    return folder
+
+
+def assert_same_ids(folder: Path) -> None:
+    expected = AutoTokenizer.from_pretrained(folder)
+    text = SAID.replace("<|endoftext|>", "")
+    assert convert.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
+
+
+def test_the_vocabulary_beside_the_merges_is_heeded(folder):
+    """vocab.json was not read: ids in another order than GPT-2's were tokenized wrongly without a word."""
+    (folder / "vocab.json").write_text(json.dumps(VOCAB), encoding="utf-8")
+    assert_same_ids(folder)
+    exchanged = {**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]}  # bytes may be in any order
+    (folder / "vocab.json").write_text(json.dumps(exchanged), encoding="utf-8")
+    assert_same_ids(folder)
+    assert convert.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
+    first = {token: (i + 1) % len(VOCAB) for token, i in VOCAB.items()}  # the end-of-text token first
+    for vocab, message in (
+        ({**VOCAB, "he": 257, "ll": 256}, "gives 'he' the id 257, and the order of the merges 256"),
+        (first, "vocab.json gives "),
+        ({**VOCAB, "<pad>": 260}, r"adds the token '<pad>' \(id 260\), which Folio's tokenizer cannot have"),
+        ({token: i for token, i in VOCAB.items() if token != "hell"}, "lacks the token 'hell'"),
+        ([], "is not a folder of Hugging Face's GPT-2"),
+        ({"a": "b"}, "is not a folder of Hugging Face's GPT-2|vocab.json"),
+    ):
+        (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("added_tokens.json", {"<|user|>": 260}, r"added_tokens\.json adds the token '<\|user\|>' \(id 260\)"),
+        ("tokenizer_config.json", {"add_prefix_space": True}, "add_prefix_space=True, and Folio computes False"),
+        ("tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=True, and Folio computes False"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"260": {"content": "<x>"}}}, "adds the token '<x>'"),
+    ],
+)
+def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder):
+    """What transformers reads beside merges.txt was ignored."""
+    changed(folder, name, **changes)
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "merges, message",
+    [
+        ("h e\nl l\n", "does not begin with a line #version: its first merge may be missing"),
+        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token of two earlier ones"),
+        ("#version: 0.2\nh e\nh e\n", "the merge 'h e' does not make a new token"),
+        ("#version: 0.2\nh e l\n", "the merge 'h e l' does not make a new token"),
+        ("#version: 0.2\n日 本\n", "does not make a new token of two earlier ones"),
+        ("", "is not a folder of Hugging Face's GPT-2"),
+    ],
+)
+def test_merges_that_are_damaged_are_refused(merges, message, folder):
+    """They ended in a traceback; without its first line, merges.txt lost a merge and all ids moved by one."""
+    (folder / "merges.txt").write_text(merges, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize("vocab_size", [260, 50304])
+def test_tokenizer_json_is_read_whatever_the_size(vocab_size, folder):
+    """With 50,257 tokens or more, GPT-2's own tokenizer was assumed in the place of the one that was there."""
+    library_folder(folder)
+    changed(folder, "config.json", vocab_size=vocab_size)
+    rows = torch.zeros(vocab_size - 260, 16)
+    wte = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    altered_tensors(folder, {"transformer.wte.weight": torch.cat([wte, rows])})
+    assert_same_ids(folder)
+    assert convert.load(str(folder)).tokenizer.eot == 259
+
+
+def test_tokenizer_json_in_the_older_form_is_read(folder):
+    """GPT-2's own on the hub: merges as strings, and no type of the model."""
+    content = json.loads((library_folder(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"] = {"vocab": VOCAB, "merges": [" ".join(pair) for pair in PAIRS]}
+    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    content["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert_same_ids(folder)
+
+
+TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda c: c["added_tokens"].append({"id": 260, "content": "<|user|>", **TOKEN}),
+            r"adds the token '<\|user\|>'",
+        ),
+        (lambda c: c["pre_tokenizer"].update(add_prefix_space=True), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["pre_tokenizer"].update(use_regex=False), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c.update(normalizer={"type": "Lowercase"}), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["model"].update(dropout=0.1), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["model"].update(type="Unigram"), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["post_processor"].update(special_tokens={"<s>": {}}), "a post_processor that adds tokens"),
+        (lambda c: c["model"]["vocab"].update(he=257, ll=256), "gives 'he' the id 257"),
+        (lambda c: c.pop("model"), "it has no 'model'"),
+    ],
+)
+def test_tokenizer_json_of_another_kind_is_refused(change, message, folder):
+    content = json.loads((library_folder(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+    change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+def test_tokenizer_files_that_disagree_are_refused(folder):
+    merges = (folder / "merges.txt").read_text(encoding="utf-8")
+    library_folder(folder)
+    (folder / "merges.txt").write_text(merges, encoding="utf-8")
+    assert_same_ids(folder)
+    (folder / "merges.txt").write_text("#version: 0.2\nh e\nl l\nl o\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json disagree about the tokens"):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "vocab_size, gpt2", [(50257, True), (50304, True), (50260, False), (60000, False), (260, False)]
+)
+def test_without_a_tokenizer_the_size_must_be_gpt2s(vocab_size, gpt2, folder, monkeypatch):
+    """Any vocabulary of 50,257 tokens or more was taken for GPT-2's."""
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    (folder / "merges.txt").unlink()
+    changed(folder, "config.json", vocab_size=vocab_size, eos_token_id=50256)
+    altered_tensors(folder, {"transformer.wte.weight": torch.zeros(vocab_size, 16)})
+    if gpt2:
+        assert convert.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
+        return
+    with pytest.raises(UserError, match=f"no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"):
+        convert.load(str(folder))
+
+
 def nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
     """ckpt.pt as nanoGPT's train.py saves it, with its data set beside."""
     shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
@@ -124,6 +425,71 @@ def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
     ids = torch.randint(3, (2, 10))
     assert torch.equal(loaded.build(GPT, GPTConfig).eval()(ids)[0], ours(ids)[0])
     assert loaded.tokenizer.characters == "\nab"
+
+
+def altered_checkpoint(path: Path, **changes) -> None:
+    """nanoGPT's checkpoint with other arguments of the model (model_args), tensors (model) or settings (config)."""
+    nanogpt_checkpoint(path, prefix="")
+    saved = torch.load(path, weights_only=True)
+    for name, change in changes.items():
+        saved[name] = {**saved[name], **change}
+    torch.save(saved, path)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(model={"lm_head.weight": torch.ones(3, 16)}), r"lm_head\.weight .* differs from the token embeddings"),
+        (dict(model_args={"use_rope": True}), "model_args has use_rope, which nanoGPT's GPT does not have"),
+        (dict(model_args={"bias": 1}), "has bias=1, which is neither True nor False"),
+        (dict(model_args={"bias": True}), r"has no transformer\..*\.bias"),
+        (dict(model={"transformer.h.0.attn.q_norm": torch.ones(2)}), r"has a tensor transformer\.h\.0\.attn\.q_norm"),
+        (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), "holds a tensor twice"),
+        (dict(config={"dataset": "gone"}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/gone beside"),
+        (dict(config={"dataset": None}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/NAME beside"),
+        (dict(config={"dataset": "x" * 5000}), "ckpt.pt"),
+    ],
+)
+def test_a_nanogpt_checkpoint_that_folio_computes_otherwise_is_refused(changes, message, tmp_path):
+    """An untied lm_head was dropped, and settings of nanoGPT's descendants were ignored."""
+    altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
+    with pytest.raises(UserError, match=message):
+        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+
+
+@pytest.mark.parametrize("vocab_size, gpt2", [(50257, True), (50304, True), (50300, False), (100288, False)])
+def test_a_nanogpt_checkpoint_without_meta_pkl_must_have_gpt2s_size(vocab_size, gpt2, tmp_path, monkeypatch):
+    """Any vocabulary of 50,257 tokens or more was taken for GPT-2's; nanoGPT pads it to 50,304."""
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    rows = {"transformer.wte.weight": torch.zeros(vocab_size, 16), "lm_head.weight": torch.zeros(vocab_size, 16)}
+    changes = dict(model=rows, model_args={"vocab_size": vocab_size}, config={"dataset": "openwebtext"})
+    altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
+    if gpt2:
+        assert convert.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
+        return
+    with pytest.raises(UserError, match=f"{vocab_size:,} tokens are not GPT-2's, and there is no meta.pkl"):
+        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+
+
+def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
+    """A data set that was prepared again with fewer characters decoded the model's ids as other characters."""
+    nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
+    (tmp_path / "data" / "abc" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b"}}))
+    with pytest.raises(UserError, match=r"meta\.pkl is of a vocabulary of 2, and the model has one of 3"):
+        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path):
+    """A tensor can repeat one stored number without end: a file of 2 kB asked for terabytes."""
+    shape = dict(block_size=2**20, vocab_size=2**20, n_layer=1, n_head=1, n_embd=2**15, bias=False)
+    one = torch.zeros(1, dtype=torch.float16)
+    model = {name: one.expand(size) for name, size in convert._parameter_shapes(shape).items()}
+    saved = {"model": model, "model_args": shape, "config": {}}
+    torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
+    assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
+    with pytest.raises(UserError, match="its tensors are larger than what it stores"):
+        convert.load(str(tmp_path / "ckpt.pt"))
 
 
 class Bomb:
