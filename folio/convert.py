@@ -229,7 +229,7 @@ def _ranks(source: Path, pairs: list[list[str]], ids: dict[str, int]) -> list[by
     Raises CheckpointError where a merge is not of two earlier tokens, or makes one of them.
     """
     alphabet = byte_alphabet()
-    tokens = dict.fromkeys(sorted(alphabet, key=lambda letter: ids.get(letter, -1)))
+    tokens = dict.fromkeys(sorted(alphabet, key=lambda letter: ids.get(letter, 256)))
     for pair in pairs:
         token = "".join(pair)
         if len(pair) != 2 or not tokens.keys() >= set(pair) or token in tokens:
@@ -349,7 +349,7 @@ def _gguf_tokenizer(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
         expected = TokenType.NORMAL if i < eot else TokenType.UNUSED
         if i != eot and kind != expected:
             raise CheckpointError(
-                f"{path}: the token {token!r} (id {i}) is {TokenType(kind).name}, and Folio expects {expected.name}"
+                f"{path}: the token {token!r} (id {i}) is {TokenType(int(kind)).name}, and Folio expects {expected.name}"
             )
     return GPT2Tokenizer(ranks)
 

@@ -5,6 +5,8 @@ import pickle
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -524,3 +526,148 @@ def test_without_a_network_it_is_told_which_files_to_put_where(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"or put config\.json, model\.safetensors, merges\.txt into a folder"):
         convert.load("gpt2")
+
+
+def converted(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+    """The model as llama.cpp's convert_hf_to_gguf.py writes it, some of its fields and tensors changed (None: left
+    out). Tensors are named and transposed as there; matrices are float16 if their dtype is.
+    """
+    kinds = [1] * 259 + [3]
+    content = {
+        "gpt2.block_count": 2,
+        "gpt2.context_length": 32,
+        "gpt2.embedding_length": 16,
+        "gpt2.feed_forward_length": 64,
+        "gpt2.attention.head_count": 2,
+        "gpt2.attention.layer_norm_epsilon": 1e-5,
+        "general.name": "theirs",
+        "general.file_type": 0,
+        "general.quantization_version": 2,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": list(VOCAB),
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in PAIRS],
+        "tokenizer.ggml.bos_token_id": 259,
+        "tokenizer.ggml.eos_token_id": 259,
+    }
+    writer = gguf.GGUFWriter(path, "gpt2")
+    for name, value in {**content, **(fields or {})}.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif value is not None:
+            kind = {bool: "bool", int: "uint32", float: "float32", str: "string"}[type(value)]
+            getattr(writer, f"add_{kind}")(name, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
+    data = {}
+    for name, tensor in theirs.state_dict().items():
+        if name != "lm_head.weight":
+            tensor = tensor.T if name.endswith(convert.TRANSPOSED) else tensor
+            data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
+    for name, value in {**data, **(tensors or {})}.items():
+        if value is not None:
+            bf16 = value.dtype == np.uint8
+            writer.add_tensor(name, value, raw_dtype=gguf.GGMLQuantizationType.BF16 if bf16 else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def embeddings(theirs: GPT2LMHeadModel) -> np.ndarray:
+    return theirs.transformer.wte.weight.detach().numpy().copy()
+
+
+def test_what_llama_cpps_converter_writes_computes_the_same(theirs, tmp_path):
+    assert_same(theirs, converted(theirs, tmp_path / "a.gguf"))
+    assert convert.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
+    # older converters repeat the embeddings as output.weight, and name neither types nor the rule for words
+    older = {"tokenizer.ggml.pre": None, "tokenizer.ggml.token_type": None}
+    assert_same(theirs, converted(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gguf_in_16_bits_is_read(dtype, theirs, tmp_path):
+    """bfloat16, which llama.cpp's converter may choose by itself, was said to be quantized."""
+    rounded = theirs.transformer.wte.weight.detach().to(dtype)
+    theirs.transformer.wte.weight.data.copy_(rounded)
+    data = rounded.numpy() if dtype == torch.float16 else rounded.view(torch.uint8).numpy()
+    assert_same(theirs, converted(theirs, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
+
+
+def test_the_vocabularys_padding_is_read(theirs, tmp_path):
+    pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
+    rows = {"token_embd.weight": np.concatenate([embeddings(theirs), np.ones((1, 16), np.float32)])}
+    for fields in (pads, {**pads, "tokenizer.ggml.token_type": None}):
+        path = tmp_path / f"{len(fields)}{fields['tokenizer.ggml.token_type'] is None}.gguf"
+        loaded = convert.load(str(converted(theirs, path, fields, rows)))
+        assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
+
+
+TOKENS = list(VOCAB)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=9.99.*e-07, and Folio computes 9.99.*e-06"),
+        ({"gpt2.feed_forward_length": 32}, "gpt2.feed_forward_length=32, and Folio computes 64"),
+        ({"gpt2.attention.head_count_kv": 1}, "head_count_kv=1, and Folio computes 2"),
+        ({"gpt2.attention.key_length": 4}, "key_length=4, and Folio computes 8"),
+        ({"gpt2.attention.causal": False}, "causal=False, and Folio computes True"),
+        ({"gpt2.attention.head_count": [2, 2]}, "n_head=.*, which is not a positive integer"),
+        ({"gpt2.attention.head_count": 0}, "n_head=0, which is not a positive integer"),
+        ({"gpt2.block_count": 3}, r"has no transformer\.h\.2"),
+        ({"gpt2.block_count": 2**31 - 1}, r"has no transformer\.h\.2"),
+        ({"gpt2.block_count": 1}, r"has a tensor blk\.1\..*, which GPT-2 does not have"),
+        ({"gpt2.context_length": None}, "it has no 'gpt2.context_length'"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model='llama', and Folio computes 'gpt2'"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe', and Folio computes 'gpt-2'"),
+        ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True, and Folio computes False"),
+        ({"tokenizer.ggml.merges": None}, "it has no 'tokenizer.ggml.merges'"),
+        ({"tokenizer.ggml.merges": ["l l", "h e", "he ll"]}, "gives 'he' the id 256, and the order of the merges 257"),
+        ({"tokenizer.ggml.merges": ["h e", "l l"]}, "eos_token_id is 259, and Folio expects 258"),
+        ({"tokenizer.ggml.eos_token_id": 0}, "eos_token_id is 0, and Folio expects 259"),
+        ({"tokenizer.ggml.eos_token_id": None}, "it has no 'tokenizer.ggml.eos_token_id'"),
+        ({"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]}, "gives 'll' the id 256, and the order"),
+        ({"tokenizer.ggml.tokens": [*TOKENS[:256], "he", "he", *TOKENS[258:]]}, "gives 'he' the id 257"),
+        ({"tokenizer.ggml.tokens": TOKENS[:250]}, "lacks the token"),
+        (
+            {"tokenizer.ggml.token_type": [1] * 258 + [4, 3]},
+            r"'hell' \(id 258\) is USER_DEFINED, and Folio expects NORM",
+        ),
+        (
+            {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 3]},
+            r"'<\|user\|>' \(id 260\) is CONTROL, and Folio expects UNUSED",
+        ),
+        (
+            {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": None},
+            r"'<\|user\|>' \(id 260\) is NORMAL, and Folio expects UNUSED",
+        ),
+        ({"tokenizer.ggml.token_type": [1] * 10}, "is not a GGUF file of GPT-2"),
+        ({"tokenizer.ggml.token_type": [77] * 260}, "is not a GGUF file of GPT-2: 77 is not a valid TokenType"),
+        ({"split.count": 2}, "is one of several parts: merge them with llama-gguf-split --merge"),
+    ],
+)
+def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs, tmp_path):
+    """Another epsilon, tokens in another order or of another kind, and added tokens loaded without a word."""
+    with pytest.raises(UserError, match=message) as refused:
+        convert.load(str(converted(theirs, tmp_path / "x.gguf", fields)))
+    assert len(str(refused.value).splitlines()) == 1 and "x.gguf" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "tensors, message",
+    [
+        ({"output.weight": np.ones((260, 16), np.float32)}, r"lm_head\.weight .* differs from the token embeddings"),
+        ({"rope_freqs.weight": np.ones(4, np.float32)}, r"has a tensor rope_freqs\.weight, which GPT-2 does not have"),
+        ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
+        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"is \(63,\), and should be \(64,\)"),
+        ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"blk\.1\.ffn_up\.bias is quantized \(type 26\)"),
+    ],
+)
+def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
+    """output.weight was dropped unseen, even where it was another matrix than the token embeddings."""
+    with pytest.raises(UserError, match=message):
+        convert.load(str(converted(theirs, tmp_path / "x.gguf", tensors=tensors)))

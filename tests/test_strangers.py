@@ -10,12 +10,18 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tiny_tokenizers import bpe
 
-from folio import UserError, checkpoint, configurator
-from folio.dataset import load_plain_pickle, open_dataset
-from folio.files import read_json, sha256
+from folio import UserError, checkpoint, configurator, convert
+from folio.checkpoint import Checkpoint
+from folio.dataset import nanogpt_tokenizer, open_dataset
+from folio.files import read_json, sha256, write_json
+from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
+from tools.export import WRITERS
 from train import TrainConfig, train
 
 VALUES = st.recursive(
@@ -32,8 +38,10 @@ VALUES = st.recursive(
 
 @st.composite
 def altered(draw: st.DrawFn, content: bytes) -> bytes:
-    """Other bytes; the content cut, or with bits flipped; or its JSON with a value somewhere replaced or removed."""
-    way = draw(st.sampled_from(["bytes", "cut", "flip", "json", "json", "json"]))
+    """Other bytes; the content cut, with bits flipped, or with a length somewhere overwritten; or its JSON with a value
+    somewhere replaced or removed.
+    """
+    way = draw(st.sampled_from(["bytes", "cut", "flip", "length", "json", "json", "json"]))
     if way == "bytes":
         return draw(st.binary(max_size=200))
     if way == "cut":
@@ -42,7 +50,11 @@ def altered(draw: st.DrawFn, content: bytes) -> bytes:
         try:
             document = json.loads(content)
         except ValueError:
-            way = "flip"
+            way = draw(st.sampled_from(["flip", "length"]))
+    if way == "length":
+        number = draw(st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]))
+        at = draw(st.integers(0, len(content) - 1))
+        return content[:at] + number.to_bytes(8, "little") + content[at + 8 :]
     if way == "flip":
         flipped = bytearray(content)
         for _ in range(draw(st.integers(1, 4))):
@@ -120,9 +132,52 @@ def shard_header(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[
 def meta_pkl(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
     def attempt(content: bytes) -> None:
         (folder / "meta.pkl").write_bytes(content)
-        load_plain_pickle(folder / "meta.pkl")
+        nanogpt_tokenizer(folder / "meta.pkl").decode([0])
 
     return pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "b", 2: "c"}, "stoi": {"a": 0, "b": 1, "c": 2}}), attempt
+
+
+def foreign(to: str, name: str) -> Callable[[Path, Path, Path], tuple[bytes, Callable[[bytes], object]]]:
+    """A file of a model in the format of others, which `convert.load` opens."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+        made = CharTokenizer("abc") if to == "nanogpt" else bpe()
+        shape = dict(block_size=4, vocab_size=made.vocab_size, n_layer=1, n_head=1, n_embd=2, bias=True)
+        shape["activation"] = "gelu" if to == "nanogpt" else "gelu_new"
+        tensors = {name: p.detach() for name, p in GPT(GPTConfig(**shape)).named_parameters()}
+        place = folder / ("made.gguf" if to == "gguf" else "made")
+        WRITERS[to](Checkpoint(Path("random"), tensors, made, {"model": shape}), place)
+        if to == "hf":
+            spelled = convert.spelled_out(made.ranks)
+            pairs = [f"{spelled[first]} {spelled[second]}\n" for first, second in convert.merges_of(made.ranks)]
+            if name != "tokenizer.json":
+                (place / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
+            write_json(place / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
+        if name.startswith("pytorch_model.bin"):
+            zipped = name == "pytorch_model.bin"
+            saved = load_file(place / "model.safetensors")
+            torch.save(saved, place / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+            (place / "model.safetensors").unlink()
+        if name.endswith("index.json"):
+            (place / "model.safetensors").rename(place / "part.safetensors")
+            weights = load_file(place / "part.safetensors")
+            write_json(place / name, {"weight_map": dict.fromkeys(weights, "part.safetensors")})
+        changed = place if to == "gguf" else place / name.removesuffix(" (old)")
+        init_from = place / "ckpt.pt" if to == "nanogpt" else place
+
+        def attempt(content: bytes) -> None:
+            changed.write_bytes(content)
+            loaded = convert.load(str(init_from))
+            loaded.build(GPT, GPTConfig)
+            loaded.tokenizer.decode([0])
+
+        return changed.read_bytes(), attempt
+
+    return prepare
+
+
+HUGGING_FACE = "config.json merges.txt vocab.json tokenizer.json tokenizer_config.json model.safetensors".split()
+HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin (old)"]
 
 
 def config_text(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
@@ -139,6 +194,10 @@ CASES = {
     "meta.json": meta_json,
     "shard header": shard_header,
     "meta.pkl": meta_pkl,
+    "GGUF": foreign("gguf", ""),
+    "nanoGPT's ckpt.pt": foreign("nanogpt", "ckpt.pt"),
+    "nanoGPT's meta.pkl": foreign("nanogpt", "data/folio_char/meta.pkl"),
+    **{f"Hugging Face's {name}": foreign("hf", name) for name in HUGGING_FACE},
     **{name: in_checkpoint(name) for name in ("state.json", "tokenizer.json", "manifest.json", "model.safetensors")},
 }
 
@@ -146,7 +205,7 @@ CASES = {
 @pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_a_strangers_file_works_or_is_refused(case, examples, run, data_dir, tmp_path, seed):
-    """The long form, 16,000 cases: python -m pytest -m slow tests/test_strangers.py"""
+    """The long form, 40,000 cases: python -m pytest -m slow tests/test_strangers.py"""
     content, attempt = CASES[case](run, data_dir / "verse", tmp_path)
     attempt(content)
 
