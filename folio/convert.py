@@ -229,15 +229,37 @@ def _ranks(source: Path, pairs: list[list[str]], ids: dict[str, int]) -> list[by
     Raises CheckpointError where a merge is not of two earlier tokens, or makes one of them.
     """
     alphabet = byte_alphabet()
-    tokens = dict.fromkeys(sorted(alphabet, key=lambda letter: ids.get(letter, 256)))
+    rank = {token: i for i, token in enumerate(sorted(alphabet, key=lambda letter: ids.get(letter, 256)))}
+    parts: dict[str, list[str]] = {}  # of each token that is merged
     for pair in pairs:
         token = "".join(pair)
-        if len(pair) != 2 or not tokens.keys() >= set(pair) or token in tokens:
+        if len(pair) != 2 or not rank.keys() >= set(pair) or token in rank:
             raise CheckpointError(
                 f"{source}: the merge {' '.join(pair)!r} does not make a new token of two earlier ones"
             )
-        tokens[token] = None
-    return [bytes(map(alphabet.__getitem__, token)) for token in tokens]
+        if not _meet(*pair, rank, parts):
+            raise CheckpointError(
+                f"{source}: the merge {' '.join(pair)!r} never applies, since earlier merges come first"
+            )
+        rank[token], parts[token] = len(rank), pair
+    return [bytes(map(alphabet.__getitem__, token)) for token in rank]
+
+
+def _meet(left: str, right: str, rank: dict[str, int], parts: dict[str, list[str]]) -> bool:
+    """Whether merging the text of two tokens makes just these two, so that merging by the rank of the result
+    (tiktoken) and by the rank of the pair (the library tokenizers) are the same.
+
+    Takes the merges back, the last one first, and looks at the two tokens on either side of the boundary: the two are
+    not made where those would merge with each other before.
+    """
+    while left in parts or right in parts:
+        if left in parts and (right not in parts or rank[left] > rank[right]):
+            before, left = rank[left], parts[left][1]
+        else:  # of two merges of the same rank the left one comes first
+            before, right = rank[right] + 1, parts[right][0]
+        if rank.get(left + right, before) < before:
+            return False
+    return True
 
 
 def _check_ids(source: Path, ids: dict[str, int], ranks: list[bytes], whole: bool) -> None:
@@ -348,8 +370,9 @@ def _gguf_tokenizer(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         expected = TokenType.NORMAL if i < eot else TokenType.UNUSED
         if i != eot and kind != expected:
+            kind = TokenType(int(kind))
             raise CheckpointError(
-                f"{path}: the token {token!r} (id {i}) is {TokenType(int(kind)).name}, and Folio expects {expected.name}"
+                f"{path}: the token {token!r} (id {i}) is {kind.name}, and Folio expects {expected.name}"
             )
     return GPT2Tokenizer(ranks)
 

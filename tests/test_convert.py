@@ -2,6 +2,7 @@ import io
 import json
 import os
 import pickle
+import random
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -326,6 +327,46 @@ def test_merges_that_are_damaged_are_refused(merges, message, folder):
         convert.load(str(folder))
 
 
+def test_a_merge_that_never_applies_is_refused(folder):
+    """tiktoken merges by the result: it made "abc" of "ab" and "c", and transformers only of "a" and "bc"."""
+    pairs = [("a", "b"), ("b", "c"), ("a", "bc")]
+    vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
+    theirs = GPT2Tokenizer(vocab=vocab, merges=pairs)
+    ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
+    assert theirs("abc").input_ids != convert.GPT2Tokenizer(ranks).encode("abc").tolist()
+    lines = "".join(" ".join(pair) + "\n" for pair in pairs)
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+    with pytest.raises(UserError, match="the merge 'a bc' never applies, since earlier merges come first"):
+        convert.load(str(folder))
+
+
+def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
+    """Random merges over three letters, against encoding each token with the merges before it, one by one."""
+    rng = random.Random(seed)
+    verdicts = set()
+    for _ in range(300):
+        rank = {letter: i for i, letter in enumerate("abc")}
+        parts: dict[str, list[str]] = {}
+        for _ in range(8):
+            pair = [rng.choice(list(rank)) for _ in range(2)]
+            token = "".join(pair)
+            if token in rank:
+                continue
+            text = list(token)
+            while True:  # byte-pair encoding as it is defined: the lowest rank first, and of those the leftmost
+                merged = [text[i] + text[i + 1] for i in range(len(text) - 1)]
+                best = min(merged, key=lambda t: rank.get(t, len(rank)))
+                if best not in rank:
+                    break
+                at = merged.index(best)
+                text[at : at + 2] = [best]
+            verdicts.add(text == pair)
+            assert convert._meet(*pair, rank, parts) == (text == pair), (parts, pair)
+            if text == pair:
+                rank[token], parts[token] = len(rank), pair
+    assert verdicts == {True, False}
+
+
 @pytest.mark.parametrize("vocab_size", [260, 50304])
 def test_tokenizer_json_is_read_whatever_the_size(vocab_size, folder):
     """With 50,257 tokens or more, GPT-2's own tokenizer was assumed in the place of the one that was there."""
@@ -566,13 +607,18 @@ def converted(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, t
             data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
     for name, value in {**data, **(tensors or {})}.items():
         if value is not None:
-            bf16 = value.dtype == np.uint8
-            writer.add_tensor(name, value, raw_dtype=gguf.GGMLQuantizationType.BF16 if bf16 else None)
+            kind = None
+            if value.dtype == np.uint8:  # what numpy has no type for
+                kind = gguf.GGMLQuantizationType.Q8_0 if value is QUANTIZED else gguf.GGMLQuantizationType.BF16
+            writer.add_tensor(name, value, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+QUANTIZED = gguf.quants.quantize(np.ones((16, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
 
 
 def embeddings(theirs: GPT2LMHeadModel) -> np.ndarray:
@@ -665,6 +711,7 @@ def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs
         ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
         ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"is \(63,\), and should be \(64,\)"),
         ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"blk\.1\.ffn_up\.bias is quantized \(type 26\)"),
+        ({"blk.1.ffn_down.weight": QUANTIZED}, r"blk\.1\.ffn_down\.weight is quantized \(type 8\): convert it to F32"),
     ],
 )
 def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
