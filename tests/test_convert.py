@@ -548,6 +548,14 @@ def test_a_pickle_that_wants_to_run_code_is_refused(content, tmp_path, capfd):
     assert "this must not run" not in capfd.readouterr().out
 
 
+def test_a_pytorch_model_bin_that_wants_to_run_code_is_refused(folder, capfd):
+    (folder / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened, since it may run code"):
+        convert.load(str(folder))
+    assert "this must not run" not in capfd.readouterr().out
+
+
 def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
     nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     for init_from, start in ((folder, "hello"), (tmp_path / "out" / "ckpt.pt", "ab")):
