@@ -4,9 +4,13 @@ import copy
 import json
 import pickle
 import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import hypothesis
 import numpy as np
 import pytest
@@ -24,6 +28,7 @@ from model import GPT, GPTConfig
 from tools.export import WRITERS
 from train import TrainConfig, train
 
+ROOT = Path(__file__).resolve().parent.parent
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -243,3 +248,84 @@ def test_paths_stay_in_their_folder(run, data_dir, tmp_path):
         meta["splits"]["train"][0] = {"file": name, "tokens": 10, "sha256": sha256(outside)}
         with pytest.raises(UserError, match="outside its folder"):
             attempt(json.dumps(meta).encode())
+
+
+GGUF_HEADER = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)  # version 3, no tensor, one field
+
+
+def gguf_text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def gguf_field(kind: int, content: bytes, name: bytes = b"x") -> bytes:
+    return gguf_text(name) + struct.pack("<I", kind) + content
+
+
+def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: int = 1) -> bytes:
+    """A file with one tensor's description, `copies` times under different names, and 64 bytes of data."""
+    content = struct.pack("<4sIQQ", b"GGUF", 3, copies, 0)
+    for i in range(copies):
+        content += gguf_text(b"t%d" % i)
+        content += struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, offset)
+    return content + bytes(-len(content) % 32) + bytes(64)
+
+
+def test_a_small_file_with_a_huge_array_ends(tmp_path):
+    """The package's reader took what is past the end of the file for empty, and looped over 2**62 of it."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 4, 2**62)))
+    assert path.stat().st_size == 49
+    program = "import sys; from folio import convert, UserError\n"
+    program += "try: convert.load(sys.argv[1])\nexcept UserError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "is not a GGUF file of GPT-2: it ends at byte 49, in the middle of a value" in done.stdout, done.stderr
+
+
+ENDS = "it ends at byte"
+GGUF_LIES = {
+    "string": (GGUF_HEADER + gguf_field(8, struct.pack("<Q", 2**64 - 1)), ENDS),
+    "name": (GGUF_HEADER + struct.pack("<Q", 2**63), ENDS),
+    "array of strings": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 8, 2**62)), ENDS),
+    "array of bytes": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 0, 2**64 - 1)), ENDS),
+    "nested arrays": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 9, 1) * 5000), "maximum recursion depth"),
+    "number of fields": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**64 - 1), ENDS),
+    "number of tensors": (struct.pack("<4sIQQ", b"GGUF", 3, 2**64 - 1, 0), ENDS),
+    "alignment": (GGUF_HEADER + gguf_field(4, bytes(4), b"general.alignment"), "alignment: must be a non-zero power"),
+    "field twice": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2) + 2 * gguf_field(4, bytes(4)), "Duplicate x already"),
+    "byte order": (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "its byte order is not this machine's"),
+    "dimension": (gguf_tensor([2**62]), ENDS),
+    "dimensions": (gguf_tensor([2**32, 2**32]), "cannot reshape"),  # their product is 0 in 64 bits
+    "number of dimensions": (gguf_tensor([1])[:34] + struct.pack("<I", 2**32 - 1), ENDS),
+    "offset": (gguf_tensor([16], offset=2**64 - 32), "overflow"),
+    "size of all tensors": (gguf_tensor([16], copies=9), "its tensors are larger than the file"),
+    "nothing": (b"", "cannot mmap an empty file"),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_LIES)
+def test_gguf_that_lies_about_its_lengths_is_refused(case, tmp_path):
+    content, reason = GGUF_LIES[case]
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(UserError, match=rf"x\.gguf is not a GGUF file of GPT-2: .*{reason}"):
+        convert.load(str(tmp_path / "x.gguf"))
+
+
+def test_gguf_that_is_cut_anywhere_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
+    writer.add_bool("a.bool", True)
+    writer.add_float64("a.float64", 0.1)
+    writer.add_string("a.string", "é日")
+    writer.add_array("a.strings", ["", "b", "日本"])
+    writer.add_array("a.ints", [1, -2, 3])
+    writer.add_tensor("wide", np.ones((2, 3), np.float32))
+    writer.add_tensor("half", np.ones(5, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    convert._open_gguf(tmp_path / "x.gguf")
+    content = (tmp_path / "x.gguf").read_bytes()
+    for size in range(len(content.rstrip(b"\0"))):  # the last tensor is followed by padding
+        (tmp_path / "cut.gguf").write_bytes(content[:size])
+        with pytest.raises(ValueError):
+            convert._open_gguf(tmp_path / "cut.gguf")
