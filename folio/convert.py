@@ -36,6 +36,7 @@ from folio.tokenizer import (
     byte_alphabet,
     gpt2_tokenizer,
 )
+from model import GPT, GPTConfig
 
 HUB = {  # names as nanoGPT has them -> repositories
     **{name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")},
@@ -53,8 +54,8 @@ LAYER_NORM_EPSILON = 1e-5  # as torch.nn.LayerNorm and model.py have it
 
 
 def load(init_from: str, which: str = "best") -> Checkpoint:
-    """Whatever training and sampling can begin with: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt,
-    llama.cpp's GGUF, or a checkpoint or run of our own, of which `which` is taken. The `state` of others' has only
+    """Whatever training and sampling can start from: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt,
+    llama.cpp's GGUF, or a checkpoint or run of Folio, of which `which` is taken. The `state` of a foreign one has only
     "model", the arguments of GPTConfig. Raises UserError.
     """
     path = Path(init_from)
@@ -75,51 +76,27 @@ def from_hugging_face(folder: Path) -> Checkpoint:
     """
     with _reading(folder, "a folder of Hugging Face's GPT-2"):
         config = read_json(folder / "config.json")
-        if config.get("model_type") != "gpt2":
-            what = f"{config.get('model_type')} ({', '.join(config.get('architectures') or ['?'])})"
-            raise CheckpointError(f"{folder} holds {what}, and Folio reads only the architecture gpt2")
-        activation = config.get("activation_function", "gelu_new")
-        if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise CheckpointError(f"{folder}: config.json has activation_function={activation}; Folio knows {known}")
+        supported = {
+            "model_type": ["gpt2"],
+            "activation_function": list(ACTIVATIONS),
+            "layer_norm_epsilon": [LAYER_NORM_EPSILON],
+            "scale_attn_weights": [True],
+            "scale_attn_by_inverse_layer_idx": [False],
+            "tie_word_embeddings": [True],
+            "auto_map": [None],  # code of the model's own
+        }
+        _check_fields(f"{folder}: config.json", config, supported)
         shape = dict(
             block_size=config["n_positions"],
             vocab_size=config["vocab_size"],
-            **{name: config[name] for name in ("n_layer", "n_head", "n_embd")},
+            n_layer=config["n_layer"],
+            n_head=config["n_head"],
+            n_embd=config["n_embd"],
             bias=True,
-            activation=ACTIVATIONS[activation],
+            activation=ACTIVATIONS[config.get("activation_function", "gelu_new")],
         )
-        _check_types(folder, shape)
-        computed = dict(
-            layer_norm_epsilon=(LAYER_NORM_EPSILON,),
-            n_inner=(4 * shape["n_embd"], None),
-            scale_attn_weights=(True,),
-            scale_attn_by_inverse_layer_idx=(False,),
-            add_cross_attention=(False,),
-            # transformers' general names for sizes, which overrule GPT-2's own where both are given
-            hidden_size=(shape["n_embd"],),
-            num_hidden_layers=(shape["n_layer"],),
-            num_attention_heads=(shape["n_head"],),
-            max_position_embeddings=(shape["block_size"],),
-        )
-        _check_fields(f"{folder}: config.json", config, computed)
-        for name in ("auto_map", "quantization_config", "pruned_heads"):
-            if config.get(name):
-                raise CheckpointError(f"{folder}: config.json has {name}, which Folio does not support")
         tensors = hugging_face_tensors(folder)
-        if config.get("tie_word_embeddings") is False and "lm_head.weight" not in tensors:
-            raise CheckpointError(f"{folder}: config.json has tie_word_embeddings=False, and lm_head.weight is missing")
-        tokenizer = _tokenizer_of(folder, shape["vocab_size"])
-        loaded = _fitting(folder, shape, _checked(folder, shape, tensors), tokenizer)
-        ends = config.get("eos_token_id")  # an id or several
-        ends = ends if isinstance(ends, list) else [ends]
-        known = {None, tokenizer.eot, 50256}  # 50256 is what transformers writes for whom it does not concern
-        if not known & set(ends) and min(ends) < shape["vocab_size"]:
-            raise CheckpointError(
-                f"{folder}: config.json has eos_token_id={config['eos_token_id']}, and the end-of-text id of the "
-                f"tokenizer beside it is {tokenizer.eot}: put the tokenizer there that the model was trained with"
-            )
-        return loaded
+        return _checkpoint(folder, shape, tensors, _hugging_face_tokenizer(folder, shape["vocab_size"]))
 
 
 def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
@@ -129,76 +106,69 @@ def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
         if not name.endswith(BUFFERS):
             name = name if name == "lm_head.weight" else f"transformer.{name.removeprefix('transformer.')}"
             if name in tensors:
-                raise CheckpointError(f"{folder} holds {name} twice, with and without the prefix transformer.")
+                raise CheckpointError(f"{folder} holds {name!r} twice, with and without the prefix transformer.")
             tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of model.safetensors or pytorch_model.bin, whole or in the shards that an index lists."""
-    for whole, load_tensors in (("model.safetensors", load_file), ("pytorch_model.bin", unpickled)):
-        index = folder / f"{whole}.index.json"
-        if (folder / whole).exists():
-            return load_tensors(folder / whole)
+    """The tensors of model.safetensors or pytorch_model.bin, or of the shards that its index lists."""
+    for name, load_tensors in (("model.safetensors", load_file), ("pytorch_model.bin", unpickled)):
+        if (folder / name).exists():
+            return load_tensors(folder / name)
+        index = folder / f"{name}.index.json"
         if not index.exists():
             continue
         tensors: dict[str, Tensor] = {}
-        weight_map = read_json(index)["weight_map"]
-        for shard in sorted(set(weight_map.values())):
+        for shard in sorted(set(read_json(index)["weight_map"].values())):
             if Path(shard).name != shard:
-                raise CheckpointError(f"{index} names a file outside its folder: {shard}")
-            if not (folder / shard).exists():
-                raise CheckpointError(f"{folder / shard} is missing; {index.name} lists it")
+                raise CheckpointError(f"{index} names a file outside its folder: {shard!r}")
             part = load_tensors(folder / shard)
-            if strange := [name for name in part if weight_map.get(name) != shard]:
-                raise CheckpointError(f"{folder / shard} holds {strange[0]}, which {index.name} does not place there")
+            if repeated := tensors.keys() & part.keys():
+                raise CheckpointError(f"{folder / shard} holds {min(repeated)!r}, which another shard holds, too")
             tensors.update(part)
-        if missing := sorted(weight_map.keys() - tensors.keys()):
-            raise CheckpointError(f"{folder / weight_map[missing[0]]} lacks {missing[0]}, which {index.name} lists")
         return tensors
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
 
 
-def _tokenizer_of(folder: Path, vocab_size: int) -> Tokenizer:
+def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """The BPE of merges.txt or tokenizer.json beside the weights; without both, GPT-2's if the vocabulary's size is
     GPT-2's. The other files of the tokenizer must agree with it. Raises CheckpointError.
     """
-    merges, library = folder / "merges.txt", folder / "tokenizer.json"
-    if not merges.exists() and not library.exists():
+    readers = {"merges.txt": _read_merges, "tokenizer.json": _read_tokenizer_json}
+    tokenizers = [read(folder / name) for name, read in readers.items() if (folder / name).exists()]
+    if not tokenizers:
         if not _is_gpt2_size(vocab_size):
             raise CheckpointError(
                 f"{folder} has no merges.txt and no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's: "
                 f"put the tokenizer's files there"
             )
-        made: RankedTokenizer = gpt2_tokenizer()
-    else:
-        read = [reader(path) for path, reader in ((merges, _read_merges), (library, _read_library)) if path.exists()]
-        made = read[0]
-        if made.ranks != read[-1].ranks:
-            raise CheckpointError(f"{folder}: merges.txt and tokenizer.json disagree about the tokens")
+        tokenizers = [gpt2_tokenizer()]
+    tokenizer = tokenizers[0]
+    if tokenizer.ranks != tokenizers[-1].ranks:
+        raise CheckpointError(f"{folder}: merges.txt and tokenizer.json disagree about the tokens")
     for name in ("vocab.json", "added_tokens.json"):
         if (folder / name).exists():
-            _check_ids(folder / name, read_json(folder / name), made.ranks, whole=name == "vocab.json")
+            _check_ids(f"{folder / name}", read_json(folder / name), tokenizer.ranks)
     if (folder / "tokenizer_config.json").exists():
         config = read_json(folder / "tokenizer_config.json")
-        switches = ("add_prefix_space", "add_bos_token", "add_eos_token", "do_lower_case")
-        _check_fields(f"{folder}: tokenizer_config.json", config, dict.fromkeys(switches, (False, None)))
-        added = {entry["content"]: int(i) for i, entry in (config.get("added_tokens_decoder") or {}).items()}
-        _check_ids(folder / "tokenizer_config.json", added, made.ranks, whole=False)
-    return made
+        source = f"{folder}: tokenizer_config.json"
+        off = [False, None]
+        _check_fields(source, config, {"add_prefix_space": off, "add_bos_token": off, "add_eos_token": off})
+        added = config.get("added_tokens_decoder") or {}
+        _check_ids(source, {token["content"]: int(i) for i, token in added.items()}, tokenizer.ranks)
+    return tokenizer
 
 
 def _read_merges(path: Path) -> GPT2Tokenizer:
-    """The tokenizer of merges.txt, whose bytes are numbered by the vocab.json beside it, if there is one."""
-    first, *lines = path.read_text(encoding="utf-8").splitlines()
-    if not first.startswith("#version"):
-        raise CheckpointError(f"{path} does not begin with a line #version: its first merge may be missing")
-    vocab = path.with_name("vocab.json")
-    ids = read_json(vocab) if vocab.exists() else {}
-    return GPT2Tokenizer(_ranks(path, [line.split(" ") for line in lines if line], ids))
+    """The tokenizer of merges.txt and the vocab.json beside it."""
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]  # the first one names a version
+    vocab = read_json(path.with_name("vocab.json"))
+    source = f"{path.parent}: merges.txt and vocab.json"
+    return GPT2Tokenizer(_ranks(source, [line.split(" ") for line in lines if line], vocab))
 
 
-def _read_library(path: Path) -> RankedTokenizer:
+def _read_tokenizer_json(path: Path) -> RankedTokenizer:
     """The tokenizer of tokenizer.json: a BPETokenizer where it is as Folio writes it, and a GPT2Tokenizer where the
     end-of-text token is among the tokens of the model, as in GPT-2's own.
     """
@@ -208,48 +178,46 @@ def _read_library(path: Path) -> RankedTokenizer:
         raise CheckpointError(f"{path} has a post_processor that adds tokens to a text, and Folio adds none")
     vocab = dict(model["vocab"])
     merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
-    ranks = _ranks(path, merges, vocab)
-    _check_ids(path, vocab, ranks, whole=True)
-    added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    _check_ids(path, added, ranks, whole=False)
-    ours = vocab.pop(EOT_TEXT, None) is None
+    ranks = _ranks(f"{path}", merges, vocab)
+    is_gpt2 = vocab.pop(EOT_TEXT, None) is not None
     try:  # it checks all the other fields
         model = {"type": "BPE", **model, "vocab": vocab, "merges": merges}
-        made = BPETokenizer({**content, "model": model, "pre_tokenizer": {"use_regex": True, **words}})
+        tokenizer = BPETokenizer({**content, "model": model, "pre_tokenizer": {"use_regex": True, **words}})
     except ValueError as error:
         raise CheckpointError(f"{path} is not a tokenizer that Folio reads: {error}") from None
-    return made if ours else GPT2Tokenizer(ranks)
+    return GPT2Tokenizer(ranks) if is_gpt2 else tokenizer
 
 
-def _ranks(source: Path, pairs: list[list[str]], ids: dict[str, int]) -> list[bytes]:
-    """The tokens by id that GPT-2's scheme gives these merges, which are spelled in the byte alphabet: the 256 bytes
-    (in the order of `ids`, else in GPT-2's), then what each merge makes.
+def _ranks(source: str, merges: list[list[str]], vocab: dict[str, int]) -> list[bytes]:
+    """The tokens by id: the 256 bytes in the order of the vocabulary, then what each merge makes. Merges and vocabulary
+    are spelled in the byte alphabet.
 
-    Raises CheckpointError where a merge is not of two earlier tokens, or makes one of them.
+    Raises CheckpointError where a merge does not make a new token or never applies, or where the vocabulary has other
+    tokens or other ids.
     """
     alphabet = byte_alphabet()
-    rank = {token: i for i, token in enumerate(sorted(alphabet, key=lambda letter: ids.get(letter, 256)))}
+    rank = {token: i for i, token in enumerate(sorted(alphabet, key=lambda letter: vocab.get(letter, 256)))}
     parts: dict[str, list[str]] = {}  # of each token that is merged
-    for pair in pairs:
-        token = "".join(pair)
+    for pair in merges:
+        token, shown = "".join(pair), repr(" ".join(pair))
         if len(pair) != 2 or not rank.keys() >= set(pair) or token in rank:
-            raise CheckpointError(
-                f"{source}: the merge {' '.join(pair)!r} does not make a new token of two earlier ones"
-            )
-        if not _meet(*pair, rank, parts):
-            raise CheckpointError(
-                f"{source}: the merge {' '.join(pair)!r} never applies, since earlier merges come first"
-            )
+            raise CheckpointError(f"{source}: the merge {shown} does not make a new token of two earlier ones")
+        if not _merge_applies(*pair, rank, parts):
+            raise CheckpointError(f"{source}: the merge {shown} never applies, since earlier merges come first")
         rank[token], parts[token] = len(rank), pair
-    return [bytes(map(alphabet.__getitem__, token)) for token in rank]
+    ranks = [bytes(map(alphabet.__getitem__, token)) for token in rank]
+    _check_ids(source, vocab, ranks)
+    if missing := rank.keys() - vocab.keys():
+        raise CheckpointError(f"{source}: the vocabulary lacks the token {min(missing)!r}")
+    return ranks
 
 
-def _meet(left: str, right: str, rank: dict[str, int], parts: dict[str, list[str]]) -> bool:
-    """Whether merging the text of two tokens makes just these two, so that merging by the rank of the result
-    (tiktoken) and by the rank of the pair (the library tokenizers) are the same.
+def _merge_applies(left: str, right: str, rank: dict[str, int], parts: dict[str, list[str]]) -> bool:
+    """Whether byte-pair encoding of left + right makes the tokens `left` and `right`, so that merging by the rank of
+    the result (tiktoken) and by the rank of the pair (the library tokenizers) are the same.
 
-    Takes the merges back, the last one first, and looks at the two tokens on either side of the boundary: the two are
-    not made where those would merge with each other before.
+    Undoes the merges of the two tokens, the last one first, and looks at the tokens on both sides of the boundary:
+    these must not merge with each other earlier than within `left` or `right`.
     """
     while left in parts or right in parts:
         if left in parts and (right not in parts or rank[left] > rank[right]):
@@ -261,16 +229,16 @@ def _meet(left: str, right: str, rank: dict[str, int], parts: dict[str, list[str
     return True
 
 
-def _check_ids(source: Path, ids: dict[str, int], ranks: list[bytes], whole: bool) -> None:
-    """Raise CheckpointError unless these ids are those that the merges imply; `whole`: and they are all there."""
-    implied = {token: i for i, token in enumerate([*spelled_out(ranks), EOT_TEXT])}
+def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
+    """Raise CheckpointError unless each of these tokens has the id that it has in Folio."""
+    expected = {token: i for i, token in enumerate([*spelled_out(ranks), EOT_TEXT])}
     for token, i in ids.items():
-        if token not in implied:
-            raise CheckpointError(f"{source} adds the token {token!r} (id {i}), which Folio's tokenizer cannot have")
-        if i != implied[token]:
-            raise CheckpointError(f"{source} gives {token!r} the id {i}, and the order of the merges {implied[token]}")
-    if whole and (missing := implied.keys() - ids.keys() - {EOT_TEXT}):
-        raise CheckpointError(f"{source} lacks the token {min(missing)!r}, which the merges make")
+        if token not in expected:
+            raise CheckpointError(
+                f"{source}: no merge makes the token {token!r} (id {i}), and Folio adds no token but {EOT_TEXT}"
+            )
+        if i != expected[token]:
+            raise CheckpointError(f"{source}: {token!r} has the id {i}, and by the order of merges {expected[token]}")
 
 
 def _is_gpt2_size(vocab_size: int) -> bool:
@@ -284,30 +252,32 @@ def from_nanogpt(path: Path) -> Checkpoint:
         saved = unpickled(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
         names = "block_size vocab_size n_layer n_head n_embd bias".split()
-        if strange := [name for name in arguments if name not in (*names, "dropout")]:
-            raise CheckpointError(f"{path}: model_args has {strange[0]}, which nanoGPT's GPT does not have")
-        shape = {name: arguments[name] for name in names}
-        shape["activation"] = "gelu"
-        _check_types(path, shape)
-        tensors = {re.sub(r"^(_orig_mod\.|module\.)*", "", name): tensor for name, tensor in saved["model"].items()}
-        if len(tensors) != len(saved["model"]):
-            raise CheckpointError(f"{path} holds a tensor twice, with and without the prefix _orig_mod. or module.")
-        tensors = _checked(path, shape, {n: t for n, t in tensors.items() if not n.endswith(BUFFERS)})
+        if unknown := arguments.keys() - {*names, "dropout"}:
+            raise CheckpointError(f"{path}: model_args has {min(unknown)!r}, which nanoGPT's GPT does not have")
+        shape = {**{name: arguments[name] for name in names}, "activation": "gelu"}
+        tensors = {}
+        for name, tensor in saved["model"].items():
+            name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
+            if name in tensors:
+                raise CheckpointError(f"{path} holds {name!r} twice, with and without the prefix _orig_mod. or module.")
+            if not name.endswith(BUFFERS):
+                tensors[name] = tensor
         dataset = str(config.get("dataset") or "")
         metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
         meta = next((meta for meta in metas if meta.exists()), None)
+        is_gpt2_size = _is_gpt2_size(shape["vocab_size"])
         tokenizer: Tokenizer
         if meta:
             # GPT-2's own weights, finetuned on characters, keep their size
-            tokenizer = nanogpt_tokenizer(meta, None if _is_gpt2_size(shape["vocab_size"]) else shape["vocab_size"])
-        elif _is_gpt2_size(shape["vocab_size"]):
+            tokenizer = nanogpt_tokenizer(meta, None if is_gpt2_size else shape["vocab_size"])
+        elif is_gpt2_size:
             tokenizer = gpt2_tokenizer()
         else:
             raise CheckpointError(
                 f"{path}: {shape['vocab_size']:,} tokens are not GPT-2's, and there is no meta.pkl that lists them: "
                 f"put it into data/{dataset or 'NAME'} beside {path.name}"
             )
-        return _fitting(path, shape, tensors, tokenizer)
+        return _checkpoint(path, shape, tensors, tokenizer)
 
 
 def from_gguf(path: Path) -> Checkpoint:
@@ -315,10 +285,16 @@ def from_gguf(path: Path) -> Checkpoint:
     with _reading(path, "a GGUF file of GPT-2"):
         reader = _open_gguf(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        if fields["general.architecture"] != "gpt2":
-            raise CheckpointError(f"{path} holds {fields['general.architecture']}, and Folio reads only gpt2")
-        if fields.get("split.count", 1) != 1:
-            raise CheckpointError(f"{path} is one of several parts: merge them with llama-gguf-split --merge")
+        supported = {
+            "general.architecture": ["gpt2"],
+            "gpt2.attention.layer_norm_epsilon": [float(np.float32(LAYER_NORM_EPSILON))],
+            "gpt2.attention.causal": [True],
+            "tokenizer.ggml.model": ["gpt2"],
+            "tokenizer.ggml.pre": ["gpt-2"],
+            "tokenizer.ggml.add_bos_token": [False],
+            "tokenizer.ggml.add_eos_token": [False],
+        }
+        _check_fields(f"{path}", fields, supported)
         shape = dict(
             block_size=fields["gpt2.context_length"],
             vocab_size=len(fields["tokenizer.ggml.tokens"]),
@@ -328,28 +304,11 @@ def from_gguf(path: Path) -> Checkpoint:
             bias=True,
             activation="gelu_new",
         )
-        _check_types(path, shape)
-        head_size = shape["n_embd"] // shape["n_head"]
-        computed = {
-            "gpt2.attention.layer_norm_epsilon": (float(np.float32(LAYER_NORM_EPSILON)), LAYER_NORM_EPSILON),
-            "gpt2.feed_forward_length": (4 * shape["n_embd"],),
-            "gpt2.attention.head_count_kv": (shape["n_head"],),
-            "gpt2.attention.key_length": (head_size,),
-            "gpt2.attention.value_length": (head_size,),
-            "gpt2.attention.causal": (True,),
-            "gpt2.vocab_size": (shape["vocab_size"],),
-            "tokenizer.ggml.model": ("gpt2",),
-            "tokenizer.ggml.pre": ("gpt-2",),
-            "tokenizer.ggml.add_bos_token": (False,),
-            "tokenizer.ggml.add_eos_token": (False,),
-        }
-        _check_fields(str(path), fields, computed)
-        tokenizer = _gguf_tokenizer(path, fields)
-        theirs = _gguf_tensors(path, reader)
-        names = gguf_names(min(shape["n_layer"], len(theirs)))
-        ours = {**{name: our_name for our_name, name in names.items()}, "output.weight": "lm_head.weight"}
-        tensors = {ours.get(name, name): tensor for name, tensor in theirs.items()}
-        return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+        saved = _gguf_tensors(path, reader)
+        our_names = {name: ours for ours, name in gguf_names(min(shape["n_layer"], len(saved))).items()}
+        our_names["output.weight"] = "lm_head.weight"
+        tensors = {our_names.get(name, name): tensor for name, tensor in saved.items()}
+        return _checkpoint(path, shape, tensors, _gguf_tokenizer(path, fields))
 
 
 def _open_gguf(path: Path) -> Any:
@@ -397,23 +356,14 @@ def _gguf_tokenizer(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
     """The tokens in the order of the merges, then the end-of-text token, then unused ones. Raises CheckpointError."""
     from gguf import TokenType
 
-    tokens, eot = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.eos_token_id"]
-    kinds = fields.get("tokenizer.ggml.token_type")
-    ids = {token: i for i, token in enumerate(tokens)}
-    ranks = _ranks(path, [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]], ids)
-    if eot != len(ranks):
-        raise CheckpointError(
-            f"{path}: tokenizer.ggml.eos_token_id is {eot}, and Folio expects {len(ranks)}, after the last merge's"
-        )
-    _check_ids(path, {token: i for i, token in enumerate(tokens[:eot])}, ranks, whole=True)
-    if kinds is None:
-        kinds = [TokenType.UNUSED if re.fullmatch(r"\[PAD\d+\]", token) else TokenType.NORMAL for token in tokens]
-    for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-        expected = TokenType.NORMAL if i < eot else TokenType.UNUSED
-        if i != eot and kind != expected:
-            kind = TokenType(int(kind))
+    kinds = list(zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], strict=True))
+    normal = {token: i for i, (token, kind) in enumerate(kinds) if kind == TokenType.NORMAL}
+    special = [i for i, (_, kind) in enumerate(kinds) if kind not in (TokenType.NORMAL, TokenType.UNUSED)]
+    ranks = _ranks(f"{path}", [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]], normal)
+    for i in [fields["tokenizer.ggml.eos_token_id"], *special]:
+        if i != len(ranks):
             raise CheckpointError(
-                f"{path}: the token {token!r} (id {i}) is {kind.name}, and Folio expects {expected.name}"
+                f"{path}: the token {i} is special, and Folio supports only one, after the last merge's: {len(ranks)}"
             )
     return GPT2Tokenizer(ranks)
 
@@ -427,16 +377,6 @@ def gguf_names(n_layer: int) -> dict[str, str]:
     modules += [f"transformer.h.{i}.{part}" for i in range(n_layer) for part in parts]
     known = get_tensor_name_map(MODEL_ARCH.GPT2, n_layer)
     return {f"{module}.{kind}": f"{known.get_name(module)}.{kind}" for module in modules for kind in ("weight", "bias")}
-
-
-def _fitting(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
-    """The checkpoint, if the model has a row for each token. Raises CheckpointError."""
-    if tokenizer.vocab_size > shape["vocab_size"]:
-        raise CheckpointError(
-            f"{path}: the model knows {shape['vocab_size']:,} tokens, and the tokenizer that was found makes "
-            f"{tokenizer.vocab_size:,} ({tokenizer.kind}): it is not the one that the model was trained with"
-        )
-    return Checkpoint(path, tensors, tokenizer, {"model": shape})
 
 
 def unpickled(path: Path) -> dict[str, Any]:
@@ -454,66 +394,58 @@ def _reading(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
         SafetensorError,
     ) as error:
         raise CheckpointError(f"{path} is not {what}: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error; of a missing key more than its bare name."""
+    """The first line of an error's message."""
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]!r}"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _check_types(path: Path, shape: dict[str, Any]) -> None:
-    """Raise CheckpointError unless each size is a positive integer."""
-    for name, value in shape.items():
-        if name not in ("bias", "activation") and (type(value) is not int or not 0 < value < 2**31):
-            raise CheckpointError(f"{path} has {name}={reprlib.repr(value)}, which is not a positive integer")
-    if type(shape["bias"]) is not bool:
-        raise CheckpointError(f"{path} has bias={reprlib.repr(shape['bias'])}, which is neither True nor False")
+def _check_fields(source: str, fields: dict[str, Any], supported: dict[str, list[Any]]) -> None:
+    """Raise CheckpointError for a field whose value is not one of those that Folio supports. Fields may be missing."""
+    for name, values in supported.items():
+        if name in fields and fields[name] not in values:
+            only = " or ".join(map(repr, values))
+            raise CheckpointError(f"{source} has {name}={reprlib.repr(fields[name])}; Folio supports only {only}")
 
 
-def _check_fields(source: str, fields: dict[str, Any], computed: dict[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError for a field that is given and asks for something that Folio does not compute.
-
-    computed: the accepted values by name, the first of which is what Folio computes.
-    """
-    for name, accepted in computed.items():
-        if name in fields and fields[name] not in accepted:
-            raise CheckpointError(
-                f"{source} has {name}={reprlib.repr(fields[name])}, and Folio computes {accepted[0]!r}"
-            )
-
-
-def _parameter_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of each of the model's parameters, by name."""
-    C = shape["n_embd"]
-    block = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
-    block |= {"ln_2": (C,), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
-    weights = {"wte": (shape["vocab_size"], C), "wpe": (shape["block_size"], C), "ln_f": (C,)}
-    weights |= {f"h.{i}.{part}": size for i in range(shape["n_layer"]) for part, size in block.items()}
-    sizes = {f"transformer.{module}.weight": size for module, size in weights.items()}
-    if shape["bias"]:
-        sizes |= {f"transformer.{module}.bias": size[:1] for module, size in weights.items() if module not in NO_BIAS}
-    return sizes
+def _checkpoint(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
+    """The checkpoint. Raises CheckpointError unless the tensors fit the model, and the model has a row per token."""
+    tensors = _checked(path, shape, tensors)
+    if tokenizer.vocab_size > shape["vocab_size"]:
+        raise CheckpointError(
+            f"{path}: the model has {shape['vocab_size']:,} tokens, and the tokenizer {tokenizer.vocab_size:,} "
+            f"({tokenizer.kind}): it is not the one that the model was trained with"
+        )
+    return Checkpoint(path, tensors, tokenizer, {"model": shape})
 
 
 def _checked(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The model's tensors, contiguous and in float32, without lm_head.weight, which is the token embeddings again.
 
-    Raises CheckpointError if there are others than the shape has parameters, or if lm_head.weight is another matrix.
+    Raises CheckpointError if there are others than the model has parameters, or if lm_head.weight is another matrix.
     """
     tensors = dict(tensors)
     head = tensors.pop("lm_head.weight", None)
+    GPTConfig(**shape)  # checks the values
     n_layer = min(shape["n_layer"], len(tensors))  # more layers than tensors lack some, however many are asked for
     sizes = _parameter_shapes({**shape, "n_layer": n_layer})
     if missing := [name for name in sizes if name not in tensors]:
         raise CheckpointError(f"{path} has no {missing[0]}")
-    if strange := [name for name in tensors if name not in sizes]:
-        raise CheckpointError(f"{path} has a tensor {strange[0]}, which GPT-2 does not have")
+    if unknown := [name for name in tensors if name not in sizes]:
+        raise CheckpointError(f"{path} has a tensor {unknown[0]!r}, which GPT-2 does not have")
     for name, size in sizes.items():
         if tuple(tensors[name].shape) != size:
             raise CheckpointError(f"{path}: {name} is {tuple(tensors[name].shape)}, and should be {size}")
@@ -528,6 +460,17 @@ def _checked(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> d
             f"the two: it cannot compute this model"
         )
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}
+
+
+def _parameter_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each of the model's parameters, by name; all blocks are like the first one."""
+    with torch.device("meta"):
+        parameters = GPT(GPTConfig(**{**shape, "n_layer": 1})).named_parameters()
+    sizes = {}
+    for name, parameter in parameters:
+        for i in range(shape["n_layer"] if ".h.0." in name else 1):
+            sizes[name.replace(".h.0.", f".h.{i}.")] = tuple(parameter.shape)
+    return sizes
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_a_quantized_gguf_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UserError, match=r"other\.gguf holds llama, and Folio reads only gpt2"):
+    with pytest.raises(UserError, match=r"other\.gguf has general.architecture='llama'; Folio supports only 'gpt2'"):
         convert.load(str(tmp_path / "other.gguf"))
     convert.to_gguf(checkpoint_of(bpe(), True), tmp_path / "half.gguf")
     (tmp_path / "half.gguf").write_bytes((tmp_path / "half.gguf").read_bytes()[:5000])
