@@ -347,7 +347,7 @@ def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
     for tensor in reader.tensors:
         kind = tensor.tensor_type
         if kind not in (Kind.F32, Kind.F16, Kind.BF16):
-            raise CheckpointError(f"{path}: {tensor.name} is {kind.name}: convert the model to F32, F16 or BF16")
+            raise CheckpointError(f"{path}: {tensor.name!r} is {kind.name}: convert the model to F32, F16 or BF16")
         tensors[tensor.name] = torch.from_numpy(np.array(dequantize(tensor.data, kind)))
     return tensors
 

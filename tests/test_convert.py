@@ -716,8 +716,8 @@ def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs
         ),
         ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
         ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"is \(63,\), and should be \(64,\)"),
-        ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"blk\.1\.ffn_up\.bias is I32: convert the model to F32"),
-        ({"blk.1.ffn_down.weight": QUANTIZED}, r"blk\.1\.ffn_down\.weight is Q8_0: convert the model to F32"),
+        ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"'blk\.1\.ffn_up\.bias' is I32: convert the model to F32"),
+        ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
     ],
 )
 def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
