@@ -235,10 +235,10 @@ def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
     for token, i in ids.items():
         if token not in expected:
             raise CheckpointError(
-                f"{source}: no merge makes the token {token!r} (id {i}), and Folio adds no token but {EOT_TEXT}"
+                f"{source}: no merge makes the token {token!r} (id {i!r}), and Folio adds no token but {EOT_TEXT}"
             )
         if i != expected[token]:
-            raise CheckpointError(f"{source}: {token!r} has the id {i}, and by the order of merges {expected[token]}")
+            raise CheckpointError(f"{source}: {token!r} has the id {i!r}, and by the order of merges {expected[token]}")
 
 
 def _is_gpt2_size(vocab_size: int) -> bool:
@@ -363,7 +363,7 @@ def _gguf_tokenizer(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
     for i in [fields["tokenizer.ggml.eos_token_id"], *special]:
         if i != len(ranks):
             raise CheckpointError(
-                f"{path}: the token {i} is special, and Folio supports only one, after the last merge's: {len(ranks)}"
+                f"{path}: the token {i!r} is special, and Folio supports only one, after the last merge's: {len(ranks)}"
             )
     return GPT2Tokenizer(ranks)
 
