@@ -7,9 +7,14 @@ weights_only=True.
 import json
 import pickle
 import re
+import reprlib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -29,10 +34,9 @@ from folio.tokenizer import (
     RankedTokenizer,
     Tokenizer,
     byte_alphabet,
-    gpt2_ranks,
     gpt2_tokenizer,
 )
-from folio.tokenizer import load as load_tokenizer
+from model import GPT, GPTConfig
 
 HUB = {  # names as nanoGPT has them -> repositories
     **{name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")},
@@ -45,12 +49,13 @@ ACTIVATIONS = {  # Hugging Face's names -> ours
     "gelu_pytorch_tanh": "gelu_new",
     "gelu": "gelu",
 }
-NO_BIAS = ("transformer.wte.weight", "transformer.wpe.weight")
+NO_BIAS = ("wte", "wpe")  # the embeddings
+LAYER_NORM_EPSILON = 1e-5  # as torch.nn.LayerNorm and model.py have it
 
 
 def load(init_from: str, which: str = "best") -> Checkpoint:
-    """Whatever training and sampling can begin with: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt,
-    llama.cpp's GGUF, or a checkpoint or run of our own, of which `which` is taken. The `state` of others' has only
+    """Whatever training and sampling can start from: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's ckpt.pt,
+    llama.cpp's GGUF, or a checkpoint or run of Folio, of which `which` is taken. The `state` of a foreign one has only
     "model", the arguments of GPTConfig. Raises UserError.
     """
     path = Path(init_from)
@@ -66,112 +71,301 @@ def load(init_from: str, which: str = "best") -> Checkpoint:
 
 
 def from_hugging_face(folder: Path) -> Checkpoint:
-    """GPT-2 as transformers saves it: config.json, model.safetensors or pytorch_model.bin, and perhaps merges.txt."""
-    try:
+    """GPT-2 as transformers saves it: config.json, model.safetensors or pytorch_model.bin (or their shards), and the
+    tokenizer's files.
+    """
+    with _reading(folder, "a folder of Hugging Face's GPT-2"):
         config = read_json(folder / "config.json")
-        if config.get("model_type") != "gpt2":
-            what = f"{config.get('model_type')} ({', '.join(config.get('architectures') or ['?'])})"
-            raise CheckpointError(f"{folder} holds {what}, and Folio knows the architecture of gpt2 alone")
-        unlike = dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-        for name, ours in unlike.items():
-            if config.get(name, ours) != ours:
-                raise CheckpointError(f"{folder}: config.json has {name}={config[name]}, and Folio computes {ours}")
-        activation = config.get("activation_function", "gelu_new")
-        if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise CheckpointError(f"{folder}: config.json has activation_function={activation}; Folio knows {known}")
+        supported = {
+            "model_type": ["gpt2"],
+            "activation_function": list(ACTIVATIONS),
+            "layer_norm_epsilon": [LAYER_NORM_EPSILON],
+            "scale_attn_weights": [True],
+            "scale_attn_by_inverse_layer_idx": [False],
+            "tie_word_embeddings": [True],
+            "auto_map": [None],  # code of the model's own
+        }
+        _check_fields(f"{folder}: config.json", config, supported)
         shape = dict(
             block_size=config["n_positions"],
             vocab_size=config["vocab_size"],
-            **{name: config[name] for name in ("n_layer", "n_head", "n_embd")},
+            n_layer=config["n_layer"],
+            n_head=config["n_head"],
+            n_embd=config["n_embd"],
             bias=True,
-            activation=ACTIVATIONS[activation],
+            activation=ACTIVATIONS[config.get("activation_function", "gelu_new")],
         )
         tensors = hugging_face_tensors(folder)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} is not a folder of Hugging Face's GPT-2: {error}") from None
-    tensors = _checked(folder, shape, tensors)
-    return _fitting(folder, shape, tensors, _tokenizer_of(folder, shape["vocab_size"]))
+        return _checkpoint(folder, shape, tensors, _hugging_face_tokenizer(folder, shape["vocab_size"]))
 
 
 def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors by our names, each matrix as (out, in)."""
-    if (folder / "model.safetensors").exists():
-        saved = load_file(folder / "model.safetensors")
-    elif (folder / "pytorch_model.bin").exists():
-        saved = unpickled(folder / "pytorch_model.bin")
-    else:
-        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    """The tensors by our names, each matrix as (out, in), and lm_head.weight if it is there. Raises CheckpointError."""
     tensors = {}
-    for name, tensor in saved.items():
-        if name != "lm_head.weight" and not name.endswith(BUFFERS):
-            name = f"transformer.{name.removeprefix('transformer.')}"
+    for name, tensor in _saved_tensors(folder).items():
+        if not name.endswith(BUFFERS):
+            name = name if name == "lm_head.weight" else f"transformer.{name.removeprefix('transformer.')}"
+            if name in tensors:
+                raise CheckpointError(f"{folder} holds {name!r} twice, with and without the prefix transformer.")
             tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
 
-def _tokenizer_of(folder: Path, vocab_size: int) -> Tokenizer:
-    """The BPE of merges.txt or tokenizer.json beside the weights, or GPT-2's if the vocabulary is as large."""
-    if (folder / "merges.txt").exists():
-        return GPT2Tokenizer(gpt2_ranks(folder / "merges.txt"))
-    if vocab_size >= 50257:
-        return gpt2_tokenizer()
-    if (folder / "tokenizer.json").exists():
-        return load_tokenizer(folder)
-    raise CheckpointError(
-        f"{folder} has no merges.txt and no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"
-    )
+def _saved_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model.safetensors or pytorch_model.bin, or of the shards that its index lists."""
+    for name, load_tensors in (("model.safetensors", load_file), ("pytorch_model.bin", unpickled)):
+        if (folder / name).exists():
+            return load_tensors(folder / name)
+        index = folder / f"{name}.index.json"
+        if not index.exists():
+            continue
+        tensors: dict[str, Tensor] = {}
+        for shard in sorted(set(read_json(index)["weight_map"].values())):
+            if Path(shard).name != shard:
+                raise CheckpointError(f"{index} names a file outside its folder: {shard!r}")
+            part = load_tensors(folder / shard)
+            if repeated := tensors.keys() & part.keys():
+                raise CheckpointError(f"{folder / shard} holds {min(repeated)!r}, which another shard holds, too")
+            tensors.update(part)
+        return tensors
+    raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+
+
+def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """The BPE of merges.txt or tokenizer.json beside the weights; without both, GPT-2's if the vocabulary's size is
+    GPT-2's. The other files of the tokenizer must agree with it. Raises CheckpointError.
+    """
+    readers = {"merges.txt": _read_merges, "tokenizer.json": _read_tokenizer_json}
+    tokenizers = [read(folder / name) for name, read in readers.items() if (folder / name).exists()]
+    if not tokenizers:
+        if not _is_gpt2_size(vocab_size):
+            raise CheckpointError(
+                f"{folder} has no merges.txt and no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's: "
+                f"put the tokenizer's files there"
+            )
+        tokenizers = [gpt2_tokenizer()]
+    tokenizer = tokenizers[0]
+    if tokenizer.ranks != tokenizers[-1].ranks:
+        raise CheckpointError(f"{folder}: merges.txt and tokenizer.json disagree about the tokens")
+    for name in ("vocab.json", "added_tokens.json"):
+        if (folder / name).exists():
+            _check_ids(f"{folder / name}", read_json(folder / name), tokenizer.ranks)
+    if (folder / "tokenizer_config.json").exists():
+        config = read_json(folder / "tokenizer_config.json")
+        source = f"{folder}: tokenizer_config.json"
+        off = [False, None]
+        _check_fields(source, config, {"add_prefix_space": off, "add_bos_token": off, "add_eos_token": off})
+        added = config.get("added_tokens_decoder") or {}
+        _check_ids(source, {token["content"]: int(i) for i, token in added.items()}, tokenizer.ranks)
+    return tokenizer
+
+
+def _read_merges(path: Path) -> GPT2Tokenizer:
+    """The tokenizer of merges.txt and the vocab.json beside it."""
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]  # the first one names a version
+    vocab = read_json(path.with_name("vocab.json"))
+    source = f"{path.parent}: merges.txt and vocab.json"
+    return GPT2Tokenizer(_ranks(source, [line.split(" ") for line in lines if line], vocab))
+
+
+def _read_tokenizer_json(path: Path) -> RankedTokenizer:
+    """The tokenizer of tokenizer.json: a BPETokenizer where it is as Folio writes it, and a GPT2Tokenizer where the
+    end-of-text token is among the tokens of the model, as in GPT-2's own.
+    """
+    content = read_json(path)
+    model, words, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
+    if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
+        raise CheckpointError(f"{path} has a post_processor that adds tokens to a text, and Folio adds none")
+    vocab = dict(model["vocab"])
+    merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in model["merges"]]
+    ranks = _ranks(f"{path}", merges, vocab)
+    is_gpt2 = vocab.pop(EOT_TEXT, None) is not None
+    try:  # it checks all the other fields
+        model = {"type": "BPE", **model, "vocab": vocab, "merges": merges}
+        tokenizer = BPETokenizer({**content, "model": model, "pre_tokenizer": {"use_regex": True, **words}})
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a tokenizer that Folio reads: {error}") from None
+    return GPT2Tokenizer(ranks) if is_gpt2 else tokenizer
+
+
+def _ranks(source: str, merges: list[list[str]], vocab: dict[str, int]) -> list[bytes]:
+    """The tokens by id: the 256 bytes in the order of the vocabulary, then what each merge makes. Merges and vocabulary
+    are spelled in the byte alphabet.
+
+    Raises CheckpointError where a merge does not make a new token or never applies, or where the vocabulary has other
+    tokens or other ids.
+    """
+    alphabet = byte_alphabet()
+    rank = {token: i for i, token in enumerate(sorted(alphabet, key=lambda letter: vocab.get(letter, 256)))}
+    parts: dict[str, list[str]] = {}  # of each token that is merged
+    for pair in merges:
+        token, shown = "".join(pair), repr(" ".join(pair))
+        if len(pair) != 2 or not rank.keys() >= set(pair) or token in rank:
+            raise CheckpointError(f"{source}: the merge {shown} does not make a new token of two earlier ones")
+        if not _merge_applies(*pair, rank, parts):
+            raise CheckpointError(f"{source}: the merge {shown} never applies, since earlier merges come first")
+        rank[token], parts[token] = len(rank), pair
+    ranks = [bytes(map(alphabet.__getitem__, token)) for token in rank]
+    _check_ids(source, vocab, ranks)
+    if missing := rank.keys() - vocab.keys():
+        raise CheckpointError(f"{source}: the vocabulary lacks the token {min(missing)!r}")
+    return ranks
+
+
+def _merge_applies(left: str, right: str, rank: dict[str, int], parts: dict[str, list[str]]) -> bool:
+    """Whether byte-pair encoding of left + right makes the tokens `left` and `right`, so that merging by the rank of
+    the result (tiktoken) and by the rank of the pair (the library tokenizers) are the same.
+
+    Undoes the merges of the two tokens, the last one first, and looks at the tokens on both sides of the boundary:
+    these must not merge with each other earlier than within `left` or `right`.
+    """
+    while left in parts or right in parts:
+        if left in parts and (right not in parts or rank[left] > rank[right]):
+            before, left = rank[left], parts[left][1]
+        else:  # of two merges of the same rank the left one comes first
+            before, right = rank[right] + 1, parts[right][0]
+        if rank.get(left + right, before) < before:
+            return False
+    return True
+
+
+def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
+    """Raise CheckpointError unless each of these tokens has the id that it has in Folio."""
+    expected = {token: i for i, token in enumerate([*spelled_out(ranks), EOT_TEXT])}
+    for token, i in ids.items():
+        if token not in expected:
+            raise CheckpointError(
+                f"{source}: no merge makes the token {token!r} (id {i!r}), and Folio adds no token but {EOT_TEXT}"
+            )
+        if i != expected[token]:
+            raise CheckpointError(f"{source}: {token!r} has the id {i!r}, and by the order of merges {expected[token]}")
+
+
+def _is_gpt2_size(vocab_size: int) -> bool:
+    """Whether a vocabulary without a tokenizer may be GPT-2's: 50,257 tokens, or padded, as nanoGPT's 50,304."""
+    return vocab_size == 50257 or (vocab_size % 64 == 0 and 50257 < vocab_size <= 51200)
 
 
 def from_nanogpt(path: Path) -> Checkpoint:
     """nanoGPT's ckpt.pt; a data set of characters is looked for as data/NAME/meta.pkl, from its folder upwards."""
-    saved = unpickled(path)
-    try:
+    with _reading(path, "nanoGPT's ckpt.pt"):
+        saved = unpickled(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
-        shape = {name: arguments[name] for name in "block_size vocab_size n_layer n_head n_embd bias".split()}
-        shape["activation"] = "gelu"
-        tensors = {re.sub(r"^(_orig_mod\.|module\.)*", "", name): tensor for name, tensor in saved["model"].items()}
+        names = "block_size vocab_size n_layer n_head n_embd bias".split()
+        if unknown := arguments.keys() - {*names, "dropout"}:
+            raise CheckpointError(f"{path}: model_args has {min(unknown)!r}, which nanoGPT's GPT does not have")
+        shape = {**{name: arguments[name] for name in names}, "activation": "gelu"}
+        tensors = {}
+        for name, tensor in saved["model"].items():
+            name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
+            if name in tensors:
+                raise CheckpointError(f"{path} holds {name!r} twice, with and without the prefix _orig_mod. or module.")
+            if not name.endswith(BUFFERS):
+                tensors[name] = tensor
         dataset = str(config.get("dataset") or "")
-    except (LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not nanoGPT's ckpt.pt: {error!r}") from None
-    tensors = {n: t for n, t in tensors.items() if n != "lm_head.weight" and not n.endswith(BUFFERS)}
-    metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
-    meta = next((meta for meta in metas if meta.exists()), None)
-    tokenizer = nanogpt_tokenizer(meta) if meta else gpt2_tokenizer()
-    return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+        metas = [parent / "data" / dataset / "meta.pkl" for parent in path.resolve().parents] if dataset else []
+        meta = next((meta for meta in metas if meta.exists()), None)
+        is_gpt2_size = _is_gpt2_size(shape["vocab_size"])
+        tokenizer: Tokenizer
+        if meta:
+            # GPT-2's own weights, finetuned on characters, keep their size
+            tokenizer = nanogpt_tokenizer(meta, None if is_gpt2_size else shape["vocab_size"])
+        elif is_gpt2_size:
+            tokenizer = gpt2_tokenizer()
+        else:
+            raise CheckpointError(
+                f"{path}: {shape['vocab_size']:,} tokens are not GPT-2's, and there is no meta.pkl that lists them: "
+                f"put it into data/{dataset or 'NAME'} beside {path.name}"
+            )
+        return _checkpoint(path, shape, tensors, tokenizer)
 
 
 def from_gguf(path: Path) -> Checkpoint:
-    """A GGUF file of GPT-2's architecture, with its tokenizer; weights in float32 or float16, not quantized."""
-    from gguf import GGMLQuantizationType, GGUFReader
-
-    try:
-        reader = GGUFReader(path)
+    """A GGUF file of GPT-2's architecture, with its tokenizer; weights in F32, F16 or BF16, not quantized."""
+    with _reading(path, "a GGUF file of GPT-2"):
+        reader = _open_gguf(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        if fields["general.architecture"] != "gpt2" or fields["tokenizer.ggml.model"] != "gpt2":
-            raise CheckpointError(f"{path} holds {fields['general.architecture']}, and Folio knows gpt2 alone")
+        supported = {
+            "general.architecture": ["gpt2"],
+            "gpt2.attention.layer_norm_epsilon": [float(np.float32(LAYER_NORM_EPSILON))],
+            "gpt2.attention.causal": [True],
+            "tokenizer.ggml.model": ["gpt2"],
+            "tokenizer.ggml.pre": ["gpt-2"],
+            "tokenizer.ggml.add_bos_token": [False],
+            "tokenizer.ggml.add_eos_token": [False],
+        }
+        _check_fields(f"{path}", fields, supported)
         shape = dict(
-            block_size=int(fields["gpt2.context_length"]),
+            block_size=fields["gpt2.context_length"],
             vocab_size=len(fields["tokenizer.ggml.tokens"]),
-            n_layer=int(fields["gpt2.block_count"]),
-            n_head=int(fields["gpt2.attention.head_count"]),
-            n_embd=int(fields["gpt2.embedding_length"]),
+            n_layer=fields["gpt2.block_count"],
+            n_head=fields["gpt2.attention.head_count"],
+            n_embd=fields["gpt2.embedding_length"],
             bias=True,
             activation="gelu_new",
         )
-        alphabet = byte_alphabet()
-        tokens = fields["tokenizer.ggml.tokens"][: fields["tokenizer.ggml.eos_token_id"]]
-        tokenizer = GPT2Tokenizer([bytes(map(alphabet.__getitem__, token)) for token in tokens])
-        ours = {theirs: name for name, theirs in gguf_names(shape["n_layer"]).items()}
-        tensors = {}
-        for tensor in reader.tensors:
-            if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-                raise CheckpointError(f"{path}: {tensor.name} is quantized ({tensor.tensor_type.name})")
-            if tensor.name != "output.weight":
-                tensors[ours[tensor.name]] = torch.from_numpy(tensor.data.copy())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a GGUF file of GPT-2: {error!r}") from None
-    return _fitting(path, shape, _checked(path, shape, tensors), tokenizer)
+        saved = _gguf_tensors(path, reader)
+        our_names = {name: ours for ours, name in gguf_names(min(shape["n_layer"], len(saved))).items()}
+        our_names["output.weight"] = "lm_head.weight"
+        tensors = {our_names.get(name, name): tensor for name, tensor in saved.items()}
+        return _checkpoint(path, shape, tensors, _gguf_tokenizer(path, fields))
+
+
+def _open_gguf(path: Path) -> Any:
+    """The package gguf's reader, with every read checked against the end of the file. Raises ValueError.
+
+    The package takes what is past the end for empty, and so loops as often as a damaged count says. All its reads go
+    through the private method _get, which is overridden here; test_a_small_file_with_a_huge_array_ends fails if a
+    later version no longer calls it.
+    """
+    from gguf import GGUFReader
+
+    class BoundedReader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **named: Any) -> Any:
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError(f"it ends at byte {len(self.data):,}, in the middle of a value")
+            return super()._get(offset, dtype, count, *rest, **named)
+
+    try:
+        with np.errstate(over="raise"):  # of a tensor's offset
+            reader = BoundedReader(path)
+    except KeyError as error:  # two fields of the same name
+        raise ValueError(error.args[0]) from None
+    if reader.byte_order != "I":
+        raise ValueError("its byte order is not this machine's")
+    if sum(tensor.n_bytes for tensor in reader.tensors) > len(reader.data):
+        raise ValueError("its tensors are larger than the file")
+    return reader
+
+
+def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
+    """The tensors by llama.cpp's names, in float32. Raises CheckpointError for quantized ones."""
+    from gguf import GGMLQuantizationType as Kind
+    from gguf import dequantize
+
+    tensors = {}
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type
+        if kind not in (Kind.F32, Kind.F16, Kind.BF16):
+            raise CheckpointError(f"{path}: {tensor.name!r} is {kind.name}: convert the model to F32, F16 or BF16")
+        tensors[tensor.name] = torch.from_numpy(np.array(dequantize(tensor.data, kind)))
+    return tensors
+
+
+def _gguf_tokenizer(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
+    """The tokens in the order of the merges, then the end-of-text token, then unused ones. Raises CheckpointError."""
+    from gguf import TokenType
+
+    kinds = list(zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], strict=True))
+    normal = {token: i for i, (token, kind) in enumerate(kinds) if kind == TokenType.NORMAL}
+    special = [i for i, (_, kind) in enumerate(kinds) if kind not in (TokenType.NORMAL, TokenType.UNUSED)]
+    ranks = _ranks(f"{path}", [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]], normal)
+    for i in [fields["tokenizer.ggml.eos_token_id"], *special]:
+        if i != len(ranks):
+            raise CheckpointError(
+                f"{path}: the token {i!r} is special, and Folio supports only one, after the last merge's: {len(ranks)}"
+            )
+    return GPT2Tokenizer(ranks)
 
 
 def gguf_names(n_layer: int) -> dict[str, str]:
@@ -185,41 +379,98 @@ def gguf_names(n_layer: int) -> dict[str, str]:
     return {f"{module}.{kind}": f"{known.get_name(module)}.{kind}" for module in modules for kind in ("weight", "bias")}
 
 
-def _fitting(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
-    """The checkpoint, if the model has a row for each token. Raises CheckpointError."""
+def unpickled(path: Path) -> dict[str, Any]:
+    """What torch.save wrote, as long as it is tensors and plain values. Raises CheckpointError for anything else."""
+    try:
+        # A zip file is mapped, not read: its records cannot be compressed then, nor longer than the file.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # torch's unpickler raises whatever a damaged file makes its functions raise
+        raise CheckpointError(f"{path} was not opened, since it may run code or is damaged: {_line(error)}") from None
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Turn what a damaged or foreign file makes the code below raise into one line."""
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        raise CheckpointError(f"{path} is not {what}: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's message."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check_fields(source: str, fields: dict[str, Any], supported: dict[str, list[Any]]) -> None:
+    """Raise CheckpointError for a field whose value is not one of those that Folio supports. Fields may be missing."""
+    for name, values in supported.items():
+        if name in fields and fields[name] not in values:
+            only = " or ".join(map(repr, values))
+            raise CheckpointError(f"{source} has {name}={reprlib.repr(fields[name])}; Folio supports only {only}")
+
+
+def _checkpoint(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
+    """The checkpoint. Raises CheckpointError unless the tensors fit the model, and the model has a row per token."""
+    tensors = _checked(path, shape, tensors)
     if tokenizer.vocab_size > shape["vocab_size"]:
         raise CheckpointError(
-            f"{path}: the model knows {shape['vocab_size']:,} tokens, and the tokenizer that was found makes "
-            f"{tokenizer.vocab_size:,} ({tokenizer.kind}): it is not the one that the model was trained with"
+            f"{path}: the model has {shape['vocab_size']:,} tokens, and the tokenizer {tokenizer.vocab_size:,} "
+            f"({tokenizer.kind}): it is not the one that the model was trained with"
         )
     return Checkpoint(path, tensors, tokenizer, {"model": shape})
 
 
-def unpickled(path: Path) -> dict[str, Any]:
-    """What torch.save wrote, as long as it is tensors and plain values. Raises CheckpointError for anything else."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, OSError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} was not opened, since it may run code or is damaged: {first}") from None
-
-
 def _checked(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, contiguous and in float32, if the embeddings are as the shape says. Raises CheckpointError."""
-    kinds = {"bias": bool, "activation": str}
-    if wrong := [name for name in shape if type(shape[name]) is not kinds.get(name, int)]:
-        raise CheckpointError(f"{path} has {wrong[0]}={shape[wrong[0]]!r}, which is no number")
-    expected = {
-        "transformer.wte.weight": (shape["vocab_size"], shape["n_embd"]),
-        "transformer.wpe.weight": (shape["block_size"], shape["n_embd"]),
-        "transformer.h.0.attn.c_attn.weight": (3 * shape["n_embd"], shape["n_embd"]),
-    }
-    for name, size in expected.items():
-        if name not in tensors:
-            raise CheckpointError(f"{path} has no {name}")
+    """The model's tensors, contiguous and in float32, without lm_head.weight, which is the token embeddings again.
+
+    Raises CheckpointError if there are others than the model has parameters, or if lm_head.weight is another matrix.
+    """
+    tensors = dict(tensors)
+    head = tensors.pop("lm_head.weight", None)
+    GPTConfig(**shape)  # checks the values
+    n_layer = min(shape["n_layer"], len(tensors))  # more layers than tensors lack some, however many are asked for
+    sizes = _parameter_shapes({**shape, "n_layer": n_layer})
+    if missing := [name for name in sizes if name not in tensors]:
+        raise CheckpointError(f"{path} has no {missing[0]}")
+    if unknown := [name for name in tensors if name not in sizes]:
+        raise CheckpointError(f"{path} has a tensor {unknown[0]!r}, which GPT-2 does not have")
+    for name, size in sizes.items():
         if tuple(tensors[name].shape) != size:
             raise CheckpointError(f"{path}: {name} is {tuple(tensors[name].shape)}, and should be {size}")
+        if not tensors[name].is_floating_point():
+            raise CheckpointError(f"{path}: {name} is of {tensors[name].dtype}, which is not floating-point")
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+    if sum(t.numel() * t.itemsize for t in tensors.values()) > sum(storages.values()):
+        raise CheckpointError(f"{path} is damaged: its tensors are larger than what it stores")
+    if head is not None and not torch.equal(head.float(), tensors["transformer.wte.weight"].float()):
+        raise CheckpointError(
+            f"{path} has an lm_head.weight (an output matrix) that differs from the token embeddings, and Folio ties "
+            f"the two: it cannot compute this model"
+        )
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}
+
+
+def _parameter_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shape of each of the model's parameters, by name; all blocks are like the first one."""
+    with torch.device("meta"):
+        parameters = GPT(GPTConfig(**{**shape, "n_layer": 1})).named_parameters()
+    sizes = {}
+    for name, parameter in parameters:
+        for i in range(shape["n_layer"] if ".h.0." in name else 1):
+            sizes[name.replace(".h.0.", f".h.{i}.")] = tuple(parameter.shape)
+    return sizes
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -262,7 +513,7 @@ def to_gguf(loaded: Checkpoint, path: Path) -> None:
     writer.add_embedding_length(shape["n_embd"])
     writer.add_feed_forward_length(4 * shape["n_embd"])
     writer.add_head_count(shape["n_head"])
-    writer.add_layer_norm_eps(1e-5)
+    writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
     writer.add_file_type(LlamaFileType.ALL_F32)
     spelled = spelled_out(made.ranks)
     unused = [f"[PAD{i}]" for i in range(made.vocab_size, shape["vocab_size"])]
@@ -296,7 +547,7 @@ def to_nanogpt(loaded: Checkpoint, folder: Path) -> None:
         config["dataset"] = "folio_char"
         meta = folder / "data" / config["dataset"] / "meta.pkl"
         itos = dict(enumerate(made.characters)) | ({} if made.eot is None else {made.eot: EOT_TEXT})
-        table = dict(vocab_size=made.vocab_size, itos=itos, stoi={token: i for i, token in itos.items()})
+        table = dict(vocab_size=shape["vocab_size"], itos=itos, stoi={token: i for i, token in itos.items()})
         meta.parent.mkdir(parents=True)
         meta.write_bytes(pickle.dumps(table))
     elif not isinstance(made, GPT2Tokenizer):
@@ -314,7 +565,7 @@ def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with zeros for the biases that a model without them lacks."""
     tensors = dict(tensors)
     for name, tensor in list(tensors.items()):
-        if name.endswith(".weight") and name not in NO_BIAS:
+        if name.endswith(".weight") and name.split(".")[1] not in NO_BIAS:
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))  # (out,)
     return tensors
 

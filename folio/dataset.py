@@ -21,6 +21,8 @@ import math
 import os
 import pickle
 import pickletools
+import reprlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,17 +311,41 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
     return Dataset(folder, *shards, vocab_size, digest, made_of)
 
 
-def nanogpt_tokenizer(meta: Path) -> CharTokenizer:
-    """The characters by id that nanoGPT keeps in meta.pkl. Raises DatasetError."""
-    itos = load_plain_pickle(meta).get("itos")
-    try:
-        if list(itos) != list(range(len(itos))):
-            raise ValueError("its ids do not run from 0")
-        characters = list(itos.values())
-        eot = characters[-1:] == [EOT_TEXT]
-        return CharTokenizer("".join(characters[: len(characters) - eot]), eot)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DatasetError(f"{meta} has no table itos of the characters by id, as nanoGPT's has: {error}") from None
+def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenizer:
+    """The characters by id that nanoGPT keeps in meta.pkl; vocab_size: of the model that is to be trained with them.
+
+    Raises DatasetError for tokens that are not single characters, the end-of-text token at the end excepted, and for
+    tables that contradict each other.
+    """
+    table = load_plain_pickle(meta)
+    itos, stoi = table.get("itos"), table.get("stoi")
+    if not isinstance(itos, dict) or itos.keys() != set(range(len(itos))) or not itos:
+        raise DatasetError(f"{meta} has no table itos of the characters by id, from 0 without a gap, as nanoGPT's has")
+    tokens = [itos[i] for i in range(len(itos))]
+    eot = tokens[-1] == EOT_TEXT
+    for i, token in enumerate(tokens[: len(tokens) - eot]):
+        if not isinstance(token, str) or len(token) != 1:
+            shown = reprlib.repr(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
+            raise DatasetError(
+                f"{meta}: itos gives the id {i} to {shown}, and Folio reads only tables of single characters: tokenize "
+                f"the text with prepare/text.py instead"
+            )
+    if len(set(tokens)) != len(tokens):
+        raise DatasetError(f"{meta}: itos gives two ids to {Counter(tokens).most_common(1)[0][0]!r}")
+    if stoi is not None and (not isinstance(stoi, dict) or stoi.keys() != set(tokens)):
+        raise DatasetError(f"{meta}: stoi and itos do not hold the same characters: prepare the data set again")
+    for i, token in enumerate(tokens):
+        if stoi is not None and stoi[token] != i:
+            raise DatasetError(f"{meta}: itos gives {token!r} the id {i}, and stoi another: prepare the data set again")
+    rows = table.get("vocab_size", len(tokens))
+    if not isinstance(rows, int) or rows < len(tokens):
+        raise DatasetError(f"{meta}: vocab_size is {reprlib.repr(rows)}, and itos holds {len(tokens):,} characters")
+    if vocab_size not in (None, rows):
+        raise DatasetError(
+            f"{meta} is of a vocabulary of {rows:,}, and the model has one of {vocab_size:,}: put the meta.pkl there "
+            f"that the model was trained with"
+        )
+    return CharTokenizer("".join(tokens[: len(tokens) - eot]), eot)
 
 
 def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:

@@ -174,7 +174,7 @@ def hub_model(repository: str) -> Path:
     """The folder of a model on the hub, with its configuration, weights and tokenizer. Raises UserError."""
     import huggingface_hub
 
-    wanted = ["config.json", "model.safetensors", "merges.txt"]
+    wanted = ["config.json", "model.safetensors", "vocab.json", "merges.txt"]
     with _told(repository, f"; or put {', '.join(wanted)} into a folder, and name that"):
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
 

@@ -2,13 +2,17 @@ import io
 import json
 import os
 import pickle
+import random
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from tiny_tokenizers import bpe
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
 from folio import UserError, convert
 from folio.tokenizer import byte_alphabet
@@ -16,6 +20,9 @@ from model import GPT, GPTConfig
 from sample import SampleConfig
 from sample import main as sample
 from train import train
+
+PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
+VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
 
 
 @pytest.fixture
@@ -34,9 +41,9 @@ def theirs(seed: int) -> GPT2LMHeadModel:
 def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
     """A folder as transformers saves it, with a tiny table of merges."""
     theirs.save_pretrained(tmp_path / "theirs")
-    letters = {byte: letter for letter, byte in byte_alphabet().items()}
-    pairs = [f"{letters[ord('h')]} {letters[ord('e')]}", f"{letters[ord('l')]} {letters[ord('l')]}", "he ll"]
-    (tmp_path / "theirs" / "merges.txt").write_text("#version: 0.2\n" + "\n".join(pairs) + "\n", encoding="utf-8")
+    lines = "".join(" ".join(pair) + "\n" for pair in PAIRS)
+    (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(VOCAB), encoding="utf-8")
     return tmp_path / "theirs"
 
 
@@ -64,13 +71,13 @@ def test_old_files_with_buffers_and_without_prefix(theirs, folder):
 @pytest.mark.parametrize(
     "change, message",
     [
+        (dict(model_type="llama"), "config.json has model_type='llama'; Folio supports only 'gpt2'"),
         (
-            dict(model_type="llama", architectures=["LlamaForCausalLM"]),
-            r"holds llama \(LlamaForCausalLM\), and Folio knows",
+            dict(activation_function="relu"),
+            "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu'",
         ),
-        (dict(activation_function="relu"), "config.json has activation_function=relu; Folio knows"),
         (dict(vocab_size=300), r"transformer\.wte\.weight is \(260, 16\), and should be \(300, 16\)"),
-        (dict(n_embd=None), "has n_embd=None, which is no number"),
+        (dict(n_embd=None), r"sizes must be whole numbers above 0.*n_embd=None"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message, folder):
@@ -83,7 +90,8 @@ def test_what_does_not_fit_is_named(change, message, folder):
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
     with open(folder / "merges.txt", "a", encoding="utf-8") as file:
         file.write("hell o\n")
-    with pytest.raises(UserError, match=r"the model knows 260 tokens, and the tokenizer that was found makes 261"):
+    changed(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
+    with pytest.raises(UserError, match=r"the model has 260 tokens, and the tokenizer 261"):
         convert.load(str(folder))
 
 
@@ -96,6 +104,341 @@ def test_incomplete_folders_are_told(folder):
         convert.load(str(folder))
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+        convert.load(str(folder))
+
+
+def changed(folder: Path, name: str, **changes) -> None:
+    """Change fields of a JSON file in the folder."""
+    path = folder / name
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_an_output_matrix_of_its_own_is_refused(file, theirs, folder):
+    """lm_head.weight was dropped unseen: an untied model computed other logits than transformers."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save = save_file if file == "model.safetensors" else torch.save
+    save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"].clone()}, folder / file)
+    assert_same(theirs, folder)
+    save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1e-3}, folder / file)
+    with pytest.raises(UserError, match=r"has an lm_head\.weight .* that differs from the token embeddings"):
+        convert.load(str(folder))
+
+
+def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
+    config = GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    with pytest.raises(UserError, match="tie_word_embeddings=False; Folio supports only True"):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06; Folio supports only 1e-05"),
+        (dict(layer_norm_epsilon=None), "layer_norm_epsilon=None; Folio supports only 1e-05"),
+        (dict(scale_attn_weights=False), "scale_attn_weights=False; Folio supports only True"),
+        (dict(scale_attn_by_inverse_layer_idx=True), "inverse_layer_idx=True; Folio supports only False"),
+        (
+            dict(auto_map={"AutoModelForCausalLM": "own.Model"}),
+            "config.json has auto_map={.*; Folio supports only None",
+        ),
+        (dict(n_layer=3), r"has no transformer\.h\.2\."),
+        (dict(n_layer=1), r"has a tensor 'transformer\.h\.1\..*', which GPT-2 does not have"),
+        (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
+        (dict(n_layer=10**400), r"has no transformer\.h\.2\."),
+        (dict(n_head=0), "sizes must be whole numbers above 0.*n_head=0"),
+    ],
+)
+def test_what_folio_computes_otherwise_is_refused(changes, message, folder):
+    """Another epsilon, scale or width loaded without a word and computed something else, or ended in a traceback."""
+    changed(folder, "config.json", **changes)
+    with pytest.raises(UserError, match=message) as refused:
+        convert.load(str(folder)).build(GPT, GPTConfig)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def altered_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({n: t for n, t in tensors.items() if t is not None}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"transformer.h.1.attn.c_attn.bias": None}, r"has no transformer\.h\.1\.attn\.c_attn\.bias"),
+        (
+            {"transformer.h.0.crossattention.c_attn.weight": torch.ones(2)},
+            "has a tensor .*crossattention.* does not have",
+        ),
+        ({"score.weight": torch.ones(2, 16)}, r"has a tensor 'transformer\.score\.weight'"),
+        ({"ln_f.bias": torch.ones(16)}, r"holds 'transformer\.ln_f\.bias' twice"),
+        (
+            {"transformer.ln_f.bias": torch.ones(16).byte()},
+            r"ln_f\.bias is of torch\.uint8, which is not floating-point",
+        ),
+        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"is \(32, 16\), and should be \(64, 16\)"),
+    ],
+)
+def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
+    """They were dropped or only found when the model was built, in several lines."""
+    altered_tensors(folder, changes)
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+def sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
+    """The same weights in several files; returns the index."""
+    (folder / "model.safetensors").unlink()
+    theirs.save_pretrained(folder, max_shard_size="9KB")
+    index = folder / "model.safetensors.index.json"
+    if kind == "bin":  # as older versions of transformers wrote it
+        weight_map = json.loads(index.read_text())["weight_map"]
+        for name in set(weight_map.values()):
+            torch.save(load_file(folder / name), folder / name.replace("safetensors", "bin"))
+            (folder / name).unlink()
+        index.unlink()
+        index = folder / "pytorch_model.bin.index.json"
+        weight_map = {tensor: name.replace("safetensors", "bin") for tensor, name in weight_map.items()}
+        index.write_text(json.dumps({"weight_map": weight_map}))
+    return index
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_sharded_weights_are_read(kind, theirs, folder):
+    """A folder with model.safetensors.index.json was said to have no weights."""
+    index = sharded(theirs, folder, kind)
+    assert len(set(json.loads(index.read_text())["weight_map"].values())) > 2
+    assert_same(theirs, folder)
+
+
+def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path):
+    index = sharded(theirs, folder, "safetensors")
+    good = json.loads(index.read_text())["weight_map"]
+    name, shard = next(iter(good.items()))
+    save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
+    for weight_map, message in (
+        ({**good, name: "../outside.safetensors"}, r"names a file outside its folder: '\.\./outside"),
+        ({**good, name: str(tmp_path / "outside.safetensors")}, "names a file outside its folder"),
+        ({**good, name: "gone.safetensors"}, "gone.safetensors"),
+        ({n: file for n, file in good.items() if file != shard}, r"has no transformer\."),
+        ([], "is not a folder of Hugging Face's GPT-2"),
+        ({name: 5}, "is not a folder of Hugging Face's GPT-2"),
+    ):
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(UserError, match=message):
+            convert.load(str(folder))
+    index.write_text(json.dumps({"weight_map": {**good, "again": "again.safetensors"}}))
+    (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
+    with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard holds"):
+        convert.load(str(folder))
+    (folder / shard).write_bytes(b"half")
+    with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
+        convert.load(str(folder))
+
+
+SAID = "hello <|endoftext|> hell wörld's  日本\n"
+
+
+def library_folder(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
+    """The folder with tokenizer.json, as transformers writes it, in the place of merges.txt."""
+    (folder / "merges.txt").unlink()
+    (folder / "vocab.json").unlink()
+    GPT2Tokenizer(vocab=dict(vocab), merges=PAIRS).save_pretrained(folder)
+    return folder
+
+
+def assert_same_ids(folder: Path) -> None:
+    expected = AutoTokenizer.from_pretrained(folder)
+    text = SAID.replace("<|endoftext|>", "")
+    assert convert.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
+
+
+def test_the_vocabulary_beside_the_merges_is_heeded(folder):
+    """vocab.json was not read: ids in another order than GPT-2's were tokenized wrongly without a word."""
+    assert_same_ids(folder)
+    exchanged = {**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]}  # bytes may be in any order
+    (folder / "vocab.json").write_text(json.dumps(exchanged), encoding="utf-8")
+    assert_same_ids(folder)
+    assert convert.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
+    first = {token: (i + 1) % len(VOCAB) for token, i in VOCAB.items()}  # the end-of-text token first
+    for vocab, message in (
+        ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, and by the order of merges 256"),
+        (first, "vocab.json: .* has the id "),
+        ({**VOCAB, "<pad>": 260}, r"no merge makes the token '<pad>' \(id 260\), and Folio adds no token but"),
+        ({token: i for token, i in VOCAB.items() if token != "hell"}, "the vocabulary lacks the token 'hell'"),
+        ([], "is not a folder of Hugging Face's GPT-2"),
+        ({"a": "b"}, "is not a folder of Hugging Face's GPT-2|vocab.json"),
+    ):
+        (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            convert.load(str(folder))
+    (folder / "vocab.json").unlink()
+    with pytest.raises(UserError, match=r"No such file.*vocab\.json"):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        (
+            "added_tokens.json",
+            {"<|user|>": 260},
+            r"added_tokens\.json: no merge makes the token '<\|user\|>' \(id 260\)",
+        ),
+        ("tokenizer_config.json", {"add_prefix_space": True}, "add_prefix_space=True; Folio supports only False"),
+        ("tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=True; Folio supports only False"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"260": {"content": "<x>"}}},
+            "no merge makes the token '<x>'",
+        ),
+    ],
+)
+def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder):
+    """What transformers reads beside merges.txt was ignored."""
+    changed(folder, name, **changes)
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "merges, message",
+    [
+        ("h e\nl l\n", "does not make a new token of two|no merge makes the token 'he'"),
+        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token of two earlier ones"),
+        ("#version: 0.2\nh e\nh e\n", "the merge 'h e' does not make a new token"),
+        ("#version: 0.2\nh e l\n", "the merge 'h e l' does not make a new token"),
+        ("#version: 0.2\n日 本\n", "does not make a new token of two earlier ones"),
+        ("", "no merge makes the token 'he'"),
+        ("#version: 0.2\nh e\nl l\n", "no merge makes the token 'hell'"),
+    ],
+)
+def test_merges_that_are_damaged_are_refused(merges, message, folder):
+    """They ended in a traceback; without its first line, merges.txt lost a merge and all ids moved by one."""
+    (folder / "merges.txt").write_text(merges, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+def test_a_merge_that_never_applies_is_refused(folder):
+    """tiktoken merges by the result: it made "abc" of "ab" and "c", and transformers only of "a" and "bc"."""
+    pairs = [("a", "b"), ("b", "c"), ("a", "bc")]
+    vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
+    theirs = GPT2Tokenizer(vocab=vocab, merges=pairs)
+    ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
+    assert theirs("abc").input_ids != convert.GPT2Tokenizer(ranks).encode("abc").tolist()
+    lines = "".join(" ".join(pair) + "\n" for pair in pairs)
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+    with pytest.raises(UserError, match="the merge 'a bc' never applies, since earlier merges come first"):
+        convert.load(str(folder))
+
+
+def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
+    """Random merges over three letters, against encoding each token with the merges before it, one by one."""
+    rng = random.Random(seed)
+    verdicts = set()
+    for _ in range(300):
+        rank = {letter: i for i, letter in enumerate("abc")}
+        parts: dict[str, list[str]] = {}
+        for _ in range(8):
+            pair = [rng.choice(list(rank)) for _ in range(2)]
+            token = "".join(pair)
+            if token in rank:
+                continue
+            text = list(token)
+            while True:  # byte-pair encoding as it is defined: the lowest rank first, and of those the leftmost
+                merged = [text[i] + text[i + 1] for i in range(len(text) - 1)]
+                best = min(merged, key=lambda t: rank.get(t, len(rank)))
+                if best not in rank:
+                    break
+                at = merged.index(best)
+                text[at : at + 2] = [best]
+            verdicts.add(text == pair)
+            assert convert._merge_applies(*pair, rank, parts) == (text == pair), (parts, pair)
+            if text == pair:
+                rank[token], parts[token] = len(rank), pair
+    assert verdicts == {True, False}
+
+
+@pytest.mark.parametrize("vocab_size", [260, 50304])
+def test_tokenizer_json_is_read_whatever_the_size(vocab_size, folder):
+    """With 50,257 tokens or more, GPT-2's own tokenizer was assumed in the place of the one that was there."""
+    library_folder(folder)
+    changed(folder, "config.json", vocab_size=vocab_size)
+    rows = torch.zeros(vocab_size - 260, 16)
+    wte = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    altered_tensors(folder, {"transformer.wte.weight": torch.cat([wte, rows])})
+    assert_same_ids(folder)
+    assert convert.load(str(folder)).tokenizer.eot == 259
+
+
+def test_tokenizer_json_in_the_older_form_is_read(folder):
+    """GPT-2's own on the hub: merges as strings, and no type of the model."""
+    content = json.loads((library_folder(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"] = {"vocab": VOCAB, "merges": [" ".join(pair) for pair in PAIRS]}
+    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    content["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert_same_ids(folder)
+
+
+TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda c: c["added_tokens"].append({"id": 260, "content": "<|user|>", **TOKEN}),
+            r"its one added token must be",
+        ),
+        (lambda c: c["pre_tokenizer"].update(add_prefix_space=True), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["pre_tokenizer"].update(use_regex=False), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c.update(normalizer={"type": "Lowercase"}), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["model"].update(dropout=0.1), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["model"].update(type="Unigram"), "no byte-level BPE with GPT-2's rule for words"),
+        (lambda c: c["post_processor"].update(special_tokens={"<s>": {}}), "a post_processor that adds tokens"),
+        (lambda c: c["model"]["vocab"].update(he=257, ll=256), "'he' has the id 257"),
+        (lambda c: c.pop("model"), "it has no 'model'"),
+    ],
+)
+def test_tokenizer_json_of_another_kind_is_refused(change, message, folder):
+    content = json.loads((library_folder(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+    change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+
+
+def test_tokenizer_files_that_disagree_are_refused(folder):
+    saved = {name: (folder / name).read_text(encoding="utf-8") for name in ("merges.txt", "vocab.json")}
+    library_folder(folder)
+    for name, content in saved.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    assert_same_ids(folder)
+    (folder / "merges.txt").write_text("#version: 0.2\nh e\nl l\nl o\n", encoding="utf-8")
+    (folder / "vocab.json").write_text(saved["vocab.json"].replace('"hell"', '"lo"'), encoding="utf-8")
+    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json disagree about the tokens"):
+        convert.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "vocab_size, gpt2", [(50257, True), (50304, True), (50260, False), (60000, False), (260, False)]
+)
+def test_without_a_tokenizer_the_size_must_be_gpt2s(vocab_size, gpt2, folder, monkeypatch):
+    """Any vocabulary of 50,257 tokens or more was taken for GPT-2's."""
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    (folder / "merges.txt").unlink()
+    (folder / "vocab.json").unlink()
+    changed(folder, "config.json", vocab_size=vocab_size)
+    altered_tensors(folder, {"transformer.wte.weight": torch.zeros(vocab_size, 16)})
+    if gpt2:
+        assert convert.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
+        return
+    with pytest.raises(UserError, match=f"no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"):
         convert.load(str(folder))
 
 
@@ -126,6 +469,71 @@ def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
     assert loaded.tokenizer.characters == "\nab"
 
 
+def altered_checkpoint(path: Path, **changes) -> None:
+    """nanoGPT's checkpoint with other arguments of the model (model_args), tensors (model) or settings (config)."""
+    nanogpt_checkpoint(path, prefix="")
+    saved = torch.load(path, weights_only=True)
+    for name, change in changes.items():
+        saved[name] = {**saved[name], **change}
+    torch.save(saved, path)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(model={"lm_head.weight": torch.ones(3, 16)}), r"lm_head\.weight .* differs from the token embeddings"),
+        (dict(model_args={"use_rope": True}), "model_args has 'use_rope', which nanoGPT's GPT does not have"),
+        (dict(model_args={"bias": True}), r"has no transformer\..*\.bias"),
+        (dict(model={"transformer.h.0.attn.q_norm": torch.ones(2)}), r"has a tensor 'transformer\.h\.0\.attn\.q_norm'"),
+        (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), r"holds 'transformer\.ln_f\.weight' twice"),
+        (dict(config={"dataset": "gone"}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/gone beside"),
+        (dict(config={"dataset": None}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/NAME beside"),
+        (dict(config={"dataset": "x" * 5000}), "ckpt.pt"),
+    ],
+)
+def test_a_nanogpt_checkpoint_that_folio_computes_otherwise_is_refused(changes, message, tmp_path):
+    """An untied lm_head was dropped, and settings of nanoGPT's descendants were ignored."""
+    altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
+    with pytest.raises(UserError, match=message):
+        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+
+
+@pytest.mark.parametrize("vocab_size, gpt2", [(50257, True), (50304, True), (50300, False), (100288, False)])
+def test_a_nanogpt_checkpoint_without_meta_pkl_must_have_gpt2s_size(vocab_size, gpt2, tmp_path, monkeypatch):
+    """Any vocabulary of 50,257 tokens or more was taken for GPT-2's; nanoGPT pads it to 50,304."""
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    rows = {"transformer.wte.weight": torch.zeros(vocab_size, 16), "lm_head.weight": torch.zeros(vocab_size, 16)}
+    changes = dict(model=rows, model_args={"vocab_size": vocab_size}, config={"dataset": "openwebtext"})
+    altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
+    if gpt2:
+        assert convert.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
+        return
+    with pytest.raises(UserError, match=f"{vocab_size:,} tokens are not GPT-2's, and there is no meta.pkl"):
+        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+
+
+def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
+    """A data set that was prepared again with fewer characters decoded the model's ids as other characters."""
+    nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
+    (tmp_path / "data" / "abc" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b"}}))
+    with pytest.raises(UserError, match=r"meta\.pkl is of a vocabulary of 2, and the model has one of 3"):
+        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path, monkeypatch):
+    """A tensor can repeat one stored number without end: a file of 2 kB asked for terabytes."""
+    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    shape = dict(block_size=2**25, vocab_size=50257, n_layer=1, n_head=1, n_embd=2**15, bias=False)
+    one = torch.zeros(1, dtype=torch.float16)
+    model = {name: one.expand(size) for name, size in convert._parameter_shapes(shape).items()}
+    saved = {"model": model, "model_args": shape, "config": {}}
+    torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
+    assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
+    with pytest.raises(UserError, match="its tensors are larger than what it stores"):
+        convert.load(str(tmp_path / "ckpt.pt"))
+
+
 class Bomb:
     def __reduce__(self):
         return os.system, ("echo this must not run",)
@@ -136,6 +544,14 @@ def test_a_pickle_that_wants_to_run_code_is_refused(content, tmp_path, capfd):
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match=r"ckpt\.pt (was not opened, since it may run code|is not nanoGPT's)"):
         convert.load(str(tmp_path / "ckpt.pt"))
+    assert "this must not run" not in capfd.readouterr().out
+
+
+def test_a_pytorch_model_bin_that_wants_to_run_code_is_refused(folder, capfd):
+    (folder / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened, since it may run code"):
+        convert.load(str(folder))
     assert "this must not run" not in capfd.readouterr().out
 
 
@@ -156,5 +572,155 @@ def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
 def test_without_a_network_it_is_told_which_files_to_put_where(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"or put config\.json, model\.safetensors, merges\.txt into a folder"):
+    with pytest.raises(
+        UserError, match=r"or put config\.json, model\.safetensors, vocab\.json, merges\.txt into a folder"
+    ):
         convert.load("gpt2")
+
+
+def converted(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+    """The model as llama.cpp's convert_hf_to_gguf.py writes it, some of its fields and tensors changed (None: left
+    out). Tensors are named and transposed as there; matrices are float16 if their dtype is.
+    """
+    kinds = [1] * 259 + [3]
+    content = {
+        "gpt2.block_count": 2,
+        "gpt2.context_length": 32,
+        "gpt2.embedding_length": 16,
+        "gpt2.feed_forward_length": 64,
+        "gpt2.attention.head_count": 2,
+        "gpt2.attention.layer_norm_epsilon": 1e-5,
+        "general.name": "theirs",
+        "general.file_type": 0,
+        "general.quantization_version": 2,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": list(VOCAB),
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in PAIRS],
+        "tokenizer.ggml.bos_token_id": 259,
+        "tokenizer.ggml.eos_token_id": 259,
+    }
+    writer = gguf.GGUFWriter(path, "gpt2")
+    for name, value in {**content, **(fields or {})}.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif value is not None:
+            kind = {bool: "bool", int: "uint32", float: "float32", str: "string"}[type(value)]
+            getattr(writer, f"add_{kind}")(name, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
+    data = {}
+    for name, tensor in theirs.state_dict().items():
+        if name != "lm_head.weight":
+            tensor = tensor.T if name.endswith(convert.TRANSPOSED) else tensor
+            data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
+    for name, value in {**data, **(tensors or {})}.items():
+        if value is not None:
+            kind = None
+            if value.dtype == np.uint8:  # what numpy has no type for
+                kind = gguf.GGMLQuantizationType.Q8_0 if value is QUANTIZED else gguf.GGMLQuantizationType.BF16
+            writer.add_tensor(name, value, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+QUANTIZED = gguf.quants.quantize(np.ones((16, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
+
+
+def embeddings(theirs: GPT2LMHeadModel) -> np.ndarray:
+    return theirs.transformer.wte.weight.detach().numpy().copy()
+
+
+def test_what_llama_cpps_converter_writes_computes_the_same(theirs, tmp_path):
+    assert_same(theirs, converted(theirs, tmp_path / "a.gguf"))
+    assert convert.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
+    # older converters repeat the embeddings as output.weight, and do not name the rule for words
+    older = {"tokenizer.ggml.pre": None}
+    assert_same(theirs, converted(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gguf_in_16_bits_is_read(dtype, theirs, tmp_path):
+    """bfloat16, which llama.cpp's converter may choose by itself, was said to be quantized."""
+    rounded = theirs.transformer.wte.weight.detach().to(dtype)
+    theirs.transformer.wte.weight.data.copy_(rounded)
+    data = rounded.numpy() if dtype == torch.float16 else rounded.view(torch.uint8).numpy()
+    assert_same(theirs, converted(theirs, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
+
+
+def test_the_vocabularys_padding_is_read(theirs, tmp_path):
+    pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
+    rows = {"token_embd.weight": np.concatenate([embeddings(theirs), np.ones((1, 16), np.float32)])}
+    loaded = convert.load(str(converted(theirs, tmp_path / "x.gguf", pads, rows)))
+    assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
+
+
+TOKENS = list(VOCAB)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; Folio supports only 9.99.*e-06"),
+        ({"gpt2.attention.causal": False}, "causal=False; Folio supports only True"),
+        ({"gpt2.attention.head_count": [2, 2]}, "sizes must be whole numbers above 0"),
+        ({"gpt2.attention.head_count": 0}, "sizes must be whole numbers above 0"),
+        ({"gpt2.block_count": 3}, r"has no transformer\.h\.2"),
+        ({"gpt2.block_count": 2**31 - 1}, r"has no transformer\.h\.2"),
+        ({"gpt2.block_count": 1}, r"has a tensor 'blk\.1\..*', which GPT-2 does not have"),
+        ({"gpt2.context_length": None}, "it has no 'gpt2.context_length'"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model='llama'; Folio supports only 'gpt2'"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe'; Folio supports only 'gpt-2'"),
+        ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True; Folio supports only False"),
+        ({"tokenizer.ggml.merges": None}, "it has no 'tokenizer.ggml.merges'"),
+        ({"tokenizer.ggml.merges": ["l l", "h e", "he ll"]}, "'he' has the id 256, and by the order of merges 257"),
+        ({"tokenizer.ggml.merges": ["h e", "l l"]}, "no merge makes the token 'hell'"),
+        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special, and Folio supports only one, .* 259"),
+        ({"tokenizer.ggml.eos_token_id": None}, "it has no 'tokenizer.ggml.eos_token_id'"),
+        (
+            {"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]},
+            "'ll' has the id 256, and by the order",
+        ),
+        ({"tokenizer.ggml.tokens": [*TOKENS[:256], "he", "he", *TOKENS[258:]]}, "'he' has the id 257"),
+        ({"tokenizer.ggml.tokens": TOKENS[:250], "tokenizer.ggml.token_type": [1] * 250}, "lacks the token"),
+        ({"tokenizer.ggml.token_type": [1] * 258 + [4, 3]}, "lacks the token 'hell'"),
+        (
+            {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 3]},
+            "the token 260 is special, and Folio supports only one, after the last merge's: 259",
+        ),
+        (
+            {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 1]},
+            r"no merge makes the token '<\|user\|>' \(id 260\)",
+        ),
+        ({"tokenizer.ggml.token_type": [1] * 10}, "is not a GGUF file of GPT-2"),
+        ({"tokenizer.ggml.token_type": [77] * 260}, "no merge makes|lacks the token"),
+    ],
+)
+def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs, tmp_path):
+    """Another epsilon, tokens in another order or of another kind, and added tokens loaded without a word."""
+    with pytest.raises(UserError, match=message) as refused:
+        convert.load(str(converted(theirs, tmp_path / "x.gguf", fields)))
+    assert len(str(refused.value).splitlines()) == 1 and "x.gguf" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "tensors, message",
+    [
+        ({"output.weight": np.ones((260, 16), np.float32)}, r"lm_head\.weight .* differs from the token embeddings"),
+        (
+            {"rope_freqs.weight": np.ones(4, np.float32)},
+            r"has a tensor 'rope_freqs\.weight', which GPT-2 does not have",
+        ),
+        ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
+        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"is \(63,\), and should be \(64,\)"),
+        ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"'blk\.1\.ffn_up\.bias' is I32: convert the model to F32"),
+        ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
+    ],
+)
+def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
+    """output.weight was dropped unseen, even where it was another matrix than the token embeddings."""
+    with pytest.raises(UserError, match=message):
+        convert.load(str(converted(theirs, tmp_path / "x.gguf", tensors=tensors)))

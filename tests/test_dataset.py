@@ -158,6 +158,51 @@ def test_a_strange_meta_pkl_is_not_opened(tmp_path, meta, capfd):
     assert capfd.readouterr().out == ""
 
 
+LETTERS = {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        ({"itos": {0: "a", 1: "bc"}}, "itos gives the id 1 to 'bc', and Folio reads only tables of single characters"),
+        ({"itos": {0: "the ", 1: "cat"}}, "itos gives the id 0 to 'the '"),
+        ({"itos": {0: "", 1: "a"}}, "itos gives the id 0 to ''"),
+        ({"itos": {0: "<|endoftext|>", 1: "a"}}, r"itos gives the id 0 to '<\|endoftext\|>'"),
+        ({"itos": {0: "a", 1: 7}}, "itos gives the id 1 to 7, and"),
+        ({"itos": {0: "a", 1: {}}}, "itos gives the id 1 to a dict, and"),
+        ({"itos": {0: "a", 2: "b"}}, "no table itos of the characters by id, from 0 without a gap"),
+        ({"itos": {}}, "no table itos of the characters by id"),
+        ({"itos": {"a": 0}}, "no table itos of the characters by id"),
+        ({"itos": {0: "a", 1: "a"}}, "itos gives two ids to 'a'"),
+        ({"itos": LETTERS, "stoi": {"a": 0, "c": 1}}, "stoi and itos do not hold the same characters"),
+        ({"itos": LETTERS, "stoi": {"a": 0}}, "stoi and itos do not hold the same characters"),
+        ({"itos": LETTERS, "stoi": 5}, "stoi and itos do not hold the same characters"),
+        ({"itos": LETTERS, "stoi": {"a": 1, "b": 0}}, "itos gives 'a' the id 0, and stoi another"),
+        ({"itos": LETTERS, "vocab_size": 1}, "vocab_size is 1, and itos holds 2 characters"),
+        ({"itos": LETTERS, "vocab_size": "2"}, "vocab_size is '2', and itos holds 2 characters"),
+    ],
+)
+def test_a_meta_pkl_that_is_no_table_of_characters_is_refused(tmp_path, table, message):
+    """Entries of several characters were joined and taken apart again: "bc" became the characters "b" and "c", or the
+    vocabulary a traceback; a stoi that contradicts itos was not looked at.
+    """
+    with pytest.raises(DatasetError, match=message) as refused:
+        open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(table)))
+    assert len(str(refused.value).splitlines()) == 1 and "meta.pkl" in str(refused.value)
+
+
+def test_a_deep_meta_pkl_is_refused(tmp_path):
+    nested = b"}K\x00" * 100_000 + b"}" + b"s" * 100_000
+    with pytest.raises(DatasetError, match=r"meta\.pkl: itos gives the id 0 to a dict"):
+        open_dataset(nanogpt_folder(tmp_path / "d", b"\x80\x04}\x8c\x04itos" + nested + b"s."))
+
+
+def test_meta_pkl_may_list_its_ids_in_any_order(tmp_path):
+    table = {"itos": {2: "<|endoftext|>", 1: "b", 0: "a"}}  # without stoi, which follows from it
+    made = open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(table))).load_tokenizer()
+    assert made.characters == "ab" and made.eot == 2
+
+
 def test_a_huge_meta_pkl_is_not_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "PLAIN_BYTES", 10)
     with pytest.raises(DatasetError, match="larger than 10 bytes"):

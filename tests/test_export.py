@@ -87,6 +87,7 @@ def test_the_command_writes_checks_and_cleans_up(tiny, tmp_path, capsys, monkeyp
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_was_written_comes_in_again(to, kind, bias, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)  # which nanoGPT takes where there is no meta.pkl
+    monkeypatch.setattr(convert, "_is_gpt2_size", lambda size: kind == "gpt2")
     loaded = checkpoint_of(KINDS[kind](), bias, 5, "gelu" if to == "nanogpt" else "gelu_new")
     made = tmp_path / ("made.gguf" if to == "gguf" else "made")
     export.WRITERS[to](loaded, made)
@@ -122,6 +123,7 @@ def test_a_tokenizer_that_others_lack_is_refused(to, kind, reason, tmp_path, mon
 def test_the_other_gelu_is_near(to, activation, tmp_path, monkeypatch):
     """Exact GELU and GPT-2's approximation of it: what it changes is measured."""
     monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(convert, "_is_gpt2_size", lambda size: True)
     loaded = checkpoint_of(bpe(), False, activation=activation)
     made = tmp_path / ("made.gguf" if to == "gguf" else "made")
     export.WRITERS[to](loaded, made)
@@ -149,7 +151,7 @@ def test_a_quantized_gguf_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UserError, match=r"other\.gguf holds llama, and Folio knows gpt2 alone"):
+    with pytest.raises(UserError, match=r"other\.gguf has general.architecture='llama'; Folio supports only 'gpt2'"):
         convert.load(str(tmp_path / "other.gguf"))
     convert.to_gguf(checkpoint_of(bpe(), True), tmp_path / "half.gguf")
     (tmp_path / "half.gguf").write_bytes((tmp_path / "half.gguf").read_bytes()[:5000])
