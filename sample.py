@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import folio.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
 
 from folio import UserError, configurator, convert

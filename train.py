@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
+import folio.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
 from torch import Tensor, nn
 

@@ -62,6 +62,7 @@ def test_commands(clone):
     proposed = [line.split(":", 1)[1] for line in first.splitlines() if line.startswith(("sample:", "continue:"))]
     assert len(proposed) == 2 and "--init_from=resume" in proposed[1]
     assert any(command.startswith("torchrun ") for command in COMMANDS)
+    assert not list(clone.glob("*.html")) and (clone / "out-shakespeare-char" / "report.html").exists()
     for command in proposed:  # what the run itself says to type next
         run(shlex.split(command)[1:], clone)
 

@@ -252,6 +252,16 @@ def test_a_run_does_not_go_on_as_another(tiny):
         train(tiny(init_from="resume", out_dir="nowhere"))
 
 
+@pytest.mark.parametrize(
+    "change", [dict(sampling="random"), dict(optimizer="muon"), dict(seed=2), dict(bias=True), dict(activation="gelu")]
+)
+def test_what_defines_a_run_does_not_change_in_it(tiny, change):
+    train(tiny(max_iters=3))
+    with pytest.raises(UserError, match=next(iter(change))):
+        train(tiny(init_from="resume", max_iters=6, **change))
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
+
+
 def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path, capsys):
     first = tiny(max_iters=30, eval_interval=30)
     before = train(first)

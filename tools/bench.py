@@ -38,8 +38,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ def main(words: list[str]) -> None:
     sample.add_argument("--rows", type=int, nargs="+", default=[1, 10], help="texts at a time (1 10)")
     sample.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     sample.add_argument("--peer", type=Path, help="a checkout of nanoGPT, to measure its own generate")
+    sample.add_argument("--busy", type=int, default=0, help="processes that keep a core busy beside it (%(default)s)")
     sample.set_defaults(run=bench_sample)
     train = commands.add_parser("train", help="training")
     train.add_argument("--peer", type=Path, help="a checkout of nanoGPT; without it, only Folio is measured")
@@ -122,6 +123,7 @@ def main(words: list[str]) -> None:
     train.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2], help="of the races (1337 1 2)")
     train.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     train.add_argument("--data_dir", default=str(ROOT / "data"), help="folder of the data sets (data)")
+    train.add_argument("--busy", type=int, default=0, help="processes that keep a core busy beside it (%(default)s)")
     train.set_defaults(run=bench_train)
     usual = commands.add_parser("usual-way")  # started by `data`, as a process of its own
     usual.add_argument("input", type=Path)
@@ -300,6 +302,7 @@ def bench_batches(folder: Path, repeats: int) -> None:
 
 def bench_sample(args: argparse.Namespace) -> None:
     """Print a table for each model."""
+    import folio.openmp  # noqa: F401  # isort: skip  (before torch; the peers that run in this process get it, too)
     import torch
 
     from folio.generate import pack
@@ -326,13 +329,14 @@ def bench_sample(args: argparse.Namespace) -> None:
         slowest = nanogpt(args.peer, shape).to(args.device) if args.peer else plain
         ways[f"{usual}, float32"] = partial(write_recomputed, slowest, count), 4
         speeds: dict[str, dict[int, list[float]]] = {way: {rows: [] for rows in args.rows} for way in ways}
-        for repeat in range(args.repeats + 1):  # the first warms up
-            for way, (write, _) in ways.items():
-                for rows in args.rows:
-                    if repeat or not way.startswith(usual):
-                        began = time.perf_counter()
-                        speed = write(rows) / (time.perf_counter() - began)
-                        speeds[way][rows] += [speed] if repeat else []
+        with busy_processes(args.busy):
+            for repeat in range(args.repeats + 1):  # the first warms up
+                for way, (write, _) in ways.items():
+                    for rows in args.rows:
+                        if repeat or not way.startswith(usual):
+                            began = time.perf_counter()
+                            speed = write(rows) / (time.perf_counter() - began)
+                            speeds[way][rows] += [speed] if repeat else []
         medians = {way: {rows: statistics.median(found[rows]) for rows in args.rows} for way, found in speeds.items()}
         slow = medians[f"{usual}, float32"]
         parameters = plain.num_params()
@@ -431,7 +435,7 @@ def bench_train(args: argparse.Namespace) -> None:
 
     on = f"{torch.get_num_threads()} threads" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
     print(f"{on}, torch {torch.__version__}\n")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, busy_processes(args.busy):
         folder = Path(scratch)
         names = {STEPS[name][0] for name in args.models} | ({RACED} if "race" in args.parts else set())
         for name in names:  # prepared before anything is timed
@@ -462,6 +466,18 @@ def copy_of_peer(checkout: Path, copy: Path, data_dir: Path, names: set[str]) ->
             characters = dict(enumerate(tokenizer.characters))
             meta = {"vocab_size": len(characters), "itos": characters, "stoi": {c: i for i, c in characters.items()}}
             (copy / "data" / name / "meta.pkl").write_bytes(pickle.dumps(meta))
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many processes that do nothing but keep a core busy, as long as the block lasts."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def lines_of(words: list[str], folder: Path) -> list[tuple[float, str]]:

@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import torch  # noqa: E402
 
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402

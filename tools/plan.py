@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import torch  # noqa: E402
 
 from folio import UserError, configurator, memory  # noqa: E402
 from folio.dataset import Mixture, parse_mixture  # noqa: E402
