@@ -2,7 +2,7 @@
 
 .PHONY: install test lint train
 install:
-	pip install -r requirements.txt
+	pip install -r requirements-dev.txt
 test:
 	python -m pytest
 lint:

@@ -40,7 +40,9 @@ def test_arrows_point_one_way(path):
     place = path.relative_to(ROOT).parts[0].removesuffix(".py")
     ours, others = imports(path) & ALLOWED.keys(), imports(path) - ALLOWED.keys() - sys.stdlib_module_names
     assert ours <= ALLOWED[place]
-    required = re.findall(r"^([\w-]+)", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    files = ["requirements.txt", *(["requirements-dev.txt"] if place == "tests" else [])]
+    listed = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+    required = re.findall(r"^([\w-]+)", listed, re.MULTILINE)
     beside = {file.stem for file in path.parent.glob("*.py")} if place == "tests" else set()
     assert others - beside <= {*required, "tiktoken_ext"}  # tiktoken_ext is a part of the package tiktoken
     if place == "model":

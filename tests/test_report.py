@@ -58,6 +58,7 @@ def test_what_is_no_run_is_told(tmp_path):
         Run.of(tmp_path)
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_a_browser_draws_every_curve(runs, tmp_path):
     """Two runs: six panels and a validation curve each, drawn by plotly's script in a real browser, offline."""
