@@ -33,7 +33,7 @@ class Plan:
         for (begin, max_iters), end in zip(self.decisions, ends, strict=True):
             end = min(end, step)
             if end > begin:
-                place += (end - begin) * (self.recipe_iters - place) / (max_iters - begin)
+                place += (end - begin) * ((self.recipe_iters - place) / (max_iters - begin))
         return place
 
     def evaluates(self, step: int, interval: int) -> bool:
