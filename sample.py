@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import folio.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
 
 from folio import UserError, configurator, convert
@@ -105,6 +104,7 @@ class Sampler:
         if runtime.device.type == "cpu":
             torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row
             pack(self.model, int8=cfg.dtype == "int8")
+        self.small, self.threads = self.model.num_params()["total"] < SMALL, torch.get_num_threads()
         self.tokens, self.seconds, self.first = 0, 0.0, 0.0  # written so far, in all; until the latest text's first
 
     def prompt(self, start: str) -> list[int]:
@@ -138,6 +138,8 @@ class Sampler:
 
     def steps(self, prompts: list[list[int]], samples: list[int], ended: list[bool]) -> Iterator[Step]:
         """What follows each prompt; row b is sample samples[b]. Also keeps the time."""
+        # A small model's single row is as fast on one thread, which waits for no core that another process uses.
+        torch.set_num_threads(1 if self.small and len(prompts) == 1 else self.threads)
         began = time.perf_counter()
         self.first = 0.0
         drawn = generate(
@@ -261,8 +263,8 @@ def answer_file(sampler: Sampler, path: Path) -> None:
 
 def read_prompts(sampler: Sampler, path: Path) -> list[tuple[str, list[int]]]:
     """Each prompt of the file with its ids. Raises UserError before anything is generated."""
-    if path.is_dir():
-        raise UserError(f"prompts={path}: it is a folder; name a .jsonl file")
+    if str(path) == "-" or (path.exists() and not path.is_file()):
+        raise UserError(f"prompts={path}: it is not a file; name a .jsonl file")
     corpus = Corpus(find_sources([str(path)], "jsonl"), document=prompt_of)
     prompts = []
     for start in (prompt for block in corpus.blocks() for prompt in block.documents()):
@@ -299,6 +301,8 @@ def read_start(start: str) -> str:
     if start != "-" and not start.startswith("FILE:"):
         return line_breaks(start)
     path = Path(start.removeprefix("FILE:"))
+    if start != "-" and path.exists() and not path.is_file():
+        raise UserError(f"start={start}: {path} is not a file; name one, or pipe the text to --start=-")
     try:
         content = sys.stdin.buffer.read() if start == "-" else path.read_bytes()
         return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text

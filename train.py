@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 import folio.openmp  # noqa: F401  # isort: skip  (before torch)
@@ -147,12 +147,15 @@ class TrainConfig(Settings):
             require((getattr(self, name) or 0) >= 0, name, "it must not be negative")
         for name in "minutes save_interval_minutes skip_spikes".split():
             require(getattr(self, name) is None or getattr(self, name) > 0, name, "it must be above 0, or None")
-        require(self.seed < 2**63, "seed", "it must be below 2**63")
         require(self.min_lr is None or 0 <= self.min_lr <= self.learning_rate, "min_lr", "from 0 to learning_rate")
         for name in "dropout embd_pdrop attn_pdrop resid_pdrop beta1 beta2".split():
             require(0 <= (getattr(self, name) or 0) < 1, name, "it must be at least 0 and less than 1")
+        for name, value in asdict(self).items():
+            require(type(value) is not int or value < 2**63, name, "it must be below 2**63")
+        for name in "out_dir init_from dataset".split():
+            require(getattr(self, name).strip() != "", name, "it must not be empty")
         if self.n_head > 0:
-            near = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
+            near = [h for h in range(1, min(self.n_embd, 4096) + 1) if self.n_embd % h == 0]
             near = sorted(sorted(near, key=lambda h: abs(h - self.n_head))[:3])
             rule = f"n_embd={self.n_embd} is not divisible by it; take {' or '.join(map(str, near))}"
             require(self.n_embd % self.n_head == 0, "n_head", rule)
@@ -163,6 +166,9 @@ class TrainConfig(Settings):
             nearest = max(1, round(self.total_batch_tokens / micro)) * micro
             rule = f"it must be a multiple of batch_size * block_size = {micro:,}; take {nearest}"
             require(self.total_batch_tokens % micro == 0, "total_batch_tokens", rule)
+        if not found:
+            rule = "with batch_size it makes more than 2**31 sequences per step"
+            require(self.accumulation * self.batch_size < 2**31, "gradient_accumulation_steps", rule)
         if self.compile == "reduce-overhead" and not found:
             require(self.accumulation == 1, "compile", "captured graphs need steps of one micro-batch; take auto")
         return found
@@ -194,7 +200,7 @@ class TrainConfig(Settings):
     def stretched(self, max_iters: int, names: Iterable[str]) -> dict[str, int]:
         """These counts of steps, where they are set, in proportion to another max_iters, rounded up."""
         counts = {name: getattr(self, name) for name in names}
-        return {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n}
+        return {name: -(-n * max_iters // self.max_iters) for name, n in counts.items() if n and n > 0}
 
     def following(self, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> "TrainConfig":
         """These settings for a max_iters that the command line gives in place of a config file's: the counts of steps
@@ -205,30 +211,50 @@ class TrainConfig(Settings):
             return self
         names = [name for name in STEP_COUNTS if origins.get(name, COMMAND_LINE) != COMMAND_LINE]
         counts = replace(self, max_iters=theirs).stretched(self.max_iters, names)
-        if counts and os.environ.get("RANK", "0") == "0":
+        if counts and parallel.rank_of_environment() == 0:
             told = ", ".join(f"{name}={n:,} (was {getattr(self, name):,})" for name, n in counts.items())
             print(f"max_iters={self.max_iters:,} in place of the config file's {theirs:,}, and in proportion: {told}")
         return replace(self, **counts)
 
-    def within(self, seconds: float, step_seconds: float, val_tokens: int) -> "TrainConfig":
+    def recipe_counts(self, origins: Mapping[str, str]) -> list[str]:
+        """The counts of steps that belong to max_iters, and are stretched with it: those set in the same place.
+
+        A count that the command line gives without a max_iters stays; so do all counts where nobody set a max_iters.
+        """
+        place = origins.get("max_iters")
+        if place is None and origins:
+            return []
+        given = [name for name in STEP_COUNTS if origins.get(name) == COMMAND_LINE and place != COMMAND_LINE]
+        return [name for name in STEP_COUNTS if name not in given]
+
+    def within(
+        self, seconds: float, step_seconds: float, val_tokens: int, origins: Mapping[str, str] | None = None
+    ) -> "TrainConfig":
         """The same recipe with as many steps as there is time for; what is counted in steps is stretched with them.
 
-        Time goes into steps, into as many evaluations as before, and 1 second for the end. Raises UserError for none.
+        Time goes into steps, into as many evaluations as before, and 1 second for the end. origins: where each setting
+        was set. Raises UserError for too little time.
         """
-        recipe = self if self.eval_interval else replace(self, eval_interval=-(-self.max_iters // 10))
-        evaluating = recipe.seconds_of_evaluations(step_seconds, val_tokens)
-        steps = int((seconds - evaluating - 1) / step_seconds)
+        names = self.recipe_counts(origins or {})
+        evaluation = self.evaluation_seconds(step_seconds, val_tokens)
+        if self.eval_interval is None or "eval_interval" in names:
+            recipe = self if self.eval_interval else replace(self, eval_interval=-(-self.max_iters // 10))
+            names = [*dict.fromkeys([*names, "eval_interval"])]
+            evaluations = -(-self.max_iters // recipe.eval_steps)
+            steps = int((seconds - 1 - evaluations * evaluation) / step_seconds)
+        else:
+            recipe = self
+            steps = int((seconds - 1 - evaluation) / (step_seconds + evaluation / self.eval_interval))
         if steps < 1:
             raise UserError(
-                f"minutes={self.minutes:g}: it is too short where a step takes {step_seconds:.2g} s, and all "
-                f"evaluations {evaluating:.2g} s; take more, or a smaller model"
+                f"minutes={self.minutes:g}: it is too short where a step takes {step_seconds:.2g} s, and an "
+                f"evaluation {evaluation:.2g} s; take more, a smaller model, or --eval_iters"
             )
-        return replace(self, **recipe.stretched(steps, STEP_COUNTS))
+        return replace(self, **{**recipe.stretched(steps, names), "max_iters": steps})
 
-    def seconds_of_evaluations(self, step_seconds: float, val_tokens: int) -> float:
-        """Of all of them: a token costs a third of what it costs in training, as there is no backward pass."""
-        evaluations = -(-self.max_iters // self.eval_steps)
-        return evaluations * val_tokens / self.step_tokens * step_seconds / 3
+    def evaluation_seconds(self, step_seconds: float, val_tokens: int) -> float:
+        """Of one: a token costs a third of what it costs in training, as there is no backward pass."""
+        return val_tokens / self.step_tokens * step_seconds / 3
 
     def learning_rate_at(self, step: float) -> float:
         decay_iters = self.lr_decay_iters or self.max_iters
@@ -263,6 +289,7 @@ INEXACT = (
     "parallel",
     "recompute",
 )
+LAST_SAMPLE = 300  # tokens that are printed at the end of a run
 STEP_COUNTS = ("max_iters", "warmup_iters", "lr_decay_iters", "wsd_decay_iters", "eval_interval")
 PLACES = ("out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only")  # of no consequence
 
@@ -273,19 +300,35 @@ class TrainingError(UserError):
     exit_code = 1
 
 
+class Outcome(NamedTuple):
+    """What came of a run."""
+
+    best: float  # the lowest validation loss, in nats per token
+    step: int
+    max_iters: int
+    out_of_patience: bool
+    cfg: TrainConfig  # with the counts of steps that a budget of time came to
+
+
 def train(cfg: TrainConfig) -> float:
-    """Train as `cfg` says; returns the lowest validation loss, in nats a token. Raises UserError."""
+    """Train as `cfg` says; returns the lowest validation loss, in nats per token. Raises UserError."""
+    return run(cfg).best
+
+
+def run(cfg: TrainConfig) -> Outcome:
+    """`train`, with all that came of it."""
     configurator.check(cfg)
-    out_dir, existed = Path(cfg.out_dir), Path(cfg.out_dir).exists()
+    out_dir, existed = Path(cfg.out_dir), os.path.exists(cfg.out_dir)
     try:
         with ExitStack() as stack:
             if not cfg.eval_only and parallel.rank_of_environment() == 0:
                 try:
                     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
-                    stack.enter_context(locked(out_dir / ".lock", busy))
+                    timeout = 60.0 if parallel.under_torchrun() else 0.0  # a lost machine's lock may outlive it
+                    stack.enter_context(locked(out_dir / ".lock", busy, timeout))
                 except OSError as error:
                     raise cannot_write(out_dir, error) from None
-            return run(cfg)
+            return run_alone(cfg)
     finally:
         if not existed:
             with suppress(OSError):  # it is not empty, or not there
@@ -296,7 +339,7 @@ def cannot_write(out_dir: Path, error: OSError) -> UserError:
     return UserError(f"out_dir={out_dir}: it cannot be written ({error}); choose another --out_dir")
 
 
-def run(cfg: TrainConfig) -> float:
+def run_alone(cfg: TrainConfig) -> Outcome:
     """The body of `train`, once out_dir is this process's own."""
     began = time.perf_counter()
     given, out_dir = cfg.origins, Path(cfg.out_dir)
@@ -318,13 +361,14 @@ def run(cfg: TrainConfig) -> float:
         cfg = with_shape_of(cfg, start, given)
     earlier = start.state if resuming else {}
     if resuming and cfg.minutes:
-        if cfg.minutes != earlier["config"].get("minutes"):
+        if cfg.minutes != earlier["config"].get("minutes") and not cfg.eval_only:
+            max_iters = Plan(earlier["config"]["max_iters"], earlier.get("decisions")).max_iters
             raise UserError(
-                f"minutes={cfg.minutes:g}: the run in {out_dir} was given its length when it began; go on without "
-                f"--minutes, and with --max_iters={earlier['config']['max_iters']} or another"
+                f"minutes={cfg.minutes:g}: the run in {out_dir} was given its length when it began; resume it without "
+                f"--minutes, and with --max_iters={max_iters} or another"
             )
         cfg = replace(cfg, **{name: earlier["config"][name] for name in STEP_COUNTS})  # as the time was divided then
-    elif resuming and "warmup_iters" not in given:
+    elif resuming and given.get("warmup_iters") != COMMAND_LINE:
         before = TrainConfig(**{name: earlier["config"][name] for name in ("max_iters", "warmup_iters")}).warmup_steps
         if before <= earlier["step"] < cfg.warmup_steps:  # a warmup that is over stays over in a longer run
             cfg = replace(cfg, warmup_iters=before)
@@ -371,15 +415,15 @@ def run(cfg: TrainConfig) -> float:
         exact = exact and earlier["versions"] == versions()
         after = earlier.get("stopped_by") or "a kill"
         resumes = [*resumes, {"step": earlier["step"], "after": after, "changes": changes, "exact": exact}]
-        if cfg.minutes and after == "a kill":
-            told = f"those on the run's length after step {earlier['step']:,} were not saved and are taken again"
+        if cfg.minutes:
+            told = f"those on the run's length after step {earlier['step']:,} are taken again"
             resumes[-1] |= {"decisions": told, "exact": False}
             exact = False
         told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
         print(f"going on from {start.path}{told}{'' if exact else '; no longer bit for bit'}")
 
     # --- model ---
-    if (free := memory.free(runtime.device)) and not cfg.eval_only:
+    if (free := memory.free(runtime.device)) is not None and not cfg.eval_only:
         parts = group.size if cfg.parallel == "fsdp" else 1
         memory.refuse_too_large(shape, cfg.optimizer, free / processes_sharing_memory(runtime), parts)
     with torch.device("meta"):
@@ -400,7 +444,7 @@ def run(cfg: TrainConfig) -> float:
     if cfg.eval_only:
         val_loss, val_losses = validate(model, loss_of, data, runtime, cfg.batch_size)
         print(f"validation loss {val_loss:.4f}{apart(val_losses)}")
-        return val_loss
+        return Outcome(val_loss, earlier.get("step", 0), cfg.max_iters, False, cfg)
 
     # --- state ---
     scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
@@ -409,9 +453,6 @@ def run(cfg: TrainConfig) -> float:
     if resuming:
         state.load(start)
     group.meet()  # before anything in out_dir changes, all have read it
-    if cfg.overwrite and not resuming and group.rank == 0:
-        checkpoint.remove_all(out_dir)
-        shutil.rmtree(out_dir / "skipped", ignore_errors=True)
 
     # --- length ---
     feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
@@ -422,11 +463,10 @@ def run(cfg: TrainConfig) -> float:
     elif cfg.minutes and not resuming:
         step_seconds = seconds_a_step(cfg, model, spread, loss_of, feed)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
-        cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens))
+        cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens, given))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
         print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {counts}")
-        an_evaluation = cfg.seconds_of_evaluations(step_seconds, data.validation_tokens)
-        an_evaluation /= -(-cfg.max_iters // cfg.eval_steps)
+        an_evaluation = cfg.evaluation_seconds(step_seconds, data.validation_tokens)
         budget = Budget(cfg.minutes, step_seconds, an_evaluation, spent=time.perf_counter() - began)
     plan = Plan(cfg.max_iters, earlier.get("decisions") if cfg.minutes else None)
     step_sequences, step_tokens = feed.sequences, cfg.step_tokens
@@ -438,6 +478,9 @@ def run(cfg: TrainConfig) -> float:
         f"{step_tokens:,} tokens"
         + (f"; each process computes {feed.count} x {feed.rows} sequences of them" if group.size > 1 else "")
     )
+
+    if state.step >= plan.max_iters:
+        print(f"nothing to train: {state.step:,} of {plan.max_iters:,} steps are done; give a larger --max_iters")
 
     # --- loop ---
     record = {  # what a checkpoint says of the run, besides how far it has come
@@ -459,10 +502,12 @@ def run(cfg: TrainConfig) -> float:
             metrics = Metrics(out_dir, state.step, plan.max_iters, asdict(cfg), earlier.get("wandb_id"))
     except OSError as error:
         raise cannot_write(out_dir, error) from None
-    saver, requests = checkpoint.Saver(out_dir, tokenizer, cfg.keep_last), Requests(group)
+    if cfg.overwrite and not resuming and group.rank == 0:
+        shutil.rmtree(out_dir / "skipped", ignore_errors=True)
+    replaces = cfg.overwrite and not resuming  # once this run has a checkpoint of its own
+    saver, requests = checkpoint.Saver(out_dir, tokenizer, cfg.keep_last, replaces), Requests(group)
     with metrics, saver, Signals() as signals, names_rank(group, lambda: state.step):
         clock, saved_at = Clock(), time.perf_counter()
-        saving_seconds = 0.0  # of the last evaluation's checkpoint and sample
         samples = cfg.sample_tokens and group.rank == 0 and cfg.parallel == "ddp"  # else no process has the whole model
         stopped_by = unread = None  # unread: a step whose numbers are on their way here
         several, val_losses = len(data.validation) > 1, {}
@@ -472,6 +517,8 @@ def run(cfg: TrainConfig) -> float:
             nonlocal val_losses
             judged = guard.read(step)
             rate = clock.rate(step)
+            if budget:
+                budget.mark(step)  # now the device is known to have finished it
             for found in judged:
                 if found.skipped and group.rank == 0:
                     first = (found.step - 1) * step_sequences
@@ -479,7 +526,10 @@ def run(cfg: TrainConfig) -> float:
                     metrics.say(guard.record(out_dir, found, first, inputs, tokenizer))
             val_loss = None
             if evaluating:
+                evaluation_began = time.perf_counter()
                 val_loss, val_losses = validate(model, loss_of, data, runtime, cfg.batch_size)
+                if budget:
+                    budget.note_evaluation(time.perf_counter() - evaluation_began)
             if reason := guard.diagnose(model, cfg.max_bad_steps, val_loss):
                 raise TrainingError(f"stopped at step {step:,}: {reason}")
             line = {
@@ -524,6 +574,8 @@ def run(cfg: TrainConfig) -> float:
                 metrics.lengthen(max_iters)
             budget.start_stretch(step)
 
+        if resuming:
+            replan(state.step)
         while state.step < plan.max_iters and not stopped_by and state.stale < patience:
             take_step(cfg, plan, state, loss_of, feed)
             step = state.step
@@ -533,26 +585,26 @@ def run(cfg: TrainConfig) -> float:
                 unread = None
 
             # --- log, evaluate, save ---
-            late = budget is not None and budget.is_late(step)
+            if budget and not runtime.runs_ahead:
+                budget.mark(step)
+            late = budget is not None and budget.is_late
             minutes = (time.perf_counter() - saved_at) / 60
             asked = signals.save or minutes >= (cfg.save_interval_minutes or math.inf)
             # Each step: no signal ends a run unsaved.
             stopped_by, saving, late = requests.agree(signals.stop, asked, late)
-            evaluating, saving = plan.evaluates(step, cfg.eval_steps), stopped_by or saving
-            if late and not evaluating:
+            if late and not plan.evaluates(step, cfg.eval_steps):
                 replan(step)
+            evaluating, saving = plan.evaluates(step, cfg.eval_steps), stopped_by or saving
             if not (evaluating or saving or step % cfg.log_interval == 0 or step == 1):
                 continue
             guard.send()
             if not (evaluating or saving) and runtime.runs_ahead:
                 unread = step
                 continue
-            evaluation_began = time.perf_counter()
             val_loss = log(step, evaluating)
             if not (evaluating or saving):
                 continue
-            if evaluating and budget:  # before the save, which keeps what is decided
-                budget.evaluation_seconds = time.perf_counter() - evaluation_began + saving_seconds
+            if evaluating:  # before the save, which keeps what is decided
                 replan(step)
             saving_began = time.perf_counter()
             settle()
@@ -569,11 +621,15 @@ def run(cfg: TrainConfig) -> float:
                 if ending or stopped_by or not cfg.async_save:
                     settle(last=ending or stopped_by)
                 saved_at, signals.save = time.perf_counter(), False
+            sampling_began = time.perf_counter()
             if evaluating and samples:  # what is optional comes last, and cannot end the run
                 metrics.sample(step, lambda: "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
             group.meet()
             if evaluating and budget:
-                saving_seconds = time.perf_counter() - saving_began
+                budget.note_saving(time.perf_counter() - saving_began)
+                if samples:
+                    token_seconds = (time.perf_counter() - sampling_began) / cfg.sample_tokens
+                    budget.ending_seconds = 1.0 + token_seconds * LAST_SAMPLE
                 budget.start_stretch(step)
             clock.start(step)
 
@@ -587,13 +643,15 @@ def run(cfg: TrainConfig) -> float:
         if group.rank == 0 and cfg.parallel == "ddp":
             print("what the model writes now:\n")
             try:
-                for piece in written(model, tokenizer, runtime, cfg, tokens=300):
+                for piece in written(model, tokenizer, runtime, cfg, LAST_SAMPLE):
                     print(piece, end="", flush=True)
                 print("\n")
-            except RuntimeError as error:  # the run is saved; its sample is optional
-                print(f"no sample: {error}")
+            except BrokenPipeError:  # nobody reads on
+                raise
+            except Exception as error:  # the run is saved; its sample is optional
+                print(f"no sample ({type(error).__name__}: {error})")
     group.meet()
-    return state.best
+    return Outcome(state.best, state.step, plan.max_iters, state.stale >= patience, cfg)
 
 
 def wrap(model: GPT | None, shape: GPTConfig, cfg: TrainConfig, runtime: Runtime) -> tuple[GPT, nn.Module]:
@@ -638,7 +696,7 @@ def leaner(cfg: TrainConfig, fits: Callable[[TrainConfig], bool]) -> str | None:
     """The settings with which the same steps fit, those that cost least first; or None."""
     sequences = cfg.accumulation * cfg.batch_size
     for recompute in dict.fromkeys((cfg.recompute, True)):
-        for batch_size in range(cfg.batch_size, 0, -1):
+        for batch_size in range(min(cfg.batch_size, 4096), 0, -1):
             if sequences % batch_size:
                 continue
             given = {"batch_size": batch_size, "recompute": recompute}
@@ -670,6 +728,8 @@ def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime, data: Mixture) -
     if needed(cfg).fits(free / sharing):
         return told
     remedy = leaner(cfg, lambda changed: needed(changed).fits(free / sharing))
+    if needed(cfg).total > 2 * free / sharing and not cfg.eval_only:
+        raise UserError(f"{told}: too little by far; take {remedy or 'a smaller model'}")
     spread = "" if cfg.parallel == "fsdp" else "; or spread it over several GPUs with --parallel=fsdp"
     return f"{told}: too little; what would fit: {remedy or 'no batch_size'}{spread}"
 
@@ -868,10 +928,15 @@ def changes_since(start: Checkpoint, cfg: TrainConfig) -> dict[str, list]:
     """
     then, now = start.state["config"], asdict(cfg)
     then_cfg = TrainConfig(**{name: value for name, value in then.items() if name in now})
-    then, now = ({**c, "sequences a step": k.accumulation * k.batch_size} for c, k in ((then, then_cfg), (now, cfg)))
+    then, now = (
+        {**c, "batch_size * gradient_accumulation_steps": k.accumulation * k.batch_size}
+        for c, k in ((then, then_cfg), (now, cfg))
+    )
     changes = {name: [then[name], now[name]] for name in now if name in then and then[name] != now[name]}
     refused = [
-        f"{name}: {then[name]} then, {now[name]} now" for name in (*FIXED, "sequences a step") if name in changes
+        f"{name}: {then[name]} then, {now[name]} now"
+        for name in (*FIXED, "batch_size * gradient_accumulation_steps")
+        if name in changes
     ]
     if refused:
         raise UserError(
@@ -881,21 +946,29 @@ def changes_since(start: Checkpoint, cfg: TrainConfig) -> dict[str, list]:
     return {name: change for name, change in changes.items() if name not in PLACES}
 
 
-def with_shape_of(cfg: TrainConfig, start: Checkpoint, given: Iterable[str]) -> TrainConfig:
+def with_shape_of(cfg: TrainConfig, start: Checkpoint, given: Mapping[str, str]) -> TrainConfig:
     """`cfg` with the model's shape taken from the checkpoint; a shorter block_size is kept, and crops the positions.
 
-    given: the settings that the user has set. Raises UserError for one of the shape that is not the checkpoint's.
+    given: where the user has set which settings. When finetuning, a line names those of a config file that have no
+    effect. Raises UserError for others of the shape that are not the checkpoint's.
     """
     default = {field.name: field.default for field in fields(cfg)}
     shape = {name: start.state["model"][name] for name in SHAPE}
+    refused, ignored = [], []
     for name, there in shape.items():
         here = getattr(cfg, name)
         if here == there or (here == default[name] and name not in given):
             continue
         if name == "block_size" and here < there:
             shape[name] = here
+        elif given.get(name, COMMAND_LINE) == COMMAND_LINE or cfg.init_from == "resume":
+            refused.append(f"{name}={here}: the checkpoint {start.path} has {name}={there}")
         else:
-            raise UserError(f"{name}={here}: the checkpoint {start.path} has {name}={there}; leave the setting out")
+            ignored.append(f"{name}={there} (not {here})")
+    if refused:
+        raise UserError(f"{'; '.join(refused)}; leave the setting out")
+    if ignored and parallel.rank_of_environment() == 0:
+        print(f"the model's shape is that of {start.path}: {', '.join(ignored)}")
     cfg = replace(cfg, **shape)
     configurator.check(cfg)
     return cfg
@@ -922,7 +995,7 @@ def main(cfg: TrainConfig) -> None:
             print(f"{name} = {value!r}")
         return
     try:
-        train(cfg)
+        outcome = run(cfg)
     except UserError as error:
         parallel.stop_torchrun(error)
         raise
@@ -930,14 +1003,13 @@ def main(cfg: TrainConfig) -> None:
     if cfg.eval_only:
         return
     script, *given = sys.argv
-    state = checkpoint.last_state(Path(cfg.out_dir))
-    config = state["config"]
-    max_iters = Plan(config["max_iters"], state.get("decisions")).max_iters
-    changed = {"init_from": "resume"}
-    if state["step"] == max_iters:
-        changed["max_iters"] = 2 * max_iters
-        changed |= {"minutes": None} if config["minutes"] else {}
-    elif config["patience"] and state["evaluations_since_best"] >= config["patience"]:
+    changed: dict[str, Any] = {"init_from": "resume"}
+    if outcome.step >= outcome.max_iters:
+        changed["max_iters"] = 2 * outcome.step
+        if outcome.cfg.minutes:  # what the command line gave in steps was stretched to the time; so it is again
+            names = [name for name in STEP_COUNTS if cfg.origins.get(name) == COMMAND_LINE]
+            changed = {"minutes": None, **outcome.cfg.stretched(2 * outcome.step, names), **changed}
+    elif outcome.out_of_patience:
         changed["patience"] = None
     given = [a for a in given if not a.startswith(tuple(f"--{name}=" for name in ("overwrite", *changed)))]
     given += [f"--{name}={value}" for name, value in changed.items()]

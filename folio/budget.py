@@ -22,8 +22,8 @@ class Plan:
         return self.decisions[-1][1]
 
     def decide(self, step: int, max_iters: int) -> None:
-        """From `step` on, the run has `max_iters` steps, of which at least one is left."""
-        assert max_iters > step
+        """From `step` on, the run has `max_iters` steps; `step` itself for a run that ends with it."""
+        assert max_iters >= step
         self.decisions.append((step, max_iters))
 
     def recipe_step(self, step: int) -> float:
@@ -50,9 +50,9 @@ class Plan:
 class Budget:
     """Keeps a run within its time, by what steps and evaluations take while it runs.
 
-    minutes: of the whole run. step_seconds, evaluation_seconds, ending_seconds: what one step, one evaluation (with its
-    checkpoint and sample) and the end of the run (the last sample) are expected to take. spent: seconds that the run
-    has taken already. All times are seconds of `time.perf_counter`.
+    minutes: of the whole run. step_seconds, evaluation_seconds, saving_seconds, ending_seconds: what one step, one
+    evaluation, its checkpoint and sample, and the end of the run are expected to take. spent: seconds that the run has
+    taken already.
     """
 
     LATE = 0.02  # of the budget: a run that is so much behind its plan gets a new one
@@ -63,47 +63,59 @@ class Budget:
         minutes: float,
         step_seconds: float,
         evaluation_seconds: float,
+        saving_seconds: float = 0.0,
         ending_seconds: float = 1.0,
         spent: float = 0.0,
         step: int = 0,
     ):
         self.seconds = 60 * minutes
         self.step_seconds, self.evaluation_seconds = step_seconds, evaluation_seconds
-        self.ending_seconds = ending_seconds
+        self.saving_seconds, self.ending_seconds = saving_seconds, ending_seconds
         self.began = time.perf_counter() - spent
         self.start_stretch(step)
 
     def start_stretch(self, step: int) -> None:
         """Begin to measure a stretch of steps, after a decision or an evaluation."""
-        self.first_step, self.started, self.latest = step, time.perf_counter(), time.perf_counter()
-        self.longest = 0.0
+        self.first_step = self.last_step = step
+        self.started = self.latest = time.perf_counter()
+        self.slowest = 0.0, 0  # seconds and steps between two marks
+        self.is_late = False
 
-    def is_late(self, step: int) -> bool:
-        """Take note that `step` is done. Whether the stretch took much longer than planned."""
+    def mark(self, step: int) -> None:
+        """Take note that the device has finished `step`, now. Is the stretch much later than planned?"""
         now = time.perf_counter()
-        self.longest, self.latest = max(self.longest, now - self.latest), now
+        if step > self.last_step:
+            gap = now - self.latest, step - self.last_step
+            self.slowest = max(self.slowest, gap, key=lambda gap: gap[0] / max(1, gap[1]))
+            self.latest, self.last_step = now, step
         behind = now - self.started - (step - self.first_step) * self.step_seconds
-        return behind > max(self.LATE * self.seconds, 2 * self.step_seconds)
+        self.is_late = behind > max(self.LATE * self.seconds, 2 * self.step_seconds)
+
+    def note_evaluation(self, seconds: float) -> None:
+        """An evaluation has taken so long. The mean with what was expected, so that one of them does not end a run."""
+        self.evaluation_seconds = (self.evaluation_seconds + seconds) / 2
+
+    def note_saving(self, seconds: float) -> None:
+        """The same for its checkpoint and sample."""
+        self.saving_seconds = (self.saving_seconds + seconds) / 2
+
+    def pace(self) -> float:
+        """Seconds per step in this stretch, without its slowest part if there are others: a stall is not a pace."""
+        seconds, steps = self.latest - self.started, self.last_step - self.first_step
+        if steps > self.slowest[1]:
+            seconds, steps = seconds - self.slowest[0], steps - self.slowest[1]
+        return seconds / steps if steps else self.step_seconds
 
     def max_iters(self, step: int, plan: Plan, eval_interval: int) -> int:
-        """The number of steps that fits the time, after `step`; the plan's own where that is about the same.
-
-        The pace is that of the stretch, without its longest step if there are others: a stall is not a pace.
-        """
-        steps = step - self.first_step
-        if steps > 1:
-            self.step_seconds = (self.latest - self.started - self.longest) / (steps - 1)
+        """The number of steps that fits the time, after `step`; the plan's own where that is about the same."""
+        self.step_seconds = self.pace()
         left = self.began + self.seconds - time.perf_counter() - self.ending_seconds
-        left -= plan.evaluations_after(step, eval_interval) * self.evaluation_seconds
-        steps_left = max(1, int(left / max(self.step_seconds, 1e-9)))
+        left -= plan.evaluations_after(step, eval_interval) * (self.evaluation_seconds + self.saving_seconds)
+        steps_left = max(0, int(left / max(self.step_seconds, 1e-9)))
         planned = plan.max_iters - step
         return plan.max_iters if abs(steps_left - planned) <= self.SAME * planned else step + steps_left
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
-        return {
-            "step_seconds": self.step_seconds,
-            "evaluation_seconds": self.evaluation_seconds,
-            "ending_seconds": self.ending_seconds,
-            "spent": time.perf_counter() - self.began,
-        }
+        names = ("step_seconds", "evaluation_seconds", "saving_seconds", "ending_seconds")
+        return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.began}

@@ -78,8 +78,11 @@ def save(
     state: dict[str, Any],
     best: bool,
     keep_last: int = 1,
+    replace: bool = False,
 ) -> Path:
     """Write step-N, point last.json at it, and best.json too if it is the best.
+
+    replace: the checkpoints that are there are of another run, and go when this one is safe.
 
     Of the older checkpoints the best and the newest `keep_last` (this one among them) stay; the others go when this one
     is safe. The directory is written and synced under a temporary name and renamed, so that at no moment a checkpoint
@@ -108,12 +111,14 @@ def save(
         raise OSError(str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    if replace and not best:
+        (out_dir / "best.json").unlink(missing_ok=True)
     # best.json first: a run killed between the two goes on from the checkpoint before, and comes to this best again.
     for pointer in ("best", "last") if best else ("last",):
         write_json(out_dir / f"{pointer}.json", {"checkpoint": final.name})
     there = _directories(out_dir)
     upto = there.index(final) + 1
-    keep = {*there[max(0, upto - keep_last) : upto], _named(out_dir, "best")}
+    keep = {final} if replace else {*there[max(0, upto - keep_last) : upto], _named(out_dir, "best")}
     for path in there:
         if path not in keep:
             with suppress(OSError):  # the new checkpoint is safe: an old one that cannot be removed is not a failure
@@ -124,8 +129,9 @@ def save(
 class Saver:
     """Writes a run's checkpoints one at a time, behind it. A context manager; its end is the end of what is written."""
 
-    def __init__(self, out_dir: Path, tokenizer: Tokenizer, keep_last: int):
+    def __init__(self, out_dir: Path, tokenizer: Tokenizer, keep_last: int, replace: bool = False):
         self.out_dir, self.tokenizer, self.keep_last = out_dir, tokenizer, keep_last
+        self.replace = replace  # the first checkpoint takes the place of an earlier run's
         self.thread = ThreadPoolExecutor(1, initializer=_step_back)
         self.writing: tuple[int, Future] | None = None  # a step, and what comes of it
 
@@ -134,7 +140,7 @@ class Saver:
     ) -> None:
         """Begin to `save` what must not change from here on; when the one before has been waited for."""
         assert self.writing is None
-        of_all = (self.out_dir, step, model, optimizer, self.tokenizer, state, best, self.keep_last)
+        of_all = (self.out_dir, step, model, optimizer, self.tokenizer, state, best, self.keep_last, self.replace)
         self.writing = step, self.thread.submit(save, *of_all)
 
     def wait(self) -> str | None:
@@ -143,6 +149,7 @@ class Saver:
             return None
         (step, written), self.writing = self.writing, None
         error = written.exception()
+        self.replace = self.replace and error is not None
         if error and not isinstance(error, OSError):
             raise error
         return f"step {step:,} could not be saved ({error})" if error else None
@@ -181,18 +188,11 @@ def written_by(out_dir: Path) -> str | None:
 def clear_unfinished(out_dir: Path) -> None:
     """Remove what a run that was killed left half-written or half-removed. Not while another run writes there."""
     for path in [*out_dir.glob(".step-*.tmp"), *out_dir.glob(".*.json*.tmp")]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def remove_all(out_dir: Path) -> None:
-    """Remove the checkpoints of an earlier run."""
-    for pointer in ("last", "best"):
-        (out_dir / f"{pointer}.json").unlink(missing_ok=True)
-    for path in _directories(out_dir):
-        _remove(path)
+        with suppress(OSError):  # it is only in the way of the eye
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _directories(out_dir: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -40,19 +41,26 @@ class Settings:
         """(setting, what is wrong with it and how to fix it) for everything that cannot work."""
         return []
 
+    def following(self: Config, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> Config:
+        """These settings, with those changed that a config file set for a value that the command line overrides.
+
+        origins: where each setting was set. overridden: what a config file had set, by setting.
+        """
+        return self
+
 
 def load(cls: type[Config], argv: list[str]) -> Config:
     """The configuration that `argv` asks for: config files and --key=value. `--help` prints the settings and exits.
 
     If the class has a field of type tuple[str, ...], words that are not --key=value go there, in place of config files.
-    Everything that the class's `problems` finds is reported together. A class with a method `following(overridden)`
-    may change the counts of steps that a config file set for another length; `overridden` holds the values that the
-    command line replaced. Raises ConfigError.
+    Everything that the class's `problems` finds is reported together. Raises ConfigError.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text(cls))
         raise SystemExit(0)
-    hints, values = get_type_hints(cls), {field.name: field.default for field in fields(cls)}
+    types_of = get_type_hints(cls)
+    hints = {field.name: types_of[field.name] for field in fields(cls)}
+    values = {field.name: field.default for field in fields(cls)}
     words = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
     origins: dict[str, str] = {}  # setting -> where it was set
     overridden: dict[str, Any] = {}  # what a config file had set, and the command line set again
@@ -90,9 +98,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
                 assign(name, value, f"{argument}:{line}", from_text=False)
     if errors:
         raise ConfigError("\n".join(errors))
-    config = cls(**values)
-    if hasattr(config, "following"):
-        config = config.following(origins, overridden)
+    config = cls(**values).following(origins, overridden)
     object.__setattr__(config, "origins", MappingProxyType(origins))
     check(config)
     return config
@@ -176,6 +182,8 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             continue  # a docstring
+        if ast.unparse(node) == "import time":
+            continue  # nanoGPT's finetune_shakespeare.py names its wandb run with str(time.time())
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             targets = [node.target]
         else:
@@ -199,6 +207,8 @@ def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
     """The value of a constant expression. Raises ValueError for anything that is not one."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
         return node.value
+    if ast.unparse(node) == "str(time.time())":
+        return str(time.time())
     if isinstance(node, ast.Name):
         if node.id not in scope:
             raise ValueError(f"`{node.id}` is not defined above")

@@ -63,6 +63,8 @@ def load(init_from: str, which: str = "best") -> Checkpoint:
         return from_hugging_face(hub_model(HUB[init_from]))
     if (path / "config.json").is_file():
         return from_hugging_face(path)
+    if (path / "ckpt.pt").is_file() and not (path / "last.json").exists():  # nanoGPT's out_dir
+        path = path / "ckpt.pt"
     if path.is_file() and path.suffix == ".pt":
         return from_nanogpt(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -135,6 +137,8 @@ def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """The BPE of merges.txt or tokenizer.json beside the weights; without both, GPT-2's if the vocabulary's size is
     GPT-2's. The other files of the tokenizer must agree with it. Raises CheckpointError.
     """
+    if (folder / "tokenizer.json").exists() and (ours := _exported_by_folio(folder / "tokenizer.json")):
+        return ours
     readers = {"merges.txt": _read_merges, "tokenizer.json": _read_tokenizer_json}
     tokenizers = [read(folder / name) for name, read in readers.items() if (folder / name).exists()]
     if not tokenizers:
@@ -160,6 +164,21 @@ def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def _exported_by_folio(path: Path) -> Tokenizer | None:
+    """Characters or bytes, where tokenizer.json spells them exactly as `as_library` does; else None."""
+    content = read_json(path)
+    vocab = content["model"]["vocab"]
+    made: Tokenizer = ByteTokenizer()
+    if content["model"].get("type") == "WordLevel":
+        characters = sorted(vocab, key=vocab.__getitem__)
+        if any(len(character) != 1 for character in characters):
+            return None
+        made = CharTokenizer("".join(characters), eot=bool(content["added_tokens"]))
+    spelled = json.loads(as_library(made).to_str())
+    same = all(content[part] == spelled[part] for part in ("model", "pre_tokenizer", "normalizer", "added_tokens"))
+    return made if same else None
+
+
 def _read_merges(path: Path) -> GPT2Tokenizer:
     """The tokenizer of merges.txt and the vocab.json beside it."""
     lines = path.read_text(encoding="utf-8").splitlines()[1:]  # the first one names a version
@@ -173,6 +192,8 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
     end-of-text token is among the tokens of the model, as in GPT-2's own.
     """
     content = read_json(path)
+    if (kind := content["model"].get("type", "BPE")) != "BPE":
+        raise CheckpointError(f"{path} is {kind}, no byte-level BPE with GPT-2's rule for words, as Folio reads it")
     model, words, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
     if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
         raise CheckpointError(f"{path} has a post_processor that adds tokens to a text, and Folio adds none")
@@ -384,8 +405,8 @@ def unpickled(path: Path) -> dict[str, Any]:
     try:
         # A zip file is mapped, not read: its records cannot be compressed then, nor longer than the file.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # torch's unpickler raises whatever a damaged file makes its functions raise
-        raise CheckpointError(f"{path} was not opened, since it may run code or is damaged: {_line(error)}") from None
+    except Exception:  # torch's unpickler raises whatever a damaged file makes its functions raise
+        raise CheckpointError(f"{path} was not opened, since it may run code or is damaged; fetch it again") from None
 
 
 @contextmanager

@@ -165,6 +165,8 @@ class Field:
         if self.name not in value:
             there = ", ".join(sorted(value)[:10])
             raise CorpusError(f"there is no field {self.name!r}, only {there or 'an empty object'}; say --field=NAME")
+        if value[self.name] is None:  # an empty document, as in a column
+            return ""
         if not isinstance(value[self.name], str):
             kind = type(value[self.name]).__name__
             raise CorpusError(f"the field {self.name!r} is {kind}, not text; say --field=NAME")

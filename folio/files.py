@@ -1,10 +1,12 @@
 """Files that are whole or absent: written under a temporary name, synced, then renamed; named by their sha256."""
 
+import errno
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,29 @@ from folio import UserError
 
 
 @contextmanager
-def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold the lock file `path` while the block lasts. Raises UserError(busy) if another process holds it, and OSError
-    where it cannot be made. The operating system releases the lock of a process that is killed.
+def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
+    """Hold the lock file `path` while the block lasts. Raises UserError(busy) if another process still holds it after
+    `timeout` seconds, and OSError where it cannot be made. The operating system releases the lock of a process that is
+    killed. On a file system without locks, this only says so.
     """
     from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=timeout)
     try:
-        held = FileLock(path, timeout=0).acquire()
+        lock.acquire()
     except Timeout:
         raise UserError(busy) from None
-    with held:
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise
+        print(f"{path.parent}: its file system has no locks, so do not start another run there", file=sys.stderr)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove a file that is open
+            path.unlink()
+        lock.release()
 
 
 @contextmanager

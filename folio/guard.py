@@ -36,7 +36,7 @@ class StepGuard:
         self.skip_spikes = skip_spikes
         state = state or {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # of the steps that were read
-        self.streak = self.in_a_row  # the longest run of skipped steps that the last reading saw
+        self.streak = 0  # the longest run of skipped steps that the last reading saw
         self.moments = torch.tensor(state["moments"], device=device)  # (2, 3): of loss and norm, steps, mean, variance
         self.seen: list[Tensor] = []  # on the device
         self.sent = torch.empty(0, 3)  # (steps, 3), on their way to the host, and there once `arrived` has come to pass
@@ -58,7 +58,9 @@ class StepGuard:
             weight = (1 / (steps + 1)).clamp(min=1 - DECAY)  # a plain mean until the memory is full
             moved = torch.stack([steps + 1, mean + weight * off, (1 - weight) * (variance + weight * off**2)], dim=1)
             self.moments = torch.where(bad, self.moments, moved)
-        counted = bad if scale is None else bad & (~loss.isfinite() | (scale < 1))
+        counted = bad
+        if scale is not None:
+            counted = bad & ~(loss.isfinite() & ~grad_norm.isfinite() & (scale >= 1))
         self.seen.append(torch.cat([values, counted[None]]))
         return bad.float()
 
@@ -76,7 +78,7 @@ class StepGuard:
         rows, self.sent = self.sent.tolist(), self.sent[:0]
         first = step - len(rows) + 1
         found = [Step(n, loss, norm, bool(skipped)) for n, (loss, norm, skipped) in enumerate(rows, start=first)]
-        self.streak = self.in_a_row
+        self.streak = 0
         for one in found:
             self.in_a_row = self.in_a_row + 1 if one.skipped else 0
             self.streak = max(self.streak, self.in_a_row)

@@ -12,6 +12,7 @@ from torch import nn
 from folio import UserError
 from folio.optim import blocks_matrices
 
+CGROUP = Path("/sys/fs/cgroup")
 HEADROOM = 1.2  # what kernels and allocators take on top (docs/scaling.md)
 
 
@@ -120,7 +121,9 @@ def free(device: torch.device) -> int | None:
     import psutil
 
     available = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit = CGROUP / "memory.max"
     if limit.exists() and limit.read_text().strip().isdigit():  # a container's share
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return available
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        used = int((CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0))  # a cache that can go
+        available = min(available, int(limit.read_text()) - used)
+    return max(0, available)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from folio import UserError
 from folio.files import replacing
 
 
@@ -32,6 +33,7 @@ class Metrics:
     """
 
     def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
+        self.wandb = self.started_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
             _cut(out_dir / name, step)
@@ -39,11 +41,14 @@ class Metrics:
         self.bar = tqdm(total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05)
         self.val_loss = math.nan
         self.gaps = False  # whether a line could not be written
-        self.wandb = None
-        if config["wandb_log"]:
-            import wandb
 
-            self.wandb = wandb.init(
+    @staticmethod
+    def started_wandb(out_dir: Path, config: dict[str, Any], wandb_id: str | None) -> Any:
+        """The run of wandb, a new one or that with the id. Raises UserError."""
+        import wandb
+
+        try:
+            return wandb.init(
                 project=config["wandb_project"],
                 name=config["wandb_run_name"],
                 id=wandb_id,
@@ -51,6 +56,11 @@ class Metrics:
                 config=config,
                 dir=str(out_dir),
             )
+        except Exception as error:  # no login, no network, and whatever else the service says
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"wandb_log=True: wandb cannot start ({first}); use wandb login, WANDB_MODE=offline, or leave it out"
+            ) from None
 
     @property
     def wandb_id(self) -> str | None:
@@ -141,8 +151,15 @@ class Silent(Metrics):
 
 
 def _cut(path: Path, step: int) -> None:
-    """Drop the lines beyond `step`, and a last one that is not whole."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    """Drop the lines beyond `step`, and those that are damaged or not whole."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     with replacing(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.write_bytes(b"".join(line for line in lines if line.endswith(b"\n") and _step(line) <= step))
+
+
+def _step(line: bytes) -> float:
+    """The step of a line, infinity for one that cannot be read."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError):
+        return math.inf

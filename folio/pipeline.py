@@ -37,6 +37,7 @@ from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer
 
 SMALL_CORPUS = 1 << 22  # bytes up to which other processes take longer to start than they save
 BPE_TEXT = 100_000_000  # bytes of text that a BPE is trained on, about, spread evenly over a larger corpus
+MOST_TOKENS = 1_000_000  # in the vocabulary of a BPE; GPT-4's has 100,000
 LONGEST_NAME = 200  # bytes of a data set's name; file systems take 255, and its temporary folder's name is longer
 PROGRESS_VERSION = 2  # of progress.json, and of how a corpus is divided into blocks
 
@@ -66,6 +67,8 @@ class PrepareConfig(Settings):
             found.append(("shard_tokens", "it must be at least 2"))
         if self.vocab_size < 258:
             found.append(("vocab_size", "it must be at least 258: the 256 bytes, one merge, and the end-of-text token"))
+        if self.vocab_size > MOST_TOKENS:
+            found.append(("vocab_size", f"it must be at most {MOST_TOKENS:,}"))
         if self.num_workers is not None and self.num_workers < 0:
             found.append(("num_workers", "it must not be negative"))
         if self.name is not None and (not self.name or self.name != name_from(self.name)):

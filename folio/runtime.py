@@ -151,6 +151,8 @@ def decide(
 
     if group.size > 1:
         reasons[0] = f"{group.size} processes, the first on {reasons[0]}"
+    if dtype not in ("auto", *DTYPES):
+        raise UserError(f"dtype={dtype}: take auto, {', '.join(DTYPES)}")
     if dtype != "auto":
         chosen, why = dtype, "as set"
     else:  # of rank 0, as two machines may come to two answers
@@ -183,9 +185,9 @@ def decide(
 def _open_device(name: str) -> torch.device:
     """The device of that name. Raises UserError if it is not there."""
     try:
-        device = torch.device(name)
-        if device.type not in DEVICES:
+        if name.split(":")[0] not in DEVICES:
             raise RuntimeError(f"Folio runs on {', '.join(DEVICES)}")
+        device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         first = str(error).strip().splitlines()[0]

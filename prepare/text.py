@@ -57,11 +57,11 @@ class TextConfig(PrepareConfig):
 
 def main(cfg: TextConfig) -> None:
     configurator.check(cfg)
-    name = cfg.name or default_name(cfg.common_name)
     with tempfile.TemporaryDirectory() as folder:
         inputs = [str(spooled(Path(folder), cfg.format)) if word == "-" else word for word in cfg.inputs]
         split_on = cfg.split_on and line_breaks(cfg.split_on)
-        prepare(cfg, Corpus(find_sources(inputs, cfg.format), cfg.field, split_on), name)
+        corpus = Corpus(find_sources(inputs, cfg.format), cfg.field, split_on)
+        prepare(cfg, corpus, cfg.name or default_name(cfg.common_name))
 
 
 def spooled(folder: Path, format: str | None) -> Path:

@@ -53,13 +53,17 @@ def test_the_same_step_can_be_saved_again(tmp_path):
     assert checkpoint.load(tmp_path, "best").state["step"] == 1
 
 
-def test_removing_all_leaves_other_files(tmp_path):
+@pytest.mark.parametrize("best", [True, False])
+def test_another_run_takes_the_place_of_what_is_there(tmp_path, best):
+    """--overwrite=True removed the earlier run before the new one had saved anything, and often it never did."""
     assert not checkpoint.exists(tmp_path)
-    save(tmp_path, 1)
+    for step in (1, 5, 9):
+        save(tmp_path, step, keep_last=5)
     (tmp_path / "notes.txt").write_text("mine")
-    assert checkpoint.exists(tmp_path)
-    checkpoint.remove_all(tmp_path)
-    assert not checkpoint.exists(tmp_path) and [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    state = checkpoint.load(tmp_path).state
+    path = checkpoint.save(tmp_path, 5, WEIGHTS, MOMENTS, CharTokenizer("ab"), state, best, 5, replace=True)
+    assert [found.name for found in tmp_path.glob("step-*")] == ["step-000005"] and (tmp_path / "notes.txt").exists()
+    assert checkpoint.load(tmp_path, "best").path == path and (tmp_path / "best.json").exists() == best
 
 
 def test_a_write_that_fails_leaves_the_old_one(tmp_path, monkeypatch):

@@ -197,6 +197,11 @@ def test_numbers_are_finite(number, write):
         configurator.check(TrainConfig(dropout=float("nan")))
 
 
+def test_only_fields_are_settings():
+    with pytest.raises(ConfigError, match="there is no setting origins"):
+        configurator.load(Config, ["--origins=x"])
+
+
 def test_settings_remember_where_they_were_set(write):
     config = configurator.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
     assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
@@ -245,6 +250,16 @@ dtype = 'bfloat16'
 compile = True
 backend = 'nccl'
 """
+
+
+def test_nanogpts_way_to_name_a_run_is_taken(write):
+    """Its config/finetune_shakespeare.py imports time, and calls it."""
+    content = "import time\n\nwandb_run_name = 'ft-' + str(time.time())\nlearning_rate = 3e-5\n"
+    name = configurator.load(TrainConfig, [write(content)]).wandb_run_name
+    assert name.startswith("ft-") and float(name.removeprefix("ft-")) > 1e9
+    for other in ("import os", "from time import time", "max_iters = int(time.time())", "start = str(time.time)"):
+        with pytest.raises(ConfigError, match="a config file holds assignments"):
+            configurator.load(TrainConfig, [write(f"{other}\n")])
 
 
 def test_every_setting_of_nanogpt_is_taken(write):

@@ -188,3 +188,28 @@ def test_a_bpe_of_ones_own_comes_in_again(tmp_path):
     again = convert.load(str(tmp_path / "hf"))
     assert again.tokenizer.encode(TEXT).tolist() == trained().encode(TEXT).tolist()
     assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in again.model.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_folder_comes_in_again(kind, tmp_path):
+    """Characters and bytes did not: their tokenizer.json was refused as "no byte-level BPE"."""
+    loaded = checkpoint_of(KINDS[kind](), bias=True)
+    convert.to_hugging_face(loaded, tmp_path / "hf")
+    again = convert.load(str(tmp_path / "hf"))
+    text = TEXT.replace("<|endoftext|>", "")
+    assert again.tokenizer.encode(text).tolist() == loaded.tokenizer.encode(text).tolist()
+    assert again.tokenizer.vocab_size == loaded.tokenizer.vocab_size and again.tokenizer.eot == loaded.tokenizer.eot
+    assert all(torch.equal(tensor, again.model[name]) for name, tensor in loaded.model.items())
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tiny, tmp_path):
+    train(tiny(max_iters=2))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/made cannot be written .*; name another place"):
+        export.main(["--to=nanogpt", tiny().out_dir, str(tmp_path / "file" / "made")])
+
+
+def test_the_out_dir_of_nanogpt_is_opened_as_it_is(tiny, tmp_path):
+    train(tiny(max_iters=2))
+    export.main(["--to=nanogpt", tiny().out_dir, str(tmp_path / "theirs")])
+    assert convert.load(str(tmp_path / "theirs")).tokenizer.kind == "char"

@@ -45,6 +45,26 @@ def test_an_overflow_of_the_loss_scale_is_passed_over_uncounted():
     assert judge(found, NAN, NAN, scale) == 1 and read(found).state()["skipped"] == 1
 
 
+def test_spikes_are_counted_under_loss_scaling_too():
+    """They were skipped in silence: after a change of level, each step of a float16 run, for ever."""
+    found, scale = guard(skip_spikes=3.0), torch.tensor(2.0**16)
+    for n in range(150):
+        judge(found, 2 + 0.01 * (n % 7), 1.0 + 0.01 * (n % 5), scale)
+    assert judge(found, 50.0, 1.0, scale) == 1 and read(found).skipped == 1
+
+
+def test_steps_of_an_earlier_reading_are_no_streak():
+    """A run that had recovered was stopped when it was resumed."""
+    state = {"in_a_row": 5, "skipped": 5, "moments": [[0.0, 0.0, 0.0]] * 2}
+    found = guard(state=state)
+    for _ in range(10):
+        judge(found, 1.0, 1.0)
+    assert read(found).diagnose(torch.nn.Linear(1, 1), 5, None) is None
+    found = guard(state=state)
+    judge(found, NAN, 1.0)
+    assert read(found).diagnose(torch.nn.Linear(1, 1), 6, None).startswith("the loss is nan")
+
+
 def test_an_overflow_at_every_scale_is_counted():
     """It never was, so that a run whose gradients do not fit into float16 went on without learning anything."""
     found = guard()

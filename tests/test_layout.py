@@ -65,7 +65,7 @@ def test_nothing_happens_at_import(path):
             assert not isinstance(node, (ast.For, ast.While, ast.With, ast.Try))
 
 
-COMPUTING = [*(ROOT / f"{name}.py" for name in ("train", "sample")), *(ROOT / "tools").glob("[ep]*.py")]
+COMPUTING = [ROOT / "train.py", ROOT / "tools" / "evaluate.py", ROOT / "tools" / "plan.py"]  # batches, by matmuls
 
 
 @pytest.mark.parametrize("path", COMPUTING, ids=lambda path: path.relative_to(ROOT).as_posix())

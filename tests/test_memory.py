@@ -112,5 +112,31 @@ def test_tokens_that_stay_on_a_gpu_are_in_the_forecast(tiny, monkeypatch):
     assert not any(resident_bytes(data, *on) for on in (("cuda", 4 * size - 1), ("cuda", None), ("cpu", 2**40)))
 
 
+def test_a_containers_file_cache_is_free(tmp_path, monkeypatch):
+    """It counted as used, so that after reading large files there seemed to be no memory for any model."""
+    for name, content in (
+        ("memory.max", 2**30),
+        ("memory.current", 2**30),
+        ("memory.stat", "anon 5\ninactive_file 900"),
+    ):
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.free(torch.device("cpu")) == 900
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free(torch.device("cpu")) > 2**20
+
+
+def test_under_fsdp_a_model_may_be_larger(tiny, monkeypatch):
+    shared = dict(n_layer=4, n_embd=64, n_head=4)
+    size = 16 * (12 * 4 * 64**2 + (43 + 32) * 64)
+    memory.refuse_too_large(GPTConfig(block_size=32, vocab_size=43, **shared), "adamw", size / 2, parts=2)
+    monkeypatch.setattr(memory, "free", lambda device: size - 1)
+    with pytest.raises(UserError, match="take a smaller n_layer"):
+        train(tiny(**shared))
+    monkeypatch.setattr(memory, "free", lambda device: 0)  # none at all is not the same as unknown
+    with pytest.raises(UserError, match="take a smaller n_layer"):
+        train(tiny())
+
+
 def test_what_is_free_here():
     assert 2**20 < memory.free(torch.device("cpu")) < 2**45

@@ -55,3 +55,11 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, capsys):
         metrics.log({**LINE, "step": 4, "loss": 2.0})
     assert [line["step"] for line in lines(tmp_path)] == [1, 4]
     assert capsys.readouterr().out.count("cannot be written (the disk is full); training goes on") == 1
+
+
+def test_damaged_lines_are_dropped(tmp_path):
+    """A line that a power loss had left in the middle of the file ended each later start in a traceback."""
+    lines = [b'{"step": 1}\n', b'{"st\xff\n', b"\0\0\0\n", b"[]\n", b'{"step": 2}\n', b'{"step": 3}\n', b'{"step": 2']
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+    Metrics(tmp_path, 2, 10, {"wandb_log": False}, None).__exit__(None)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'

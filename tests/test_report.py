@@ -44,6 +44,21 @@ def test_the_page_holds_the_runs_and_needs_no_network(runs, tmp_path, capsys):
     assert f"{last['val_loss']:.4f}" in page
 
 
+def test_without_a_place_the_page_goes_into_the_first_runs_folder(runs, tmp_path, monkeypatch):
+    """It went into the current folder: into the checkout, where git sees it."""
+    monkeypatch.chdir(tmp_path)
+    main([str(run) for run in runs])
+    assert (runs[0] / "report.html").exists() and not list(tmp_path.glob("*.html"))
+
+
+def test_what_cannot_be_read_or_written_is_one_line(runs, tmp_path):
+    with pytest.raises(UserError, match=r"output=.*: it cannot be written"):
+        main([str(runs[0]), f"--output={tmp_path}"])
+    (runs[0] / "plan.json").write_text("{")
+    with pytest.raises(UserError, match="is not a run's folder, or damaged"):
+        main([str(runs[0])])
+
+
 def test_one_run_has_no_differences(runs):
     assert "Settings that differ" not in report([Run.of(runs[0])])
     assert "Settings that differ" in report([Run.of(run) for run in runs])

@@ -85,7 +85,8 @@ def test_a_run_that_goes_on_keeps_its_float32_mode():
     "settings, message",
     [
         (("cuda:99", "auto", False), "device=cuda:99: it cannot be used here"),
-        (("gpu", "auto", False), "device=gpu: it cannot be used here"),
+        (("gpu", "auto", False), r"device=gpu: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
+        (("cpu", "foo", False), "dtype=foo: take auto, float32, bfloat16, float16"),
         (("meta", "auto", False), r"device=meta: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
         (("cpu", "float16", False), "dtype=float16: it needs a CUDA GPU"),
     ],

@@ -1,6 +1,7 @@
 import io
 import itertools
 import json
+import os
 import re
 import shutil
 from contextlib import redirect_stdout
@@ -233,11 +234,14 @@ def typed(out_dir: str, *arguments: str) -> str:
     [
         ("--seed=-1", r"seed=-1: it must be from 0 to 2\*\*63 - 1"),
         (f"--seed={2**63}", r"seed=9223372036854775808: it must be from 0"),
-        ("--start=FILE:folder", r"start=FILE:folder: folder cannot be read: "),
-        ("--start=FILE:", r"start=FILE:: \. cannot be read: "),
+        ("--start=FILE:folder", r"start=FILE:folder: folder is not a file; name one, or pipe the text to --start=-"),
+        ("--start=FILE:", r"start=FILE:: \. is not a file"),
+        ("--start=FILE:pipe", r"start=FILE:pipe: pipe is not a file"),
+        ("--prompts=pipe", r"prompts=pipe: it is not a file; name a \.jsonl file"),
+        ("--prompts=-", r"prompts=-: it is not a file; name a \.jsonl file"),
         ("--start=FILE:gone.txt", r"start=FILE:gone\.txt: there is no file gone\.txt"),
         ("--start=FILE:binary", r"start=FILE:binary: it is not UTF-8 at byte 1; save it as UTF-8"),
-        ("--prompts=folder", r"prompts=folder: it is a folder; name a \.jsonl file"),
+        ("--prompts=folder", r"prompts=folder: it is not a file; name a \.jsonl file"),
         ("--prompts=gone.jsonl", r"gone\.jsonl: there is no such file"),
         ("--prompts=empty.jsonl", r"prompts=empty\.jsonl: the file is empty; write \{"),
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: this line is not JSON"),
@@ -265,6 +269,8 @@ def test_what_cannot_work_is_told_in_one_line(argument, message, trained, tmp_pa
     for name, content in files.items():
         (tmp_path / f"{name}.jsonl").write_text(content, encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"A\xff\x00")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")  # reading it waited for ever
     with pytest.raises(UserError, match=message) as caught:
         typed(trained, argument)
     assert "\n" not in str(caught.value)
@@ -412,3 +418,15 @@ def test_weights_that_are_nan_are_told_in_one_line(trained, monkeypatch):
     for dtype in ("float32", "int8"):
         with pytest.raises(UserError, match=r"^the model computes NaN: use another checkpoint, or --dtype=float32"):
             typed(trained, f"--dtype={dtype}")
+
+
+def test_a_small_models_single_row_is_computed_by_one_thread(trained, monkeypatch):
+    """Beside a busy process, its two threads waited for each other: 11 tokens per second."""
+    threads = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    typed(trained, "--max_new_tokens=2")
+    typed(trained, "--max_new_tokens=2", "--num_samples=3")
+    monkeypatch.setattr(sample, "SMALL", 0)
+    typed(trained, "--max_new_tokens=2")
+    assert threads == [1, 7, 7]

@@ -22,6 +22,7 @@ import sample
 import train as train_script
 from folio import UserError, checkpoint, configurator
 from folio.budget import Budget
+from folio.configurator import COMMAND_LINE
 from folio.dataset import DatasetError, Shard, ValidationWindows
 from folio.metrics import Metrics
 from folio.runtime import Runtime, compiled, decide
@@ -154,7 +155,7 @@ def test_one_by_eight_is_eight_by_one_with_unequal_masks(tiny, masked_dir, tmp_p
 def test_the_loss_is_that_of_the_counted_targets(tiny, masked_dir):
     """Against torch's own cross-entropy over the chosen logits; and what is not chosen has exactly no gradient."""
     data = train_script.Mixture(train_script.find_datasets(tiny(data_dir=masked_dir)), 32, 1337, "epoch")
-    x, y = map(torch.from_numpy, data.batch(0, 8))
+    x, y = map(torch.from_numpy, data.batch(0, 32))  # so many that some target counts, whatever the seed
     model = GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1)
     logits, loss = model(x, y)
     logits.retain_grad()
@@ -429,7 +430,7 @@ def test_what_changes_in_a_run_is_told_and_recorded(tiny, capsys):
         "exact": True,
     }
     assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
-    with pytest.raises(UserError, match="sequences a step: 4 then, 8 now"):
+    with pytest.raises(UserError, match="batch_size \\* gradient_accumulation_steps: 4 then, 8 now"):
         train(tiny(init_from="resume", batch_size=8))
 
 
@@ -526,8 +527,9 @@ def test_a_folder_that_cannot_be_written_is_told_at_the_start(tiny, small_disk, 
     with pytest.raises(UserError, match=r"out_dir=.*cannot be written .*; choose another --out_dir"):
         train(tiny(out_dir=str(small_disk / "out")))
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"out_dir=.*cannot be written"):
-        train(tiny(out_dir=str(tmp_path / "file" / "out")))
+    for impossible in (tmp_path / "file" / "out", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"out_dir=.*cannot be written"):
+            train(tiny(out_dir=str(impossible)))
 
 
 def test_patience_ends_a_run_that_does_not_improve(tiny):
@@ -667,10 +669,12 @@ def test_minutes_stretch_the_recipe():
     counts = (found.max_iters, found.warmup_iters, found.wsd_decay_iters, found.eval_interval, found.lr_decay_iters)
     assert counts == (600, 30, 420, 300, None)
     assert recipe.within(61, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 2 evaluations of 10 s
+    given = dict(eval_interval=COMMAND_LINE)  # an evaluation of 10 s every 500 steps
+    assert recipe.within(71.01, 0.1, 6000, given).max_iters == 500
     assert replace(recipe, warmup_iters=0).within(61, 0.1, 0).warmup_iters == 0
     odd = recipe.within(57.95, step_seconds=0.1, val_tokens=0)  # rounded down, there would be a third evaluation
     assert (odd.max_iters, odd.eval_interval) == (569, 285)
-    with pytest.raises(UserError, match="minutes=1: it is too short where a step takes 30 s, and all evaluations 0 s"):
+    with pytest.raises(UserError, match="minutes=1: it is too short where a step takes 30 s, and an evaluation 0 s"):
         recipe.within(20, step_seconds=30, val_tokens=0)
 
 
@@ -709,29 +713,43 @@ def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, ca
 
 
 class Machine:
-    """A clock that the test controls: a step and an evaluation take as long as it says, and nothing else takes time."""
+    """A clock that the test controls: a step and an evaluation take as long as it says, and nothing else takes time.
 
-    def __init__(self, monkeypatch, step_seconds, evaluation_seconds):
+    ahead: as on a GPU, a step takes no time of the host, which waits for the device where it reads its numbers.
+    """
+
+    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, ahead: bool = False):
         """step_seconds: a function of the step; evaluation_seconds: of the step, too."""
-        self.now = 0.0
+        self.now = self.device = 0.0  # what the host's clock says; when the device will have done all it has been given
         self.steps = 0
-        take_step, evaluate = train_script.take_step, train_script.evaluate
+        self.finished: dict[tuple, float] = {}  # by guard and step
+        take_step, evaluate, read = train_script.take_step, train_script.evaluate, train_script.StepGuard.read
 
-        def timed_step(*args):
-            take_step(*args)
-            self.now += step_seconds(self.steps)
+        def timed_step(cfg, plan, state, *args):
+            take_step(cfg, plan, state, *args)
+            self.device = max(self.device, self.now) + step_seconds(self.steps)
+            self.finished[state.guard, state.step] = self.device
+            self.now = self.now if ahead else self.device
             self.steps += 1
 
+        def timed_read(guard, step):
+            self.now = max(self.now, self.finished[guard, step])
+            return read(guard, step)
+
         def timed_evaluation(*args):
-            self.now += evaluation_seconds(self.steps)
+            self.now = self.device = max(self.now, self.device) + evaluation_seconds(self.steps)
             return evaluate(*args)
 
         monkeypatch.setattr(train_script, "take_step", timed_step)
         monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
+        monkeypatch.setattr(train_script.StepGuard, "read", timed_read)
         monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
+        if ahead:
+            monkeypatch.setattr(Runtime, "runs_ahead", True)
 
 
 SLOW_MACHINES = {
+    "a steady machine": (lambda step: 0.1, lambda step: 0.5),
     "three times slower in the middle": (lambda step: 0.1 if step < 150 else 0.3, lambda step: 0.5),
     "three times slower at once": (lambda step: 0.1 if step < 40 else 0.3, lambda step: 0.5 if step < 40 else 1.5),
     "twice as fast in the middle": (lambda step: 0.1 if step < 100 else 0.05, lambda step: 0.5),
@@ -740,23 +758,26 @@ SLOW_MACHINES = {
 }
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", SLOW_MACHINES)
-def test_a_budget_holds_whatever_the_machine_does(tiny, monkeypatch, name):
+def test_a_budget_holds_whatever_the_machine_does(tiny, monkeypatch, name, ahead):
     """--minutes=2 took over 6 where the machine slowed down after its first two seconds, the only ones that counted."""
-    machine = Machine(monkeypatch, *SLOW_MACHINES[name])
+    machine = Machine(monkeypatch, *SLOW_MACHINES[name], ahead)
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
-    cfg = tiny(**recipe, minutes=1, optimizer="muon", sample_tokens=0)
+    cfg = tiny(**recipe, minutes=1, optimizer="muon", sample_tokens=0, log_interval=7 if ahead else 1)
     train(cfg)
     assert 0.9 * 60 < machine.now < 1.1 * 60
     state = checkpoint.load(Path(cfg.out_dir)).state
     decisions, record = state["decisions"], logged(cfg.out_dir)
-    assert decisions[0][0] == 0 and 2 <= len(decisions) < 12 and state["step"] == decisions[-1][1]
+    assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
     evaluated = [line["step"] for line in record if line["val_loss"] is not None]
     assert 4 <= len(evaluated) <= 7  # as many as in the recipe
     rates = [line["lr"] for line in record]
     assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
     plan = train_script.Plan(state["config"]["max_iters"], decisions)
     recipe_of_run = TrainConfig(**state["config"])
+    if name == "a steady machine":
+        assert all(abs(max_iters / decisions[0][1] - 1) < 0.05 for _, max_iters in decisions)
     assert rates == [recipe_of_run.learning_rate_at(plan.recipe_step(line["step"] - 1)) for line in record]
 
 
@@ -785,8 +806,45 @@ def test_decisions_after_a_kill_are_taken_again(tiny, monkeypatch):
     after = checkpoint.load(Path(tiny().out_dir)).state
     assert after["decisions"][: len(before["decisions"])] == before["decisions"]
     (resume,) = after["resumes"]
-    assert not resume["exact"] and f"after step {before['step']:,} were not saved" in resume["decisions"]
+    assert not resume["exact"] and f"after step {before['step']:,} are taken again" in resume["decisions"]
     assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
+
+
+def test_a_budget_counts_what_a_restart_takes_and_the_last_sample(tiny, monkeypatch):
+    """A resumed run kept its plan, whatever its start took; and the last sample of 300 tokens took no time."""
+    machine = Machine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
+    written = train_script.written
+
+    def slow_sample(model, tokenizer, runtime, cfg, tokens):
+        machine.now += 0.02 * tokens
+        return written(model, tokenizer, runtime, cfg, 1)
+
+    monkeypatch.setattr(train_script, "written", slow_sample)
+    settings = dict(max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
+    log = Metrics.log
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", lambda self, line: line["step"] == 120 and os.kill(os.getpid(), signal.SIGINT))
+        train(tiny(**settings))
+    spent = checkpoint.load(Path(tiny().out_dir)).state["budget"]["spent"]
+    began, find = machine.now, train_script.open_data
+
+    def slow_start(cfg):
+        machine.now += 20.0
+        return find(cfg)
+
+    monkeypatch.setattr(train_script, "open_data", slow_start)
+    monkeypatch.setattr(Metrics, "log", log)
+    train(tiny(**settings, init_from="resume"))
+    assert 0.9 * 60 < spent + machine.now - began < 1.1 * 60
+
+
+def test_a_budget_that_is_used_up_ends_the_run(tiny, monkeypatch):
+    """At least one more step was taken, however long it would take."""
+    machine = Machine(monkeypatch, lambda step: 1.0 if step < 30 else 20.0, lambda step: 0.0)
+    train(tiny(max_iters=100, eval_interval=100, minutes=1, sample_tokens=0))
+    assert machine.now <= 60 + 20
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    assert state["step"] == state["decisions"][-1][1] and logged(tiny().out_dir)[-1]["val_loss"] is not None
 
 
 # --- the counts of steps ----------------------------------------------------------------------------------------------
@@ -835,6 +893,31 @@ def test_a_warmup_that_is_over_stays_over(tiny):
     assert rates[5] == pytest.approx(3e-3, rel=0.01)
 
 
+def test_a_warmup_of_a_config_file_that_is_over_stays_over(tiny, tmp_path, monkeypatch):
+    """Stretched to --max_iters, it began again at the step at which the run had ended."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("max_iters = 40\nwarmup_iters = 4\nlearning_rate = 1e-3\n")
+    small = "n_layer n_head n_embd block_size batch_size dataset data_dir dtype out_dir eval_iters".split()
+    words = ["x.py", *[f"--{name}={getattr(tiny(), name)}" for name in small], "--log_interval=1", "--sample_tokens=0"]
+    train(configurator.load(TrainConfig, [*words, "--max_iters=8"]))
+    more = ["--init_from=resume", "--max_iters=400", "--eval_interval=400", "--patience=1"]
+    log = Metrics.log
+
+    def stopped_soon(self, line):
+        log(self, line)
+        if line["step"] == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Metrics, "log", stopped_soon)
+    train(configurator.load(TrainConfig, [*words, *more]))
+    assert [line["lr"] > 9e-4 for line in logged(tiny().out_dir)][8:] == [True] * 3
+
+
+def test_the_recipes_curve_has_nine_points():
+    cfg = configurator.load(TrainConfig, ["config/shakespeare_char.py"])
+    assert -(-cfg.max_iters // cfg.eval_steps) >= 8 and cfg.eval_iters is None
+
+
 # --- what a user types next -------------------------------------------------------------------------------------------
 
 
@@ -851,6 +934,7 @@ def typed(words: list[str], folder: Path) -> subprocess.CompletedProcess:
         (["--max_iters=9", "--patience=1", "--learning_rate=0", "--eval_interval=1"], ""),
         ([], "max_iters = 9\npatience = 1\nlearning_rate = 0\neval_interval = 1\n"),
         (["--max_iters=4", "--overwrite=True", "--init_from=scratch"], "max_iters = 6\nwsd_decay_iters = 3\n"),
+        (["--minutes=0.1", "--max_iters=100000", "--warmup_iters=5000", "--lr_decay_iters=100000"], ""),
     ],
 )
 def test_the_command_to_continue_runs_and_trains(tiny, tmp_path, words, config):
@@ -868,7 +952,7 @@ def test_the_command_to_continue_runs_and_trains(tiny, tmp_path, words, config):
     second = typed([sys.executable, *rest], tmp_path)
     assert second.returncode == 0, second.stderr
     assert checkpoint.last_state(Path(cfg.out_dir))["step"] > step
-    assert len(logged(cfg.out_dir)) > 1
+    assert len(logged(cfg.out_dir)) > 1 and "before its warmup does" not in second.stdout
 
 
 def test_a_default_that_is_asked_for_by_name_is_heard(tiny, tmp_path):
@@ -894,10 +978,103 @@ def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
         train(tiny())
     assert not (out_dir / "metrics.jsonl").exists()
     train(tiny(max_iters=2))
+    with FileLock(out_dir / ".lock"):
+        train(tiny(eval_only=True, init_from="resume"))  # it writes nothing
+    (out_dir / ".lock").unlink(missing_ok=True)
     assert not (out_dir / ".lock").exists()
     with pytest.raises(UserError, match="there is no"):
         train(tiny(dataset="gone", out_dir=str(tmp_path / "unused")))
     assert not (tmp_path / "unused").exists()
+
+
+def test_the_run_that_is_overwritten_stays_until_there_is_another(tiny):
+    """It was removed before the new run had started, and what cannot start left nothing."""
+    train(tiny(max_iters=5))
+    with pytest.raises(UserError, match="minutes=1e-05: it is too short"):
+        train(tiny(overwrite=True, minutes=1e-5))
+    with pytest.raises(TrainingError):
+        train(tiny(overwrite=True, learning_rate=1e30, grad_clip=0.0, eval_interval=1, lr_schedule="constant"))
+    assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 5
+    train(tiny(overwrite=True, max_iters=3))
+    assert [path.name for path in Path(tiny().out_dir).glob("step-*")] == ["step-000003"]
+
+
+def test_a_shape_that_a_config_file_sets_is_no_obstacle_to_finetuning(tiny, tmp_path, monkeypatch, capsys):
+    """It had to be left out, one setting at a time, of a file where it stands for another use."""
+    train(tiny(max_iters=2))
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("n_layer = 5\nn_head = 3\nn_embd = 48\nblock_size = 64\nmax_iters = 2\nbatch_size = 2\n")
+    words = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
+    train(configurator.load(TrainConfig, [*words, f"--init_from={tiny().out_dir}"]))
+    told = "block_size=32 (not 64), n_layer=2 (not 5), n_head=2 (not 3), n_embd=32 (not 48)"
+    assert told in capsys.readouterr().out and checkpoint.load(Path("new")).state["config"]["n_layer"] == 2
+    cfg = configurator.load(TrainConfig, [*words, f"--init_from={tiny().out_dir}", "--n_layer=3", "--n_head=1"])
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .*; n_head=1: the checkpoint .*; leave"):
+        train(replace_keeping_origins(cfg, overwrite=True))
+
+
+def replace_keeping_origins(cfg: TrainConfig, **changes) -> TrainConfig:
+    changed = replace(cfg, **changes)
+    object.__setattr__(changed, "origins", cfg.origins)
+    return changed
+
+
+def test_a_run_that_is_past_its_length_says_so(tiny, capsys):
+    train(tiny(max_iters=4))
+    train(tiny(max_iters=3, init_from="resume"))
+    assert "nothing to train: 4 of 3 steps are done; give a larger --max_iters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("setting", ["out_dir", "init_from", "dataset"])
+def test_an_empty_name_is_refused(tiny, setting):
+    """--out_dir=$UNSET wrote the checkpoints into the current folder."""
+    with pytest.raises(UserError, match=rf"{setting}=: it must not be empty"):
+        train(tiny(**{setting: ""}))
+
+
+@pytest.mark.parametrize("setting", ["n_embd", "batch_size", "gradient_accumulation_steps", "max_iters"])
+def test_numbers_of_any_size_end_at_once(tiny, setting):
+    """They ended in a traceback or, as every batch size below them was tried, not at all."""
+    with pytest.raises(UserError):
+        train(tiny(**{setting: 10**23}))
+    with pytest.raises(UserError):
+        train(tiny(block_size=1024, **{"batch_size" if setting == "max_iters" else setting: 10**13}))
+
+
+def test_what_takes_twice_the_memory_is_refused(tiny):
+    """It was only said, and the system killed the run."""
+    with pytest.raises(UserError, match=r"too little by far; take --batch_size="):
+        train(tiny(batch_size=2**22, block_size=1024))
+
+
+def test_without_a_login_wandb_is_one_line(tiny, monkeypatch):
+    import wandb
+
+    def refuse(**settings):
+        raise wandb.errors.UsageError("No API key configured.\nUse `wandb login`")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(UserError, match=r"wandb cannot start \(No API key configured\.\); use wandb login, WANDB"):
+        train(tiny(wandb_log=True))
+
+
+@pytest.mark.parametrize(
+    "words, counts",
+    [
+        (["--minutes=1", "--eval_interval=50"], dict(eval_interval=50, warmup_iters=None)),
+        (["--minutes=1", "--warmup_iters=7"], dict(eval_interval=60, warmup_iters=7)),
+        (["--minutes=1", "--max_iters=1000", "--warmup_iters=50"], dict(eval_interval=60, warmup_iters=30)),
+        (["x.py", "--minutes=1", "--eval_interval=50"], dict(eval_interval=50, warmup_iters=12)),
+        (["x.py", "--minutes=1", "--max_iters=1000"], dict(eval_interval=240, warmup_iters=12)),
+    ],
+)
+def test_what_is_given_stays_under_minutes(tmp_path, monkeypatch, words, counts):
+    """A count on the command line was stretched with the default max_iters of 600,000: --eval_interval=50 became 1."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("max_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
+    cfg = configurator.load(TrainConfig, words)
+    found = cfg.within(601, step_seconds=1.0, val_tokens=0, origins=cfg.origins)
+    assert found.max_iters == 600 and {name: getattr(found, name) for name in counts} == counts
 
 
 # --- nothing optional ends a run --------------------------------------------------------------------------------------
@@ -934,7 +1111,10 @@ def test_what_is_optional_does_not_end_a_run(tiny, monkeypatch, capsys):
     train(tiny(async_save=False))
     assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
     out = capsys.readouterr().out
-    assert "step 6: no sample (RuntimeError: no sample today); training continues" in out and "no sample: no" in out
+    assert (
+        "step 6: no sample (RuntimeError: no sample today); training continues" in out
+        and "no sample (RuntimeError: no" in out
+    )
 
 
 # --- the device -------------------------------------------------------------------------------------------------------

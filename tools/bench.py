@@ -302,7 +302,6 @@ def bench_batches(folder: Path, repeats: int) -> None:
 
 def bench_sample(args: argparse.Namespace) -> None:
     """Print a table for each model."""
-    import folio.openmp  # noqa: F401  # isort: skip  (before torch; the peers that run in this process get it, too)
     import torch
 
     from folio.generate import pack

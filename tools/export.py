@@ -14,13 +14,13 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-
-import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
-import torch  # noqa: E402
 
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
@@ -56,8 +56,11 @@ def main(words: list[str]) -> None:
         same = theirs.get(args.to) in (None, loaded.state["model"].get("activation", "gelu_new"))
         tolerance = TOLERANCE if same else OTHER_GELU
         print(f"{args.made}: {parity(loaded, *opened(args.to, args.made), tolerance)}")
-    except BaseException:
-        shutil.rmtree(args.made) if args.made.is_dir() else args.made.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            shutil.rmtree(args.made) if args.made.is_dir() else args.made.unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{args.made} cannot be written ({error}); name another place") from None
         raise
 
 

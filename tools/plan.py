@@ -72,12 +72,15 @@ def main(cfg: PlanConfig) -> None:
         model = GPT(GPTConfig(vocab_size=data.vocab_size if data else GPT2_VOCABULARY, **shape))
     machine = by_data_sheet(cfg, model) if cfg.device in GPUS else by_measuring(cfg, model, data)
     if cfg.minutes:
-        cfg = cfg.within(60 * cfg.minutes, machine.step_seconds, validation_tokens(cfg, data))
+        cfg = cfg.within(60 * cfg.minutes, machine.step_seconds, validation_tokens(cfg, data), cfg.origins)
     plan = forecast(cfg, model, data, machine)
     for name, value in told(cfg, model, data, machine, plan):
         print(f"{name:12}{value}")
     path = Path(cfg.out_dir) / "plan.json"
-    write_json(path, plan)
+    try:
+        write_json(path, plan)
+    except OSError as error:
+        raise UserError(f"out_dir={cfg.out_dir}: it cannot be written ({error}); choose another --out_dir") from None
     print(f"kept in {path}, for python tools/report.py {cfg.out_dir}")
 
 
@@ -146,7 +149,10 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
     if data is None:
         raise UserError(f"dataset={cfg.dataset}: prepare it to measure steps here, or name a GPU, as --device=H100")
     runtime = decide(cfg.device, cfg.dtype, False, cfg.deterministic)
+    print(f"measuring some steps on {runtime.device}")
     available = memory.free(runtime.device)
+    if available is not None:
+        memory.refuse_too_large(model.config, cfg.optimizer, available)
     real = GPT(model.config, cfg.seed).to(runtime.device)
     feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
     seconds = seconds_a_step(cfg, real, real, compiled(real, runtime), feed)
@@ -156,7 +162,8 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
 
 def forecast(cfg: PlanConfig, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:
     """The figures, as plan.json holds them; None where one cannot be known."""
-    evaluating = cfg.seconds_of_evaluations(machine.step_seconds, validation_tokens(cfg, data))
+    evaluating = cfg.evaluation_seconds(machine.step_seconds, validation_tokens(cfg, data))
+    evaluating *= -(-cfg.max_iters // cfg.eval_steps)
     seconds = cfg.max_iters * machine.step_seconds + evaluating
     hours = cfg.gpus * seconds / 3600
     watts = machine.watts if cfg.watts is None else cfg.watts

@@ -61,12 +61,12 @@ class Run:
                 [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
                 for name in ("metrics.jsonl", "samples.jsonl")
             )
+            plan = read_json(folder / "plan.json") if (folder / "plan.json").exists() else {}
         except (OSError, ValueError) as error:
-            raise UserError(f"{folder} is not a run's folder ({error})") from None
+            raise UserError(f"{folder} is not a run's folder, or damaged ({error})") from None
         if not lines:
             raise UserError(f"{folder}: the run has not logged a step yet")
         state = checkpoint.load(folder).state if checkpoint.exists(folder) else {}
-        plan = read_json(folder / "plan.json") if (folder / "plan.json").exists() else {}
         return cls(folder.name, lines, samples, state, plan)
 
     def happened(self) -> dict[str, float | None]:
@@ -178,7 +178,10 @@ def main(argv: list[str]) -> None:
     given = parser.parse_args(argv)
     page = report([Run.of(folder) for folder in given.out_dir])
     output = given.output or given.out_dir[0] / "report.html"
-    output.write_text(page, encoding="utf-8")
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"output={output}: it cannot be written ({error}); choose another --output") from None
     print(f"{output}: {len(page) / 2**20:.1f} MiB; open it in a browser")
 
 

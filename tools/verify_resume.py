@@ -102,8 +102,9 @@ def work_folder(cfg: VerifyConfig) -> Iterator[Path]:
 def start(cfg: VerifyConfig, out_dir: Path) -> subprocess.Popen:
     """Start train.py in `out_dir`, from its last checkpoint if there is one. Its output goes to out_dir.log."""
     places = {"out_dir": out_dir, "init_from": "resume" if checkpoint.exists(out_dir) else cfg.init_from}
-    settings = {f.name: places.get(f.name, getattr(cfg, f.name)) for f in fields(TrainConfig)}
-    arguments = [f"--{name}={value}" for name, value in settings.items()]
+    given = {f.name: getattr(cfg, f.name) for f in fields(TrainConfig)}
+    given = {f.name: given[f.name] for f in fields(TrainConfig) if f.name in cfg.origins or given[f.name] != f.default}
+    arguments = [f"--{name}={value}" for name, value in {**given, **places}.items()]
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{out_dir}.log", "ab") as log:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cfg.processes}"]
