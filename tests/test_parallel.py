@@ -297,6 +297,15 @@ def test_what_is_gathered_is_contiguous(monkeypatch, seed, shape):
     assert len(gathered) == 1
 
 
+@pytest.mark.slow
+def test_two_processes_keep_one_budget(tiny):
+    """Each has a clock of its own, and all take the decisions of the first."""
+    told = run(2, tiny(minutes=0.3, max_iters=100, eval_interval=20, sample_tokens=0, dropout=0.0))
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    assert state["step"] == state["decisions"][-1][1] == logged(tiny().out_dir)[-1]["step"] and "minutes, at" in told
+    assert 0.8 * 18 < state["budget"]["spent"] < 1.5 * 18  # the machine is not ours
+
+
 def test_what_cannot_work_with_several_processes_is_refused(tiny, monkeypatch):
     with pytest.raises(UserError, match="parallel=fsdp: start it with torchrun"):
         train(tiny(parallel="fsdp"))
