@@ -614,7 +614,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
             if saving or ending or improved or cfg.always_save_checkpoint:
                 after = signal.Signals(stopped_by).name if stopped_by else "its end" if ending else None
                 kept = {**record, **state.kept(), "stopped_by": after, "wandb_id": metrics.wandb_id}
-                kept |= {"decisions": plan.decisions, "budget": budget and budget.state()}
+                kept |= {"decisions": [*plan.decisions], "budget": budget and budget.state()}
                 tensors = state.tensors(keep=group.rank == 0, copied=cfg.async_save)
                 if group.rank == 0:
                     saver.begin(step, *tensors, kept, improved)

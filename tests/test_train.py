@@ -461,7 +461,7 @@ def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
     evaluations = [0]
     monkeypatch.setattr(train_script, "evaluate", fill)
     out_dir = small_disk / "out"
-    train(tiny(out_dir=str(out_dir), max_iters=10, eval_interval=2, keep_last=1))
+    train(tiny(out_dir=str(out_dir), max_iters=10, eval_interval=2, keep_last=1, async_save=False))
     out = capsys.readouterr().out
     assert [step for step in (2, 4, 6, 8, 10) if f"step {step} could not be saved" in out] == [4, 6]
     assert checkpoint.load(out_dir).state["step"] == 10
@@ -845,6 +845,25 @@ def test_a_budget_that_is_used_up_ends_the_run(tiny, monkeypatch):
     assert machine.now <= 60 + 20
     state = checkpoint.load(Path(tiny().out_dir)).state
     assert state["step"] == state["decisions"][-1][1] and logged(tiny().out_dir)[-1]["val_loss"] is not None
+
+
+def test_what_is_decided_while_a_checkpoint_is_written_is_not_in_it(tiny, monkeypatch):
+    """The list was handed to the thread that writes, and grew under its hands."""
+    Machine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
+    decided, save, decide = threading.Event(), checkpoint.save, train_script.Plan.decide
+
+    def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
+        decided.wait(timeout=30)
+        assert all(begin <= step for begin, _ in state["decisions"])
+        return save(out_dir, step, model, optimizer, tokenizer, state, *args)
+
+    def decide_and_tell(self, step, max_iters):
+        decide(self, step, max_iters)
+        decided.set()
+
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(train_script.Plan, "decide", decide_and_tell)
+    train(tiny(max_iters=100, eval_interval=30, minutes=0.5, sample_tokens=0))
 
 
 # --- the counts of steps ----------------------------------------------------------------------------------------------
