@@ -22,4 +22,4 @@ wsd_decay_iters = 7 * max_iters // 10
 min_lr = 0.0
 beta2 = 0.99  # a step holds few tokens, so the mean square needs a longer memory
 
-eval_interval = max_iters // 9  # the whole validation set, nine times: some 3 % of the run
+eval_interval = max_iters // 9  # the whole validation set, nine times: 3.4 % of the run
