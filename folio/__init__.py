@@ -1,4 +1,4 @@
-"""What Folio's scripts share. Nothing in here imports a script or the model."""
+"""What Folio's scripts share. Nothing in here imports a script."""
 
 
 class UserError(Exception):
