@@ -416,7 +416,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
         after = earlier.get("stopped_by") or "a kill"
         resumes = [*resumes, {"step": earlier["step"], "after": after, "changes": changes, "exact": exact}]
         if cfg.minutes:
-            told = f"those on the run's length after step {earlier['step']:,} are taken again"
+            told = f"the run's length is decided again after step {earlier['step']:,}"
             resumes[-1] |= {"decisions": told, "exact": False}
             exact = False
         told = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
@@ -646,7 +646,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
                 for piece in written(model, tokenizer, runtime, cfg, LAST_SAMPLE):
                     print(piece, end="", flush=True)
                 print("\n")
-            except BrokenPipeError:  # nobody reads on
+            except BrokenPipeError:  # the reader has closed the pipe
                 raise
             except Exception as error:  # the run is saved; its sample is optional
                 print(f"no sample ({type(error).__name__}: {error})")

@@ -82,7 +82,7 @@ class Budget:
         self.is_late = False
 
     def mark(self, step: int) -> None:
-        """Take note that the device has finished `step`, now. Is the stretch much later than planned?"""
+        """Record that the device has just finished `step`; `is_late` says whether it is much behind its plan."""
         now = time.perf_counter()
         if step > self.last_step:
             gap = now - self.latest, step - self.last_step

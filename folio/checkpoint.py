@@ -188,7 +188,7 @@ def written_by(out_dir: Path) -> str | None:
 def clear_unfinished(out_dir: Path) -> None:
     """Remove what a run that was killed left half-written or half-removed. Not while another run writes there."""
     for path in [*out_dir.glob(".step-*.tmp"), *out_dir.glob(".*.json*.tmp")]:
-        with suppress(OSError):  # it is only in the way of the eye
+        with suppress(OSError):  # a leftover does no harm
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -46,7 +46,7 @@ def test_an_overflow_of_the_loss_scale_is_passed_over_uncounted():
 
 
 def test_spikes_are_counted_under_loss_scaling_too():
-    """They were skipped in silence: after a change of level, each step of a float16 run, for ever."""
+    """They were skipped in silence: after a change of level, each step of a float16 run, forever."""
     found, scale = guard(skip_spikes=3.0), torch.tensor(2.0**16)
     for n in range(150):
         judge(found, 2 + 0.01 * (n % 7), 1.0 + 0.01 * (n % 5), scale)

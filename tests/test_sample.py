@@ -270,7 +270,7 @@ def test_what_cannot_work_is_told_in_one_line(argument, message, trained, tmp_pa
         (tmp_path / f"{name}.jsonl").write_text(content, encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"A\xff\x00")
     if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "pipe")  # reading it waited for ever
+        os.mkfifo(tmp_path / "pipe")  # reading it waited forever
     with pytest.raises(UserError, match=message) as caught:
         typed(trained, argument)
     assert "\n" not in str(caught.value)

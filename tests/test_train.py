@@ -806,7 +806,7 @@ def test_decisions_after_a_kill_are_taken_again(tiny, monkeypatch):
     after = checkpoint.load(Path(tiny().out_dir)).state
     assert after["decisions"][: len(before["decisions"])] == before["decisions"]
     (resume,) = after["resumes"]
-    assert not resume["exact"] and f"after step {before['step']:,} are taken again" in resume["decisions"]
+    assert not resume["exact"] and f"decided again after step {before['step']:,}" in resume["decisions"]
     assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
 
 
@@ -848,7 +848,7 @@ def test_a_budget_that_is_used_up_ends_the_run(tiny, monkeypatch):
 
 
 def test_what_is_decided_while_a_checkpoint_is_written_is_not_in_it(tiny, monkeypatch):
-    """The list was handed to the thread that writes, and grew under its hands."""
+    """The writing thread got the list itself, which the loop went on appending to."""
     Machine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
     decided, save, decide = threading.Event(), checkpoint.save, train_script.Plan.decide
 
@@ -1178,7 +1178,7 @@ def test_validation_without_a_target_that_counts_is_refused(tiny, masked_dir):
 
 
 def test_a_gradient_that_overflows_at_every_scale_stops_the_run(tiny, monkeypatch):
-    """Under float16 it was taken for a scale that is still too large, for ever."""
+    """Under float16 it was taken for a scale that is still too large, forever."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
     monkeypatch.setattr(train_script, "decide", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
