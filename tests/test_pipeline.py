@@ -603,9 +603,8 @@ def test_a_file_of_that_name_is_not_a_data_set(lines, tmp_path):
     assert (tmp_path / "data" / "a").read_text() == "mine"
 
 
-def test_progress_of_another_version_begins_anew(lines, tmp_path, monkeypatch):
-    """Blocks were other ones then, so that a resumed run would leave out text or take it twice."""
-    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+def interrupt(lines, tmp_path, monkeypatch) -> None:
+    """Begin the data set "a", and stop after eight blocks, some shards of which are whole."""
     add = pipeline.Build.add
 
     def interrupted(build, block, encoded):
@@ -613,31 +612,27 @@ def test_progress_of_another_version_begins_anew(lines, tmp_path, monkeypatch):
         if build.progress.blocks == 8:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline.Build, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config(tmp_path, shard_tokens=700), lines, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.Build, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, shard_tokens=700), lines, "a")
+
+
+def test_progress_of_another_version_begins_anew(lines, tmp_path, monkeypatch):
+    """Blocks were other ones then, so that a resumed run would leave out text or take it twice."""
+    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+    interrupt(lines, tmp_path, monkeypatch)
     path = tmp_path / "data" / ".a.part" / "progress.json"
     saved = read_json(path)
     saved["progress"]["blocks"] += 1
     write_json(path, {**saved, "version": 1})
-    monkeypatch.setattr(pipeline.Build, "add", add)
     assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
 
 
 def test_a_changed_source_begins_anew(lines, tmp_path, monkeypatch):
     """Shards of the old text must not be mixed with the new."""
-    add = pipeline.Build.add
-
-    def interrupted(build, block, encoded):
-        add(build, block, encoded)
-        if build.progress.blocks == 8:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(pipeline.Build, "add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config(tmp_path, shard_tokens=700), lines, "a")
+    interrupt(lines, tmp_path, monkeypatch)
     assert (tmp_path / "data" / ".a.part" / "progress.json").exists()
-    monkeypatch.setattr(pipeline.Build, "add", add)
     path = lines.sources[0].path
     path.write_text(path.read_text().replace("alpha", "omega"))
     folder = prepare(config(tmp_path, shard_tokens=700), Corpus(find_sources([str(path)])), "a")
