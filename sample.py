@@ -23,8 +23,8 @@ from folio import UserError, configurator, convert
 from folio.checkpoint import Checkpoint
 from folio.configurator import Settings, line_breaks
 from folio.corpus import Corpus, CorpusError, find_sources
-from folio.generate import Sampling, Step, Text, generate, opening, pack
-from folio.runtime import Runtime, decide
+from folio.generate import Sampling, Step, Text, default_prompt, generate, pack
+from folio.runtime import Runtime, resolve_runtime
 from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
 
@@ -116,7 +116,7 @@ class Sampler:
         if len(ids) > self.model.config.block_size:
             seen = self.model.config.block_size
             print(f"the start has {len(ids):,} tokens, of which the model sees the last {seen:,}", file=sys.stderr)
-        return ids or opening(self.tokenizer)
+        return ids or default_prompt(self.tokenizer)
 
     def rows(self, asked: int) -> int:
         """How many of the texts that are asked for are generated at a time: batch_size, or fewer where memory ends.
@@ -186,7 +186,7 @@ def main(cfg: SampleConfig) -> None:
     dtype = "bfloat16" if cfg.dtype == "int8" else cfg.dtype
     if dtype == "auto" and sum(t.numel() for t in loaded.model.values()) < SMALL:
         dtype = "float32"
-    runtime = decide(cfg.device, dtype, False)
+    runtime = resolve_runtime(cfg.device, dtype, False)
     if cfg.dtype == "int8" and runtime.device.type != "cpu":
         raise UserError(f"dtype=int8: it is for a CPU, and this is {runtime.device}; use --dtype=auto or --device=cpu")
     sampler = Sampler(cfg, loaded, runtime)

@@ -29,27 +29,22 @@ import folio.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, checkpoint, configurator, convert, memory, parallel
+from folio import UserError, checkpoint, configurator, convert, distributed, memory
 from folio.budget import Budget, Plan
 from folio.checkpoint import Checkpoint
 from folio.configurator import COMMAND_LINE, Settings
-from folio.dataset import (
-    Dataset,
-    DatasetError,
-    Mixture,
-    ValidationWindows,
-    open_dataset,
-    parse_mixture,
-)
-from folio.feed import Feed, resident_bytes
+from folio.distributed import Requests, name_rank_in_errors
 from folio.files import locked
-from folio.generate import Sampling, generate, opening, text_of
+from folio.generate import Sampling, default_prompt, generate, text_of
 from folio.guard import StepGuard
-from folio.metrics import Clock, Metrics, Silent
+from folio.loader import BatchLoader, resident_bytes
+from folio.metrics import Clock, Metrics, NullMetrics
 from folio.optim import load_state_tensors, lr_at, make_optimizer, muon_momentum_at, state_tensors
-from folio.parallel import Requests, names_rank
-from folio.runtime import Length, Runtime, Signals, attention_kernel, compiled, decide, derive_seed
+from folio.randomness import derive_seed
+from folio.runtime import Length, Runtime, Signals, attention_kernel, compiled, resolve_runtime
+from folio.shards import Dataset, DatasetError, open_dataset
 from folio.tokenizer import Tokenizer
+from folio.windows import Mixture, ValidationWindows, parse_mixture
 from model import GPT, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
@@ -211,7 +206,7 @@ class TrainConfig(Settings):
             return self
         names = [name for name in STEP_COUNTS if origins.get(name, COMMAND_LINE) != COMMAND_LINE]
         counts = replace(self, max_iters=theirs).stretched(self.max_iters, names)
-        if counts and parallel.rank_of_environment() == 0:
+        if counts and distributed.rank_from_env() == 0:
             told = ", ".join(f"{name}={n:,} (was {getattr(self, name):,})" for name, n in counts.items())
             print(f"max_iters={self.max_iters:,} in place of the config file's {theirs:,}, and in proportion: {told}")
         return replace(self, **counts)
@@ -321,10 +316,10 @@ def run(cfg: TrainConfig) -> Outcome:
     out_dir, existed = Path(cfg.out_dir), os.path.exists(cfg.out_dir)
     try:
         with ExitStack() as stack:
-            if not cfg.eval_only and parallel.rank_of_environment() == 0:
+            if not cfg.eval_only and distributed.rank_from_env() == 0:
                 try:
                     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
-                    timeout = 60.0 if parallel.under_torchrun() else 0.0  # a lost machine's lock may outlive it
+                    timeout = 60.0 if distributed.under_torchrun() else 0.0  # a lost machine's lock may outlive it
                     stack.enter_context(locked(out_dir / ".lock", busy, timeout))
                 except OSError as error:
                     raise cannot_write(out_dir, error) from None
@@ -346,8 +341,8 @@ def run_alone(cfg: TrainConfig) -> Outcome:
 
     # --- start: from nothing, from where this run stopped, or from another run's weights ---
     start = None
-    may_be_again = parallel.under_torchrun() and checkpoint.exists(out_dir)
-    if may_be_again and parallel.restarted(checkpoint.written_by(out_dir)):
+    may_be_again = distributed.under_torchrun() and checkpoint.exists(out_dir)
+    if may_be_again and distributed.restarted(checkpoint.written_by(out_dir)):
         cfg = replace(cfg, init_from="resume", overwrite=False)
     resuming = cfg.init_from == "resume"
     if resuming:
@@ -400,12 +395,12 @@ def run_alone(cfg: TrainConfig) -> Outcome:
     length = Length(
         cfg.max_iters * cfg.step_tokens * shape.flops_per_token()["total"], cfg.minutes and 60 * cfg.minutes
     )
-    runtime = decide(
+    runtime = resolve_runtime(
         cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier.get("resolved"), length, cfg.backend
     )
     group = runtime.group
-    if cfg.parallel == "fsdp" and (not group.hosts or runtime.dtype == torch.float16):
-        remedy = "start it with torchrun" if not group.hosts else "it scales no losses; take --dtype=bfloat16"
+    if cfg.parallel == "fsdp" and (not group.gloo or runtime.dtype == torch.float16):
+        remedy = "start it with torchrun" if not group.gloo else "it scales no losses; take --dtype=bfloat16"
         raise UserError(f"parallel=fsdp: {remedy}")
     group.require_same("checkpoints, data or settings", [earlier.get("step"), data.hash[:8], crc32(repr(cfg).encode())])
     print(runtime.described)
@@ -452,31 +447,31 @@ def run_alone(cfg: TrainConfig) -> Outcome:
     state = TrainState(model, spread, optimizer_for(model, cfg, runtime), scaler, guard)
     if resuming:
         state.load(start)
-    group.meet()  # before anything in out_dir changes, all have read it
+    group.barrier()  # before anything in out_dir changes, all have read it
 
     # --- length ---
-    feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
+    loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
     budget = None
     if cfg.minutes and earlier.get("budget"):
         spent = earlier["budget"]["spent"] + time.perf_counter() - began
         budget = Budget(cfg.minutes, **{**earlier["budget"], "spent": spent}, step=state.step)
     elif cfg.minutes and not resuming:
-        step_seconds = seconds_a_step(cfg, model, spread, loss_of, feed)
+        step_seconds = seconds_a_step(cfg, model, spread, loss_of, loader)
         remaining = 60 * cfg.minutes - (time.perf_counter() - began)
-        cfg = group.shared(cfg.within(remaining, step_seconds, data.validation_tokens, given))
+        cfg = group.broadcast(cfg.within(remaining, step_seconds, data.validation_tokens, given))
         counts = ", ".join(f"{name} {n:,}" for name in STEP_COUNTS if (n := getattr(cfg, name)))
         print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {counts}")
         an_evaluation = cfg.evaluation_seconds(step_seconds, data.validation_tokens)
         budget = Budget(cfg.minutes, step_seconds, an_evaluation, spent=time.perf_counter() - began)
     plan = Plan(cfg.max_iters, earlier.get("decisions") if cfg.minutes else None)
-    step_sequences, step_tokens = feed.sequences, cfg.step_tokens
+    step_sequences, step_tokens = loader.sequences, cfg.step_tokens
     print(data.described(plan.max_iters * step_sequences))
     if cfg.decay_lr and cfg.lr_schedule != "constant" and cfg.warmup_steps >= plan.max_iters:
         print(f"warmup_iters={cfg.warmup_steps:,}: the run of {plan.max_iters:,} steps ends before its warmup does")
     print(
         f"a step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
         f"{step_tokens:,} tokens"
-        + (f"; each process computes {feed.count} x {feed.rows} sequences of them" if group.size > 1 else "")
+        + (f"; each process computes {loader.count} x {loader.rows} sequences of them" if group.size > 1 else "")
     )
 
     if state.step >= plan.max_iters:
@@ -490,12 +485,12 @@ def run_alone(cfg: TrainConfig) -> Outcome:
         "config": asdict(cfg),
         "resumes": resumes,
         "versions": versions(),
-        "torchrun": parallel.run_id(),
+        "torchrun": distributed.run_id(),
     }
     patience = cfg.patience or math.inf
     peak_flops, flops_per_token = (runtime.peak_flops() or 0.0) * group.size, model.config.flops_per_token()["total"]
     try:
-        metrics = Silent()
+        metrics = NullMetrics()
         if group.rank == 0:
             out_dir.mkdir(parents=True, exist_ok=True)
             checkpoint.clear_unfinished(out_dir)
@@ -506,7 +501,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
         shutil.rmtree(out_dir / "skipped", ignore_errors=True)
     replaces = cfg.overwrite and not resuming  # once this run has a checkpoint of its own
     saver, requests = checkpoint.Saver(out_dir, tokenizer, cfg.keep_last, replaces), Requests(group)
-    with metrics, saver, Signals() as signals, names_rank(group, lambda: state.step):
+    with metrics, saver, Signals() as signals, name_rank_in_errors(group, lambda: state.step):
         clock, saved_at = Clock(), time.perf_counter()
         samples = cfg.sample_tokens and group.rank == 0 and cfg.parallel == "ddp"  # else no process has the whole model
         stopped_by = unread = None  # unread: a step whose numbers are on their way here
@@ -552,7 +547,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
 
         def settle(last: bool = False) -> None:
             """Wait for the checkpoint that is being written, if there is one."""
-            failed = group.shared(saver.wait())
+            failed = group.broadcast(saver.wait())
             if not failed:
                 return
             state.best, state.best_step = before  # what could not be saved is not the best there is
@@ -564,7 +559,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
             """Decide on the run's length again, by what steps and evaluations take now; the same in all processes."""
             if budget is None or step >= plan.max_iters:
                 return
-            max_iters = group.shared(budget.max_iters(step, plan, cfg.eval_steps))
+            max_iters = group.broadcast(budget.max_iters(step, plan, cfg.eval_steps))
             if max_iters != plan.max_iters:
                 metrics.say(
                     f"step {step:,}: a step takes {1000 * budget.step_seconds:,.1f} ms now, so {cfg.minutes:g} minutes "
@@ -577,7 +572,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
         if resuming:
             replan(state.step)
         while state.step < plan.max_iters and not stopped_by and state.stale < patience:
-            take_step(cfg, plan, state, loss_of, feed)
+            take_step(cfg, plan, state, loss_of, loader)
             step = state.step
             metrics.advance()
             if unread:  # only now, when the device has the next step to do
@@ -624,7 +619,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
             sampling_began = time.perf_counter()
             if evaluating and samples:  # what is optional comes last, and cannot end the run
                 metrics.sample(step, lambda: "".join(written(model, tokenizer, runtime, cfg, cfg.sample_tokens)))
-            group.meet()
+            group.barrier()
             if evaluating and budget:
                 budget.note_saving(time.perf_counter() - saving_began)
                 if samples:
@@ -650,7 +645,7 @@ def run_alone(cfg: TrainConfig) -> Outcome:
                 raise
             except Exception as error:  # the run is saved; its sample is optional
                 print(f"no sample ({type(error).__name__}: {error})")
-    group.meet()
+    group.barrier()
     return Outcome(state.best, state.step, plan.max_iters, state.stale >= patience, cfg)
 
 
@@ -667,15 +662,15 @@ def wrap(model: GPT | None, shape: GPTConfig, cfg: TrainConfig, runtime: Runtime
             model = GPT(model.config if model else shape)
         blocks = model.transformer.h
         if cfg.recompute:
-            parallel.recompute(blocks)
-        parallel.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
+            distributed.checkpoint_activations(blocks)
+        distributed.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
         value = model.initial_value
-        parallel.fill(model, lambda name, size: given[name] if given else value(name, size, cfg.seed))
+        distributed.fill_shards(model, lambda name, size: given[name] if given else value(name, size, cfg.seed))
         return model, model
     model = (model or GPT(shape, cfg.seed)).to(device)
     if cfg.recompute:
-        parallel.recompute(model.transformer.h)
-    return model, parallel.replicate(model, device) if group.hosts else model
+        distributed.checkpoint_activations(model.transformer.h)
+    return model, distributed.replicate(model, device) if group.gloo else model
 
 
 def memory_of(cfg: TrainConfig, model: GPT, dtype: torch.dtype, device: str, processes: int) -> memory.Memory:
@@ -709,7 +704,7 @@ def leaner(cfg: TrainConfig, fits: Callable[[TrainConfig], bool]) -> str | None:
 
 def processes_sharing_memory(runtime: Runtime) -> int:
     """Processes of this run that share the memory of one device: on a CPU, all those of a machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if runtime.group.hosts and runtime.device.type == "cpu" else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if runtime.group.gloo and runtime.device.type == "cpu" else 1
 
 
 def memory_told(cfg: TrainConfig, model: GPT, runtime: Runtime, data: Mixture) -> str:
@@ -781,7 +776,7 @@ class TrainState:
         """
         kept = []
         for tensors in (dict(self.model.named_parameters()), state_tensors(self.model, self.optimizer)):
-            all_of_each = ((name, parallel.whole(tensor.detach())) for name, tensor in tensors.items())
+            all_of_each = ((name, distributed.full_tensor(tensor.detach())) for name, tensor in tensors.items())
             kept.append({name: tensor.to("cpu", copy=copied) for name, tensor in all_of_each if keep})
         return kept
 
@@ -803,27 +798,27 @@ class TrainState:
         return False
 
 
-def take_step(cfg: TrainConfig, plan: Plan, state: TrainState, loss_of: LossFunction, feed: Feed) -> None:
+def take_step(cfg: TrainConfig, plan: Plan, state: TrainState, loss_of: LossFunction, loader: BatchLoader) -> None:
     """One step: forward, backward, update."""
-    model, optimizer, group = state.model, state.optimizer, feed.runtime.group
+    model, optimizer, group = state.model, state.optimizer, loader.runtime.group
     lr = cfg.learning_rate_at(plan.recipe_step(state.step))
     for settings in optimizer.param_groups:
         settings["lr"] = lr * settings["lr_scale"]
         settings["momentum"] = muon_momentum_at(state.step)
     model.train()
-    loss = torch.zeros((), device=feed.runtime.device)
-    for micro_step, (x, y, share) in enumerate(feed.micro_batches(state.sequence)):  # (B, T) each
-        torch.manual_seed(derive_seed("dropout", cfg.seed, state.step, group.rank * feed.count + micro_step))
-        parallel.average_gradients(state.spread, now=micro_step == feed.count - 1)
+    loss = torch.zeros((), device=loader.runtime.device)
+    for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.sequence)):  # (B, T) each
+        torch.manual_seed(derive_seed("dropout", cfg.seed, state.step, group.rank * loader.count + micro_step))
+        distributed.sync_gradients(state.spread, now=micro_step == loader.count - 1)
         micro_loss = loss_of(x, y) * share
         state.scaler.scale(micro_loss * group.size).backward()  # gradients are averaged, where losses are summed
         loss += micro_loss.detach()
-    loss = group.sum(loss)
+    loss = group.all_reduce(loss)
     state.scaler.unscale_(optimizer)
-    grad_norm = parallel.whole(nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf))
+    grad_norm = distributed.full_tensor(nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip or math.inf))
     scale = state.scaler.scale(torch.ones_like(loss)) if state.scaler.is_enabled() else None
     skip = state.guard.judge(loss, grad_norm, scale)
-    if feed.runtime.skips_on_device:
+    if loader.runtime.skips_on_device:
         optimizer.found_inf = skip  # the fused step changes nothing where this is 1
         optimizer.step()
     elif not skip.item():
@@ -831,22 +826,24 @@ def take_step(cfg: TrainConfig, plan: Plan, state: TrainState, loss_of: LossFunc
     state.scaler.update()
     optimizer.zero_grad(set_to_none=True)
     state.step += 1
-    state.sequence += feed.sequences
+    state.sequence += loader.sequences
 
 
-def seconds_a_step(cfg: TrainConfig, model: GPT, spread: nn.Module, loss_of: LossFunction, feed: Feed) -> float:
+def seconds_a_step(
+    cfg: TrainConfig, model: GPT, spread: nn.Module, loss_of: LossFunction, loader: BatchLoader
+) -> float:
     """How long a step takes here: the median over 2 seconds, and 5 steps at least, after 2 that warm up.
 
     The learning rate is 0, and the optimizer is another, so that the run has not begun when this ends.
     """
-    cfg, group = replace(cfg, learning_rate=0.0, min_lr=0.0, weight_decay=0.0), feed.runtime.group
-    guard = StepGuard(feed.runtime.device, None, None)
+    cfg, group = replace(cfg, learning_rate=0.0, min_lr=0.0, weight_decay=0.0), loader.runtime.group
+    guard = StepGuard(loader.runtime.device, None, None)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     times = []
-    state = TrainState(model, spread, optimizer_for(model, cfg, feed.runtime), scaler, guard)
-    while group.shared(len(times) < 7 or sum(times[2:]) < 2):
+    state = TrainState(model, spread, optimizer_for(model, cfg, loader.runtime), scaler, guard)
+    while group.broadcast(len(times) < 7 or sum(times[2:]) < 2):
         begin = time.perf_counter()
-        take_step(cfg, Plan(cfg.max_iters), state, loss_of, feed)
+        take_step(cfg, Plan(cfg.max_iters), state, loss_of, loader)
         guard.send()
         guard.read(state.step)  # waits for the device
         times.append(time.perf_counter() - begin)
@@ -859,7 +856,7 @@ def validate(
     """The validation loss, in nats: on each data set, and before that their mean by the sets' weights."""
     model.eval()
     losses = {name: evaluate(loss_of, windows, runtime, batch_size) for name, windows in data.validation.items()}
-    parallel.spread_again(model)
+    distributed.reshard(model)
     return sum(weight * loss for weight, loss in zip(data.weights, losses.values(), strict=True)), losses
 
 
@@ -873,7 +870,7 @@ def evaluate(loss_of: LossFunction, validation: ValidationWindows, runtime: Runt
         counts.append(int((y != -1).sum()))
         x, y = runtime.to_device(x, y)  # (B, T) each
         losses.append(loss_of(x, y).clone())  # a captured graph writes the next loss into the same memory
-    of_ranks = group.each(list(zip(torch.stack(losses).tolist(), counts, strict=True)))
+    of_ranks = group.all_gather_object(list(zip(torch.stack(losses).tolist(), counts, strict=True)))
     in_turn = [
         pair for of_round in zip(*of_ranks, strict=True) for pair in of_round if pair[1]
     ]  # as one process has them
@@ -909,7 +906,7 @@ def find_dataset(cfg: TrainConfig, name: str) -> Dataset:
                 f"prepared are: {', '.join(there) or 'none'}; for a text of your own: "
                 f"python prepare/text.py FILE --name={name}"
             )
-        if parallel.under_torchrun():
+        if distributed.under_torchrun():
             raise DatasetError(f"dataset={name}: prepare it before the processes start: python prepare/{script.name}")
         print(f"{folder.name} is not prepared yet; running prepare/{script.name}")
         if subprocess.run([sys.executable, str(script), f"--data_dir={cfg.data_folder}"]).returncode:
@@ -967,7 +964,7 @@ def with_shape_of(cfg: TrainConfig, start: Checkpoint, given: Mapping[str, str])
             ignored.append(f"{name}={there} (not {here})")
     if refused:
         raise UserError(f"{'; '.join(refused)}; leave the setting out")
-    if ignored and parallel.rank_of_environment() == 0:
+    if ignored and distributed.rank_from_env() == 0:
         print(f"the model's shape is that of {start.path}: {', '.join(ignored)}")
     cfg = replace(cfg, **shape)
     configurator.check(cfg)
@@ -978,7 +975,7 @@ def written(model: GPT, tokenizer: Tokenizer, runtime: Runtime, cfg: TrainConfig
     """What the model writes out of nothing, piece by piece."""
     steps = generate(
         model,
-        [opening(tokenizer)],
+        [default_prompt(tokenizer)],
         runtime,
         max_new_tokens=tokens,
         sampling=Sampling(temperature=0.8),
@@ -997,9 +994,9 @@ def main(cfg: TrainConfig) -> None:
     try:
         outcome = run(cfg)
     except UserError as error:
-        parallel.stop_torchrun(error)
+        distributed.stop_torchrun(error)
         raise
-    parallel.leave()
+    distributed.destroy_process_group()
     if cfg.eval_only:
         return
     script, *given = sys.argv
@@ -1014,7 +1011,7 @@ def main(cfg: TrainConfig) -> None:
     given = [a for a in given if not a.startswith(tuple(f"--{name}=" for name in ("overwrite", *changed)))]
     given += [f"--{name}={value}" for name, value in changed.items()]
     print(f"sample:   {shlex.join(['python', str(Path(script).with_name('sample.py')), f'--out_dir={cfg.out_dir}'])}")
-    print(f"continue: {shlex.join([*parallel.launcher(), script, *given])}")
+    print(f"continue: {shlex.join([*distributed.launch_command(), script, *given])}")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from folio import UserError, checkpoint
 from folio.checkpoint import Checkpoint, CheckpointError
-from folio.dataset import nanogpt_tokenizer
 from folio.fetch import hub_model
 from folio.files import read_json
+from folio.shards import nanogpt_tokenizer
 from folio.tokenizer import (
     EOT_TEXT,
     BPETokenizer,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from folio import UserError
-from folio.dataset import hash64
+from folio.randomness import hash64
 from folio.runtime import Runtime
 from folio.tokenizer import Tokenizer
 
@@ -104,7 +104,7 @@ def drawing_device(device: torch.device) -> torch.device:
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
-def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulative probabilities, (B, V), exceed each row's number in [0, 1), (B, 1): (B, 1) ids.
 
     `uniform` is on the drawing_device of the probabilities' device, the ids are on the latter.
@@ -171,7 +171,7 @@ def generate(
             occurred[row, torch.tensor(list(prompt))] = True
     on_cuda = runtime.device.type == "cuda"
     cast = model.transformer.wte.weight.dtype == runtime.dtype  # autocast's copies would not outlive a capture
-    forward = Captured(model, cache) if on_cuda and cast else partial(model.forward, cache=cache)
+    forward = CUDAGraphDecoder(model, cache) if on_cuda and cast else partial(model.forward, cache=cache)
 
     def launched() -> Iterator[tuple[Callable[[], list[list[int]]], Tensor]]:
         """For each step a way to get its tokens, [[id], ...], and the logits that they were drawn from."""
@@ -192,7 +192,7 @@ def generate(
                     numbers = uniforms(seed, samples, step, min(ahead, most - step))
                     numbers = numbers.to(drawing_device(runtime.device)).T[:, :, None].unbind()  # (B, 1) for each step
                 probabilities = next_token_probabilities(logits, sampling, occurred)  # (B, V)
-                chosen = draw(probabilities, numbers[step % ahead])  # (B, 1)
+                chosen = sample_token(probabilities, numbers[step % ahead])  # (B, 1)
             if occurred is not None:
                 occurred.scatter_(1, chosen, True)
             unread.append(to_host(chosen))
@@ -247,7 +247,7 @@ def to_host(chosen: Tensor) -> Callable[[], list[list[int]]]:
     return fetch
 
 
-class Captured:
+class CUDAGraphDecoder:
     """The model's step of one token a row on CUDA, captured as graphs: one by one, its small kernels would wait for
     Python. Each graph is for a number of positions that are read, a multiple of READ.
     """
@@ -394,7 +394,7 @@ def computing(model: nn.Module, runtime: Runtime) -> AbstractContextManager:
     return nullcontext() if model.transformer.wte.weight.dtype == runtime.dtype else runtime.compute()
 
 
-def opening(tokenizer: Tokenizer) -> list[int]:
+def default_prompt(tokenizer: Tokenizer) -> list[int]:
     """A prompt for text out of nothing: the end-of-text token, else a line break, else the first token."""
     if tokenizer.eot is not None:
         return [tokenizer.eot]

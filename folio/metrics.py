@@ -134,7 +134,7 @@ class Metrics:
             self.wandb.finish(exit_code=0 if exception[0] is None else 1)
 
 
-class Silent(Metrics):
+class NullMetrics(Metrics):
     """Takes all and writes nothing: for every process but one."""
 
     wandb_id = None

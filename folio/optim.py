@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from folio.parallel import ALONE, Group, gathered, local, part_like
+from folio.distributed import ALONE, Group, distribute_like, gather_like, to_local
 
 
 def make_optimizer(
@@ -55,7 +55,7 @@ class Muon(torch.optim.AdamW):
     A group's matrices, (k * rows, columns) each, count as k matrices, and all of them are orthogonalized together.
     Nesterov momentum, group["momentum"]; weight decay is decoupled; the update of a tall matrix is scaled by
     sqrt(rows / columns). Where `found_inf` is 1, everything stays as it is, and nobody waits to know. Of several
-    processes, each orthogonalizes its share of the matrices, gathered whole where they are spread.
+    processes, each orthogonalizes its share of the matrices, gather_like whole where they are spread.
     """
 
     def __init__(self, groups: list[dict[str, Any]], processes: Group, **settings: Any):
@@ -74,22 +74,24 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:
         for group in self.matrices():
             params, rows, lr, momentum = group["params"], group["rows"], group["lr"], group["momentum"]
-            here, columns = [local(p) for p in params], params[0].shape[1]
+            here, columns = [to_local(p) for p in params], params[0].shape[1]
             good = here[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf
-            means = [local(self.state[p]["momentum_buffer"]) for p in params]
-            gradients = torch.cat([local(p.grad).flatten() for p in params])  # what is here of all the matrices
+            means = [to_local(self.state[p]["momentum_buffer"]) for p in params]
+            gradients = torch.cat([to_local(p.grad).flatten() for p in params])  # what is here of all the matrices
             gradients = torch.where(good.bool(), gradients, 0)
             mean = torch.cat([m.flatten() for m in means]).lerp(gradients, (1 - momentum) * good)
             sizes = [p.numel() for p in here]
             towards = gradients.lerp(mean, momentum).to(group["dtype"]).split(sizes)
-            stack = torch.cat([gathered(part.view_as(p), q) for part, p, q in zip(towards, here, params, strict=True)])
+            stack = torch.cat(
+                [gather_like(part.view_as(p), q) for part, p, q in zip(towards, here, params, strict=True)]
+            )
             update = self.orthogonalized_by_all(stack.view(-1, rows, columns)).float()  # (n, rows, columns)
             update *= -lr * max(1, rows / columns) ** 0.5 * good
             updates = update.reshape(-1, columns).split([len(p) for p in params])
             torch._foreach_add_([self.state[p]["step"] for p in params], good)
             torch._foreach_copy_(means, [part.view_as(p) for part, p in zip(mean.split(sizes), here, strict=True)])
             torch._foreach_mul_(here, 1 - lr * group["weight_decay"] * good)
-            torch._foreach_add_(here, [local(part_like(p, u)) for p, u in zip(params, updates, strict=True)])
+            torch._foreach_add_(here, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:
                 p.grad = None  # so that AdamW passes them over
         super().step()
@@ -100,7 +102,7 @@ class Muon(torch.optim.AdamW):
         share = -(-n // size)
         mine = matrices[rank * share : (rank + 1) * share]
         idle = mine.new_zeros(share - len(mine), *mine.shape[1:])
-        return self.processes.joined(orthogonalized(torch.cat([mine, idle]) if len(idle) else mine))[:n]
+        return self.processes.all_gather(orthogonalized(torch.cat([mine, idle]) if len(idle) else mine))[:n]
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -169,5 +171,5 @@ def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tenso
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("/")
         p = parameters[name]
-        state.setdefault(places[id(p)], {})[kind] = part_like(p, tensor) if tensor.dim() else tensor
+        state.setdefault(places[id(p)], {})[kind] = distribute_like(p, tensor) if tensor.dim() else tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

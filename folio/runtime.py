@@ -1,7 +1,6 @@
 """Device, dtype, compilation, ranks and seeds: decided once, said in one line, passed on as one frozen value."""
 
 import ctypes
-import hashlib
 import os
 import platform
 import re
@@ -18,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, parallel
-from folio.parallel import ALONE, Group
+from folio import UserError, distributed
+from folio.distributed import ALONE, Group
 
 DEVICES = ("cpu", "cuda", "mps")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -115,7 +114,7 @@ class Length(NamedTuple):
     seconds: float | None = None
 
 
-def decide(
+def resolve_runtime(
     device: str,
     dtype: str,
     compile: bool | str,
@@ -131,17 +130,17 @@ def decide(
     processes of a torchrun are joined; None: this is work for one process. Sets torch's and the allocator's global
     modes for the choice. Raises UserError for what cannot work here.
     """
-    if parallel.under_torchrun() and backend is None:
+    if distributed.under_torchrun() and backend is None:
         raise UserError("this is work for one process: start it with python, without torchrun")
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if device == "cuda" and parallel.under_torchrun():
+    if device == "cuda" and distributed.under_torchrun():
         device = f"cuda:{os.environ['LOCAL_RANK']}"  # one GPU a process
     place = _open_device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    group = parallel.join(place, backend) if backend else ALONE
+    group = distributed.init_process_group(place, backend) if backend else ALONE
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
     threads = f", {torch.get_num_threads()} threads" if place.type == "cpu" else ""
     reasons.append(f"{place} ({name}{threads})")
@@ -156,7 +155,7 @@ def decide(
     if dtype != "auto":
         chosen, why = dtype, "as set"
     else:  # of rank 0, as two machines may come to two answers
-        chosen, why = group.shared((earlier["dtype"], "as before") if same else _best_dtype(place))
+        chosen, why = group.broadcast((earlier["dtype"], "as before") if same else _best_dtype(place))
     reasons.append(f"{chosen} ({why})")
     if place.type == "cuda" and chosen == "bfloat16" and not _has_bf16():
         raise UserError(f"dtype=bfloat16: {name} cannot compute in it; use --dtype=float16")
@@ -177,7 +176,7 @@ def decide(
     if compile == "auto" and same:
         compiles, why = earlier["compile"], "as before"
     else:
-        compiles, why = group.shared(_whether_to_compile(place, compile, length))
+        compiles, why = group.broadcast(_whether_to_compile(place, compile, length))
     reasons.append(f"{'compiled' if compiles else 'eager'} ({why})")
     return Runtime(place, DTYPES[chosen], compiles, ", ".join(reasons), group)
 
@@ -287,12 +286,6 @@ def keep_freed_memory() -> None:
         mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def derive_seed(*parts: str | int) -> int:
-    """A seed for torch that follows from the parts alone, so that no generator's state has to be kept."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
 def attention_kernel(runtime: Runtime, config: Any) -> str:
     """By what attention of a model of that GPTConfig is computed in training, in words."""
     p = config.pdrop("attn")
@@ -311,7 +304,7 @@ def attention_kernel(runtime: Runtime, config: Any) -> str:
 def compiled(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
     """The mean loss as a function of inputs and targets, (B, T) each; perhaps compiled, model and loss in one graph.
 
-    A model that is spread over processes is compiled block by block already (parallel.shard).
+    A model that is spread over processes is compiled block by block already (distributed.shard).
     """
 
     def loss_of(idx: Tensor, targets: Tensor) -> Tensor:
@@ -319,7 +312,7 @@ def compiled(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], T
             return model(idx, targets)[1]
 
     mode = runtime.compile if isinstance(runtime.compile, str) else None
-    whole = not parallel.is_spread(next(model.parameters()))
+    whole = not distributed.is_sharded(next(model.parameters()))
     return torch.compile(loss_of, mode=mode) if runtime.compile and whole else loss_of
 
 
@@ -346,7 +339,7 @@ class Signals:
 
     def ask_to_stop(self, number: int, frame: Any) -> None:
         self.stop = number
-        if parallel.under_torchrun():
+        if distributed.under_torchrun():
             return
         for again in (signal.SIGINT, signal.SIGTERM):
             signal.signal(again, self.before[again])

@@ -18,9 +18,9 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
-from folio.dataset import open_dataset  # noqa: E402
 from folio.fetch import hub_files, hub_parquet  # noqa: E402
-from folio.pipeline import PrepareConfig, prepare  # noqa: E402
+from folio.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.shards import open_dataset  # noqa: E402
 
 REPOSITORY, SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 READY = "kjj0/finewebedu10B-gpt2"  # of modded-nanogpt

@@ -22,7 +22,7 @@ from folio import UserError, configurator  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.fetch import hub_parquet  # noqa: E402
 from folio.files import read_json  # noqa: E402
-from folio.pipeline import PrepareConfig, by_number, prepare  # noqa: E402
+from folio.prepare import PrepareConfig, by_number, prepare  # noqa: E402
 
 REPOSITORY = "Skylion007/openwebtext"
 REVISION = "refs/convert/parquet"  # the hub's own conversion; the script in the repository is not run

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.corpus import END, Corpus, CorpusError, Segments, find_sources  # noqa: E402
-from folio.pipeline import PrepareConfig, default_name, prepare  # noqa: E402
+from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
-from folio.pipeline import PrepareConfig, prepare  # noqa: E402
+from folio.prepare import PrepareConfig, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
 from folio.corpus import Corpus, find_sources  # noqa: E402
-from folio.pipeline import PrepareConfig, default_name, prepare  # noqa: E402
+from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from tiny_tokenizers import bpe
 
 from folio import UserError, tokenizer
 from folio.corpus import Corpus, find_sources
-from folio.dataset import open_dataset
-from folio.pipeline import PrepareConfig, prepare
+from folio.prepare import PrepareConfig, prepare
+from folio.shards import open_dataset
 from model import GPT, GPTConfig
 from tools import bench
 

@@ -12,8 +12,8 @@ from tiny_tokenizers import TEXT, bpe
 
 from folio import UserError
 from folio.corpus import Corpus, find_sources
-from folio.dataset import Shard
-from folio.runtime import Runtime, decide
+from folio.runtime import Runtime, resolve_runtime
+from folio.shards import Shard
 from folio.tokenizer import ByteTokenizer, CharTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
@@ -25,7 +25,7 @@ from train import train
 
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
-    return decide("cpu", "float32", False)
+    return resolve_runtime("cpu", "float32", False)
 
 
 def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8) -> GPT:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from folio import UserError, convert
 from folio.checkpoint import Checkpoint
 from folio.generate import Sampling, generate
-from folio.runtime import decide
+from folio.runtime import resolve_runtime
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, GPTConfig
 from tools import export
@@ -177,7 +177,9 @@ def test_llama_cpp_computes_and_writes_the_same(kind, bias, padding, tmp_path):
     found = torch.from_numpy(theirs.scores[: len(ids)].copy())
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache
     theirs.reset()
-    steps = generate(ours, [ids], decide("cpu", "float32", False), max_new_tokens=8, sampling=Sampling(temperature=0))
+    steps = generate(
+        ours, [ids], resolve_runtime("cpu", "float32", False), max_new_tokens=8, sampling=Sampling(temperature=0)
+    )
     written = [token for token, _ in zip(theirs.generate(ids, temp=0.0, repeat_penalty=1.0), range(8), strict=False)]
     assert written == [step.tokens[0] for step in steps]
 

@@ -28,18 +28,18 @@ from folio.generate import (
     PackedLinear,
     Sampling,
     Text,
-    draw,
+    default_prompt,
     drawing_device,
     generate,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     next_token_probabilities,
-    opening,
     pack,
+    sample_token,
     uniforms,
 )
-from folio.runtime import Runtime, decide
+from folio.runtime import Runtime, resolve_runtime
 from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
 
@@ -48,7 +48,7 @@ GREEDY = Sampling(temperature=0)
 
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
-    return decide("cpu", "float32", False)
+    return resolve_runtime("cpu", "float32", False)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_draws_fit_the_distribution(seed):
     """Chi-square over 20,000 draws; what is filtered out is never drawn."""
     sampling = Sampling(temperature=0.8, top_k=6)
     probabilities = next_token_probabilities(torch.linspace(-1, 1, 12), sampling)
-    drawn = draw(probabilities.expand(20_000, -1), uniforms(seed, range(20_000), 3, 1))[:, 0]
+    drawn = sample_token(probabilities.expand(20_000, -1), uniforms(seed, range(20_000), 3, 1))[:, 0]
     counts, expected = torch.bincount(drawn, minlength=12), 20_000 * probabilities
     assert counts[expected == 0].sum() == 0
     kept = expected > 0
@@ -134,7 +134,7 @@ def test_draws_fit_the_distribution(seed):
 def test_the_first_and_the_last_token_can_be_drawn():
     probabilities = torch.tensor([[0.0, 0.25, 0.5, 0.25, 0.0]]).expand(4, -1)
     numbers = torch.tensor([0.0, 0.25, 0.7499, 1 - 2**-53], dtype=torch.float64)[:, None]
-    assert draw(probabilities, numbers).flatten().tolist() == [1, 2, 2, 3]
+    assert sample_token(probabilities, numbers).flatten().tolist() == [1, 2, 2, 3]
 
 
 def test_numbers_are_their_own(seed):
@@ -248,8 +248,8 @@ def test_ragged_rows_in_each_dtype(dtype, stride, model, monkeypatch):
 
     In bfloat16 and int8 the write into the cache, which is float32 on a CPU, crashed once rows differed in length.
     """
-    monkeypatch.setattr(generation, "draw", lambda p, numbers: (numbers * 20).long())  # whatever the logits
-    runtime = decide("cpu", "float32" if dtype == "float32" else "bfloat16", False)
+    monkeypatch.setattr(generation, "sample_token", lambda p, numbers: (numbers * 20).long())  # whatever the logits
+    runtime = resolve_runtime("cpu", "float32" if dtype == "float32" else "bfloat16", False)
     model = model if dtype in ("float32", "autocast") else model.to(torch.bfloat16)
     if dtype == "int8":
         pack(model, int8=True)
@@ -311,7 +311,7 @@ def test_transformers_writes_the_same(model, runtime):
 
 
 def test_weights_in_bfloat16_are_not_cast_again(model):
-    runtime = decide("cpu", "bfloat16", False)
+    runtime = resolve_runtime("cpu", "bfloat16", False)
     cast = copy.deepcopy(model).to(torch.bfloat16)
     steps = list(generate(cast, [[1, 2]], runtime, max_new_tokens=20, sampling=GREEDY))
     assert len(steps) == 20 and steps[0].logits.dtype == torch.float32
@@ -475,8 +475,8 @@ def test_half_a_character_at_the_end_is_shown_as_such():
 
 
 def test_text_out_of_nothing():
-    assert opening(CharTokenizer("\nab")) == [0] and opening(CharTokenizer("ab\n")) == [2]
-    assert opening(CharTokenizer("ab")) == [0] and opening(bpe()) == [261]
+    assert default_prompt(CharTokenizer("\nab")) == [0] and default_prompt(CharTokenizer("ab\n")) == [2]
+    assert default_prompt(CharTokenizer("ab")) == [0] and default_prompt(bpe()) == [261]
 
 
 @torch.inference_mode()
@@ -520,8 +520,8 @@ def test_tokens_that_are_fetched_late_are_the_same(model, runtime, monkeypatch):
 @pytest.mark.gpu
 def test_captured_graphs_write_the_same(model, monkeypatch):
     """Across several graphs, in rows of unequal length, and beyond block_size."""
-    monkeypatch.setattr(generation.Captured, "READ", 4)
-    here, there = decide("cpu", "float32", False), decide("cuda", "float32", False)
+    monkeypatch.setattr(generation.CUDAGraphDecoder, "READ", 4)
+    here, there = resolve_runtime("cpu", "float32", False), resolve_runtime("cuda", "float32", False)
     for settings in (dict(), dict(stride=1), dict(sampling=Sampling(top_k=5))):
         prompts = [[1, 2], [3, 4, 5]]
         expected = tokens(model.cpu(), prompts, here, **settings)

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from folio import UserError, memory, parallel
-from folio.feed import resident_bytes
-from folio.runtime import decide
+from folio import UserError, distributed, memory
+from folio.loader import resident_bytes
+from folio.runtime import resolve_runtime
 from model import GPT, GPTConfig
 from train import leaner, memory_of, memory_told, open_data, train
 
@@ -16,7 +16,7 @@ def kept_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtype, reco
     """Bytes of the distinct pieces of memory that a forward pass keeps for the backward one, parameters aside."""
     model = GPT(config).train()
     if recompute:
-        parallel.recompute(model.transformer.h)
+        distributed.checkpoint_activations(model.transformer.h)
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
     sizes, alive = {}, []
 
@@ -70,7 +70,7 @@ def test_parameters_and_moments():
 
 
 def test_what_does_not_fit_is_told_with_what_would(tiny, monkeypatch):
-    model, runtime = GPT(replace(TINY, n_layer=8)), decide("cpu", "float32", False)
+    model, runtime = GPT(replace(TINY, n_layer=8)), resolve_runtime("cpu", "float32", False)
     cfg = tiny(batch_size=16, gradient_accumulation_steps=2, block_size=64)
     whole = memory_of(cfg, model, torch.float32, "cpu", 1).total
     half = memory_of(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
@@ -104,7 +104,7 @@ def test_a_model_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimize
 def test_tokens_that_stay_on_a_gpu_are_in_the_forecast(tiny, monkeypatch):
     """They were not counted, though they take up to a quarter of what is free."""
     model, data = GPT(TINY), open_data(tiny())
-    runtime = replace(decide("cpu", "float32", False), device=torch.device("cuda"))
+    runtime = replace(resolve_runtime("cpu", "float32", False), device=torch.device("cuda"))
     monkeypatch.setattr(memory, "free", lambda device: 2**40)
     assert "data 0 MiB" in memory_told(tiny(), model, runtime, data)
     size = 4 * data.training_tokens

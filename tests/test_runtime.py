@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from folio import UserError, runtime
-from folio.runtime import Length, Signals, decide, derive_seed
+from folio.randomness import derive_seed
+from folio.runtime import Length, Signals, resolve_runtime
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     for feature, dtype, precision in (("AMX", torch.bfloat16, "highest"), (None, torch.float32, "medium")):
         monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda feature=feature: feature)
-        chosen = decide("auto", "auto", "auto")
+        chosen = resolve_runtime("auto", "auto", "auto")
         assert chosen.device.type == "cpu" and chosen.dtype == dtype and not chosen.compile
         assert (feature or "no known instructions for bfloat16") in chosen.described
         assert torch.get_float32_matmul_precision() == precision
@@ -59,25 +60,25 @@ def test_bfloat16_on_a_cpu_is_a_matter_of_features(monkeypatch, machine, amx, av
 
 def test_float32_by_name_is_true_float32(monkeypatch):
     monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: None)
-    decide("cpu", "auto", False)
+    resolve_runtime("cpu", "auto", False)
     assert torch.get_float32_matmul_precision() == "medium"
-    decide("cpu", "float32", False)
+    resolve_runtime("cpu", "float32", False)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_run_that_goes_on_keeps_what_auto_meant():
     earlier = {"device": "cpu", "dtype": "bfloat16", "compile": False}
-    again = decide("cpu", "auto", "auto", earlier=earlier)
+    again = resolve_runtime("cpu", "auto", "auto", earlier=earlier)
     assert again.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in again.described
-    assert decide("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
-    elsewhere = decide("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
+    assert resolve_runtime("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
+    elsewhere = resolve_runtime("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
     assert "no longer bit for bit" in elsewhere.described
-    assert earlier == decide("cpu", "auto", "auto", earlier=earlier).resolved
+    assert earlier == resolve_runtime("cpu", "auto", "auto", earlier=earlier).resolved
 
 
 def test_a_run_that_goes_on_keeps_its_float32_mode():
     """Continued, a run in which auto had meant float32 once left the faster mode, and so its own bits."""
-    decide("cpu", "auto", "auto", earlier={"device": "cpu", "dtype": "float32", "compile": False})
+    resolve_runtime("cpu", "auto", "auto", earlier={"device": "cpu", "dtype": "float32", "compile": False})
     assert torch.get_float32_matmul_precision() == "medium"
 
 
@@ -93,7 +94,7 @@ def test_a_run_that_goes_on_keeps_its_float32_mode():
 )
 def test_what_cannot_work_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        decide(*settings)
+        resolve_runtime(*settings)
 
 
 def test_compile_falls_back_on_auto_and_fails_by_name(monkeypatch):
@@ -102,7 +103,7 @@ def test_compile_falls_back_on_auto_and_fails_by_name(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(UserError, match=r"compile=True: torch.compile does not work here: no compiler here; use"):
-        decide("cpu", "float32", True)
+        resolve_runtime("cpu", "float32", True)
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
     assert runtime._whether_to_compile(cuda, "auto", None) == (
@@ -135,24 +136,24 @@ def test_work_for_one_process_is_refused_to_several(monkeypatch):
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="work for one process: start it with python, without torchrun"):
-        decide("cpu", "float32", False)
+        resolve_runtime("cpu", "float32", False)
 
 
 def test_compute_sets_the_dtype():
     a = torch.ones(4, 4)
     for dtype in (torch.float32, torch.bfloat16):
-        with decide("cpu", str(dtype).removeprefix("torch."), False).compute():
+        with resolve_runtime("cpu", str(dtype).removeprefix("torch."), False).compute():
             assert (a @ a).dtype == dtype
         assert (a @ a).dtype == torch.float32
 
 
 def test_arrays_come_to_the_device():
-    x, y = decide("cpu", "float32", False).to_device(np.arange(6).reshape(2, 3)[:, :-1], np.ones((2, 2)))
+    x, y = resolve_runtime("cpu", "float32", False).to_device(np.arange(6).reshape(2, 3)[:, :-1], np.ones((2, 2)))
     assert x.tolist() == [[0, 1], [3, 4]] and y.shape == (2, 2)
 
 
 def test_peaks_are_told_only_where_known(monkeypatch):
-    cpu = decide("cpu", "float32", False)
+    cpu = resolve_runtime("cpu", "float32", False)
     assert cpu.peak_flops() is None and cpu.peak_memory() > 1e6
     gpu = runtime.Runtime(torch.device("cuda"), torch.bfloat16, True, "")
     for name, peak in (("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 80GB HBM3", 989.4e12), ("Some GPU", None)):
@@ -210,7 +211,7 @@ def test_the_first_signal_asks_and_the_second_interrupts():
 
 @pytest.mark.gpu
 def test_a_gpu_computes_in_its_dtype():
-    chosen = decide("auto", "auto", "auto")
+    chosen = resolve_runtime("auto", "auto", "auto")
     assert chosen.device.type == "cuda"
     (a,) = chosen.to_device(np.ones((4, 4), dtype=np.float32))
     with chosen.compute():

@@ -21,8 +21,8 @@ from tiny_tokenizers import bpe
 
 from folio import UserError, checkpoint, configurator, convert
 from folio.checkpoint import Checkpoint
-from folio.dataset import nanogpt_tokenizer, open_dataset
 from folio.files import read_json, sha256, write_json
+from folio.shards import nanogpt_tokenizer, open_dataset
 from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
 from tools.export import WRITERS

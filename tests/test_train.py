@@ -23,9 +23,10 @@ import train as train_script
 from folio import UserError, checkpoint, configurator
 from folio.budget import Budget
 from folio.configurator import COMMAND_LINE
-from folio.dataset import DatasetError, Shard, ValidationWindows
 from folio.metrics import Metrics
-from folio.runtime import Runtime, compiled, decide
+from folio.runtime import Runtime, compiled, resolve_runtime
+from folio.shards import DatasetError, Shard
+from folio.windows import ValidationWindows
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from train import TrainConfig, TrainingError, evaluate, train
@@ -219,7 +220,7 @@ def test_the_validation_loss_is_that_of_every_token(seed):
     """At any batch size it is the mean over all tokens, not over batches."""
     data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
-    runtime = decide("cpu", "float32", False)
+    runtime = resolve_runtime("cpu", "float32", False)
     total = 0.0
     for start in range(0, 202, 8):
         row = torch.from_numpy(data[0].ids[None, start : start + 9].astype(int))
@@ -611,7 +612,7 @@ def test_bfloat16_on_a_cpu(tiny):
 def test_float16_finds_its_loss_scale_and_keeps_it(tiny, tmp_path, monkeypatch):
     """What a GPU without bfloat16 does, in the CPU's float16: a scale that overflows at first, and exact resuming."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(train_script, "decide", lambda *args: half)
+    monkeypatch.setattr(train_script, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
     straight, parts = tiny(max_iters=40), tiny(max_iters=40, out_dir=str(tmp_path / "parts"))
     train(straight)
@@ -1146,7 +1147,7 @@ def test_a_loss_that_is_overwritten_is_not_read_later(seed):
     """A captured CUDA graph writes each loss into the same memory; an evaluation kept them to read them at its end."""
     data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
-    runtime, replayed = decide("cpu", "float32", False), torch.zeros(())
+    runtime, replayed = resolve_runtime("cpu", "float32", False), torch.zeros(())
     plain = compiled(model, runtime)
     expected = evaluate(plain, ValidationWindows(data, 8, 20), runtime, 3)
     assert evaluate(lambda x, y: replayed.copy_(plain(x, y)), ValidationWindows(data, 8, 20), runtime, 3) == expected
@@ -1180,7 +1181,7 @@ def test_validation_without_a_target_that_counts_is_refused(tiny, masked_dir):
 def test_a_gradient_that_overflows_at_every_scale_stops_the_run(tiny, monkeypatch):
     """Under float16 it was taken for a scale that is still too large, forever."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(train_script, "decide", lambda *args: half)
+    monkeypatch.setattr(train_script, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
     forward = GPT.forward
 

@@ -51,10 +51,11 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
-from folio.dataset import Mixture, open_dataset  # noqa: E402
 from folio.files import read_json  # noqa: E402
-from folio.pipeline import cores  # noqa: E402
+from folio.prepare import cores  # noqa: E402
+from folio.shards import open_dataset  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
+from folio.windows import Mixture  # noqa: E402
 
 MB = 1_000_000
 
@@ -359,10 +360,10 @@ def memory_speed(device: str) -> float:
 
 def write_cached(model: Any, count: int, rows: int) -> int:
     from folio.generate import Sampling, generate
-    from folio.runtime import decide
+    from folio.runtime import resolve_runtime
 
     weight = model.transformer.wte.weight
-    runtime = decide(weight.device.type, str(weight.dtype).removeprefix("torch."), False)
+    runtime = resolve_runtime(weight.device.type, str(weight.dtype).removeprefix("torch."), False)
     steps = generate(model, [[1]] * rows, runtime, max_new_tokens=count, sampling=Sampling(temperature=0.8, top_k=200))
     return sum(len(step.tokens) for step in steps)
 
@@ -619,13 +620,13 @@ def profile(name: str, args: argparse.Namespace) -> None:
     import torch
 
     from folio.optim import make_optimizer
-    from folio.runtime import compiled, decide
+    from folio.runtime import compiled, resolve_runtime
     from model import GPT, GPTConfig
 
     dataset, settings = STEPS[name][0], dict(STEPS[name][1])
     vocab_size = open_dataset(Path(args.data_dir) / dataset).vocab_size
     B, T = settings.pop("batch_size"), settings["block_size"]
-    runtime = decide(args.device, "auto", False)
+    runtime = resolve_runtime(args.device, "auto", False)
     model = GPT(GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **settings)).to(runtime.device)
     optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
     loss_of = compiled(model, runtime)

@@ -38,10 +38,10 @@ from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import line_breaks, run_script  # noqa: E402
 from folio.corpus import Corpus, Part, find_sources  # noqa: E402
-from folio.dataset import Shard  # noqa: E402
 from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
-from folio.runtime import Runtime, decide  # noqa: E402
+from folio.runtime import Runtime, resolve_runtime  # noqa: E402
+from folio.shards import Shard  # noqa: E402
 from folio.tokenizer import CharTokenizer, Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig, find_datasets  # noqa: E402
@@ -105,7 +105,7 @@ def measure(run: str, args: argparse.Namespace) -> list["Measure"]:
     loaded = convert.load(run, args.checkpoint)
     if isinstance(loaded.tokenizer, CharTokenizer):
         loaded.tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
-    runtime = decide(args.device, args.dtype, False)
+    runtime = resolve_runtime(args.device, args.dtype, False)
     print(f"{loaded.path}: {runtime.described}", file=sys.stderr)
     model = loaded.build(GPT, GPTConfig).eval().to(runtime.device)
     if args.block_size:

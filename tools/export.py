@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
-from folio.generate import generate, opening  # noqa: E402
-from folio.runtime import decide  # noqa: E402
+from folio.generate import default_prompt, generate  # noqa: E402
+from folio.runtime import resolve_runtime  # noqa: E402
 from folio.tokenizer import CharTokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
@@ -85,8 +85,8 @@ def parity(loaded: Checkpoint, encode: Encode, decode: Decode, logits: Logits, t
     ours, tokenizer = loaded.build(GPT, GPTConfig).eval(), loaded.tokenizer
     if isinstance(tokenizer, CharTokenizer):
         tokenizer.on_unknown = "skip"
-    runtime = decide("cpu", "float32", False)
-    steps = generate(ours, [opening(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
+    runtime = resolve_runtime("cpu", "float32", False)
+    steps = generate(ours, [default_prompt(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
     written = tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
     read, off = 0, 0.0
     for text in ((ROOT / "train.py").read_text(encoding="utf-8"), written):

@@ -22,11 +22,11 @@ import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 import torch  # noqa: E402
 
 from folio import UserError, configurator, memory  # noqa: E402
-from folio.dataset import Mixture, parse_mixture  # noqa: E402
-from folio.feed import Feed  # noqa: E402
 from folio.files import write_json  # noqa: E402
+from folio.loader import BatchLoader  # noqa: E402
 from folio.optim import blocks_matrices  # noqa: E402
-from folio.runtime import DTYPES, GPUS, compiled, decide  # noqa: E402
+from folio.runtime import DTYPES, GPUS, compiled, resolve_runtime  # noqa: E402
+from folio.windows import Mixture, parse_mixture  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import (  # noqa: E402
     DROPOUT,
@@ -148,14 +148,14 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
         raise UserError(f"device={cfg.device}: take auto, cpu, cuda, mps, or one of {', '.join(GPUS)}")
     if data is None:
         raise UserError(f"dataset={cfg.dataset}: prepare it to measure steps here, or name a GPU, as --device=H100")
-    runtime = decide(cfg.device, cfg.dtype, False, cfg.deterministic)
+    runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
     print(f"measuring some steps on {runtime.device}")
     available = memory.free(runtime.device)
     if available is not None:
         memory.refuse_too_large(model.config, cfg.optimizer, available)
     real = GPT(model.config, cfg.seed).to(runtime.device)
-    feed = Feed(data, runtime, cfg.batch_size, cfg.accumulation)
-    seconds = seconds_a_step(cfg, real, real, compiled(real, runtime), feed)
+    loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
+    seconds = seconds_a_step(cfg, real, real, compiled(real, runtime), loader)
     described = f"steps measured on {runtime.described}"
     return Machine(described, runtime.device.type, runtime.dtype, available, seconds, None)
 

@@ -30,7 +30,7 @@ def under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
-def rank_of_environment() -> int:
+def rank_from_env() -> int:
     """This process's rank, known before the processes are joined; 0 without torchrun."""
     return int(os.environ["RANK"]) if under_torchrun() else 0
 
@@ -41,49 +41,49 @@ class Group:
 
     rank: int = 0
     size: int = 1
-    hosts: Any = None  # the gloo process group; None: this process is one of its own, not torchrun's
+    gloo: Any = None  # the gloo process group; None: this process is one of its own, not torchrun's
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place, on the tensor's device."""
-        if self.hosts:
+        if self.gloo:
             dist.all_reduce(tensor)
         return tensor
 
-    def total(self, count: int) -> int:
+    def all_reduce_count(self, count: int) -> int:
         """The sum over all processes of what each has counted."""
-        if not self.hosts:
+        if not self.gloo:
             return count
         tensor = torch.tensor(count)
-        dist.all_reduce(tensor, group=self.hosts)
+        dist.all_reduce(tensor, group=self.gloo)
         return tensor.item()
 
-    def joined(self, part: Tensor) -> Tensor:
+    def all_gather(self, part: Tensor) -> Tensor:
         """The parts of all processes, of one shape, one after the other along the first dimension."""
-        if not self.hosts:
+        if not self.gloo:
             return part
         parts = part.new_empty(self.size * len(part), *part.shape[1:])
         dist.all_gather(list(parts.chunk(self.size)), part.contiguous())  # NCCL takes no other
         return parts
 
-    def shared(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's value, for all."""
-        if not self.hosts:
+        if not self.gloo:
             return value
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.hosts)
+        dist.broadcast_object_list(values, src=0, group=self.gloo)
         return values[0]
 
-    def each(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """What each process has, by rank, for all."""
-        if not self.hosts:
+        if not self.gloo:
             return [value]
         values = [None] * self.size
-        dist.all_gather_object(values, value, group=self.hosts)
+        dist.all_gather_object(values, value, group=self.gloo)
         return values
 
     def require_same(self, what: str, value: Any) -> None:
         """Raise UserError where the processes have different values."""
-        values = self.each(value)
+        values = self.all_gather_object(value)
         if any(other != values[0] for other in values):
             told = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
             raise UserError(
@@ -91,16 +91,16 @@ class Group:
                 f"all machines share, or the same files on each"
             )
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes are here, as after what one did alone."""
-        if self.hosts:
-            dist.monitored_barrier(self.hosts, timeout=PATIENCE)
+        if self.gloo:
+            dist.monitored_barrier(self.gloo, timeout=PATIENCE)
 
 
 ALONE = Group()
 
 
-def join(device: torch.device, backend: str) -> Group:
+def init_process_group(device: torch.device, backend: str) -> Group:
     """The group that torchrun started, or ALONE. Of the others than rank 0, nothing is printed from here on.
 
     Raises UserError where the backend does not fit the device.
@@ -145,13 +145,13 @@ def store_of_this_start(rank: int, size: int) -> dist.Store:
     return dist.PrefixStore(name, store)
 
 
-def leave() -> None:
+def destroy_process_group() -> None:
     """Take leave of the others, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def launcher() -> list[str]:
+def launch_command() -> list[str]:
     """The words before the script's name in the command that started this process, as far as can be known."""
     if not under_torchrun():
         return ["python"]
@@ -192,7 +192,7 @@ class Requests:
 
     def agree(self, *asked: int) -> list[int]:
         """The largest of what each asked for at the step before; alone, what is asked for now."""
-        if not self.group.hosts:
+        if not self.group.gloo:
             return list(asked)
         known = [0] * len(asked)
         if self.sent:
@@ -200,17 +200,17 @@ class Requests:
             work.wait()
             known = tensor.tolist()
         tensor = torch.tensor(asked)
-        self.sent = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.hosts, async_op=True), tensor
+        self.sent = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.gloo, async_op=True), tensor
         return known
 
 
 @contextmanager
-def names_rank(group: Group, step: Callable[[], int]) -> Iterator[None]:
+def name_rank_in_errors(group: Group, step: Callable[[], int]) -> Iterator[None]:
     """Say at which rank and step an error came up, where there are several ranks."""
     try:
         yield
     except Exception as error:
-        if group.hosts:
+        if group.gloo:
             told = str(error).strip().splitlines() or [type(error).__name__]
             print(f"rank {group.rank} of {group.size}, step {step():,}: {told[0]}", file=sys.stderr)
         raise
@@ -219,7 +219,7 @@ def names_rank(group: Group, step: Callable[[], int]) -> Iterator[None]:
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def recompute(blocks: nn.ModuleList) -> None:
+def checkpoint_activations(blocks: nn.ModuleList) -> None:
     """Keep only the input of each block for the backward pass, which computes the rest again (Chen et al. 2016)."""
     from torch.utils.checkpoint import checkpoint
 
@@ -232,7 +232,7 @@ def shard(
 ) -> None:
     """Spread each parameter of a model on the meta device over the processes (FSDP2), still without values.
 
-    A block is gathered as a whole when it is its turn, in `dtype`; gradients are summed and kept in float32.
+    A block is gather_like as a whole when it is its turn, in `dtype`; gradients are summed and kept in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -249,10 +249,10 @@ def shard(
 
 
 @torch.no_grad()
-def fill(model: nn.Module, value_of: Callable[[str, torch.Size], Tensor]) -> None:
+def fill_shards(model: nn.Module, value_of: Callable[[str, torch.Size], Tensor]) -> None:
     """Give each process its part of each parameter's value, which each of them has whole for a moment."""
     for name, p in model.named_parameters():
-        local(p).copy_(local(part_like(p, value_of(name, p.shape))))
+        to_local(p).copy_(to_local(distribute_like(p, value_of(name, p.shape))))
 
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
@@ -270,7 +270,7 @@ def replicate(model: nn.Module, device: torch.device) -> nn.Module:
     return ddp
 
 
-def average_gradients(module: nn.Module, now: bool) -> None:
+def sync_gradients(module: nn.Module, now: bool) -> None:
     """Whether the next backward pass averages the gradients over the processes, or only adds them up in each.
 
     Under FSDP it always does: to keep gradients whole would take the memory that it is there to save.
@@ -279,39 +279,39 @@ def average_gradients(module: nn.Module, now: bool) -> None:
         module.require_backward_grad_sync = now
 
 
-def spread_again(model: nn.Module) -> None:
-    """After passes without a backward one, under FSDP: give back what the last of them has gathered."""
+def reshard(model: nn.Module) -> None:
+    """After passes without a backward one, under FSDP: give back what the last of them has gather_like."""
     if hasattr(model, "reshard"):
         model.reshard()
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether each process holds only a part of it. (The type's module is slow to import, and not for one process.)"""
     return hasattr(tensor, "placements")
 
 
-def local(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """What this process holds of it, in the same memory."""
-    return tensor.to_local() if is_spread(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def part_like(p: Tensor, whole: Tensor) -> Tensor:
+def distribute_like(p: Tensor, whole: Tensor) -> Tensor:
     """`whole`, which every process has, spread as `p` is."""
-    if not is_spread(p):
+    if not is_sharded(p):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(whole.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of it, gathered from every process, each of which has to ask."""
-    return tensor.full_tensor() if is_spread(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """All of it, gather_like from every process, each of which has to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def gathered(part: Tensor, p: Tensor) -> Tensor:
+def gather_like(part: Tensor, p: Tensor) -> Tensor:
     """All of what each process has a part of, as it has of `p`."""
-    if not is_spread(p):
+    if not is_sharded(p):
         return part
     from torch.distributed.tensor import DTensor
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from folio import memory
-from folio.dataset import Mixture
 from folio.runtime import Runtime
+from folio.windows import Mixture
 
 
 def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
@@ -20,7 +20,7 @@ def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
     return size if device == "cuda" and not data.masked and free is not None and size <= free / 4 else 0
 
 
-class Feed:
+class BatchLoader:
     """This process's share of each step, in micro-batches, without waiting for the device.
 
     A step is `accumulation` times `batch_size` sequences, whatever the number of processes. Each takes consecutive ones
@@ -70,7 +70,7 @@ class Feed:
         counted = (targets.reshape(self.count, -1) != -1).sum(axis=1)  # (count,)
         total = self.sequences * self.data.block_size
         if self.data.masked:
-            total = self.runtime.group.total(int(counted.sum()))
+            total = self.runtime.group.all_reduce_count(int(counted.sum()))
         for micro, share in enumerate(counted / max(1, total)):
             rows = slice(micro * self.rows, (micro + 1) * self.rows)
             yield *self.runtime.to_device(inputs[rows], targets[rows]), float(share)

@@ -15,12 +15,13 @@ import pytest
 import torch
 from test_train import assert_same_end, logged
 
-from folio import UserError, checkpoint, parallel
-from folio.dataset import Mixture, Shard, ValidationWindows, open_dataset
-from folio.feed import Feed
+from folio import UserError, checkpoint, distributed
+from folio.distributed import Group
+from folio.loader import BatchLoader
 from folio.optim import Muon
-from folio.parallel import Group
 from folio.runtime import Runtime
+from folio.shards import Shard, open_dataset
+from folio.windows import Mixture, ValidationWindows
 from train import TrainConfig, train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -255,16 +256,16 @@ def test_what_fails_each_time_is_not_tried_again(tiny):
 
 
 def test_a_restart_is_known_by_its_id(monkeypatch):
-    assert not parallel.restarted(None)
+    assert not distributed.restarted(None)
     for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="here").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert parallel.restarted("job7") and not parallel.restarted("job6") and not parallel.restarted(None)
+    assert distributed.restarted("job7") and not distributed.restarted("job6") and not distributed.restarted(None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert not parallel.restarted("none")
+    assert not distributed.restarted("none")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert parallel.restarted("none")
+    assert distributed.restarted("none")
 
 
 def test_over_a_damaged_checkpoint_torchrun_can_begin_again(tiny):
@@ -278,7 +279,7 @@ def test_over_a_damaged_checkpoint_torchrun_can_begin_again(tiny):
 
 @pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
 def test_what_is_gathered_is_contiguous(monkeypatch, seed, shape):
-    """Muon gathered transposed matrices, which gloo copies and NCCL refuses: on GPUs, it would have ended at once."""
+    """Muon gathered transposed matrices, which gloo copies and NCCL refuses: on GPUs it ended at once."""
     torch.manual_seed(seed)
     gathered = []
 
@@ -288,8 +289,8 @@ def test_what_is_gathered_is_contiguous(monkeypatch, seed, shape):
         for one in parts:
             one.copy_(part)
 
-    monkeypatch.setattr(parallel.dist, "all_gather", strict)
-    group = Group(rank=1, size=2, hosts="stands for a group")
+    monkeypatch.setattr(distributed.dist, "all_gather", strict)
+    group = Group(rank=1, size=2, gloo="stands for a group")
     weight = torch.nn.Parameter(torch.randn(shape))
     muon = Muon([{"params": [weight], "lr": 1.0, "weight_decay": 0.0, "rows": shape[0], "dtype": torch.float32}], group)
     weight.grad = torch.randn(shape)
@@ -318,9 +319,9 @@ def test_what_cannot_work_with_several_processes_is_refused(tiny, monkeypatch):
 # --- who reads what ---------------------------------------------------------------------------------------------------
 
 
-def feed_of(rank: int, size: int, data: Mixture, batch_size: int, accumulation: int, resident: bool) -> Feed:
+def loader_of(rank: int, size: int, data: Mixture, batch_size: int, accumulation: int, resident: bool) -> BatchLoader:
     runtime = Runtime(torch.device("cpu"), torch.float32, False, "", Group(rank, size))
-    return Feed(data, runtime, batch_size, accumulation, resident)
+    return BatchLoader(data, runtime, batch_size, accumulation, resident)
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -328,16 +329,19 @@ def feed_of(rank: int, size: int, data: Mixture, batch_size: int, accumulation: 
 def test_the_ranks_together_read_each_window_once(data_dir, size, resident):
     """An epoch in steps of 12 sequences, shared by so many: each sequence once, in order, and the weights sum to 1."""
     data = Mixture([(open_dataset(data_dir / "verse"), 1.0)], 32, 1337, "epoch")
-    feeds = [feed_of(rank, size, data, 4, 3, resident) for rank in range(size)]
-    assert len({(feed.count, feed.rows) for feed in feeds}) == 1 and feeds[0].rows <= 4
-    assert sum(feed.mine for feed in feeds) == 12 and max(f.mine for f in feeds) - min(f.mine for f in feeds) <= 1
+    loaders = [loader_of(rank, size, data, 4, 3, resident) for rank in range(size)]
+    assert len({(loader.count, loader.rows) for loader in loaders}) == 1 and loaders[0].rows <= 4
+    assert (
+        sum(loader.mine for loader in loaders) == 12
+        and max(f.mine for f in loaders) - min(f.mine for f in loaders) <= 1
+    )
     per_epoch = data.training[0].per_epoch // 12 * 12
     for first in range(0, per_epoch, 12):
         expected, targets = data.batch(first, 12)
         read, counted, weight = [], 0, 0.0
-        for feed in feeds:
-            for x, y, share in feed.micro_batches(first):
-                assert x.shape == y.shape == (feed.rows, 32)
+        for loader in loaders:
+            for x, y, share in loader.micro_batches(first):
+                assert x.shape == y.shape == (loader.rows, 32)
                 whole = (y != -1).all(dim=1)
                 assert ((y != -1).any(dim=1) == whole).all() and share == pytest.approx(whole.sum().item() / 12)
                 read.append(torch.stack([x[whole], y[whole]]))

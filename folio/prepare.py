@@ -31,8 +31,8 @@ from folio import UserError
 from folio import tokenizer as tokenizers
 from folio.configurator import ROOT, Settings
 from folio.corpus import END, Block, Corpus, CorpusError, Part, document_hash
-from folio.dataset import SPLITS, ShardWriter, token_dtype, write_meta
 from folio.files import locked, read_json, sync, write_json
+from folio.shards import SPLITS, ShardWriter, token_dtype, write_meta
 from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, TextError, Tokenizer
 
 SMALL_CORPUS = 1 << 22  # bytes up to which other processes take longer to start than they save

@@ -1,0 +1,391 @@
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+from hub import serving
+from pyarrow import parquet
+from tiny_tokenizers import bpe
+
+from folio import UserError, tokenizer
+from folio.configurator import ConfigError, load, run_script
+from folio.corpus import document_hash
+from folio.files import read_json
+from folio.shards import open_dataset
+from prepare import openwebtext, pairs, shakespeare, shakespeare_char
+from prepare import text as prepare_text
+from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
+from prepare.pairs import PairsConfig
+from prepare.text import TextConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def typed(words: list[str], stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **env})
+
+
+def small_gpt2(monkeypatch) -> None:
+    """A tiny table in the place of GPT-2's, which is not in this repository."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_of_ones_own(tmp_path, capsys):
+    source = tmp_path / "my novel.txt"
+    source.write_text("Žluťoučký kůň 日本\n" * 50, encoding="utf-8")
+    prepare_text.main(TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.2))
+    data = open_dataset(tmp_path / "my novel")
+    assert [len(data.train[0]), len(data.val[0])] == [680, 170]
+    assert "'--dataset=my novel' '--out_dir=out-my novel'" in capsys.readouterr().out
+
+
+def test_standard_input_with_separators(tmp_path):
+    words = ["prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
+    done = typed([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)).encode())
+    assert done.returncode == 0, done.stderr
+    data = open_dataset(tmp_path / "stdin")
+    ids = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
+    assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
+        str(k) for k in range(40)
+    ]
+    done = typed([*words, "--name=lines", "--format=jsonl"], stdin=b'{"text": "a"}\n{"text": ')
+    assert done.returncode == 2 and b"standard-input.jsonl:2: this line is not JSON" in done.stderr
+
+
+def test_standard_input_that_does_not_fit_on_the_disk(tmp_path, monkeypatch):
+    """It ended in a traceback."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare_text.shutil, "copyfileobj", full)
+    with pytest.raises(
+        UserError, match=r"^standard input could not be kept in .* \(No space left on device\); set TMPDIR"
+    ):
+        prepare_text.spooled(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "name a file, a folder, a pattern"),
+        (["a.txt", "b.txt"], "several inputs need a --name"),
+        (["a.txt", "--split_on="], "split_on=: it must not be empty"),
+        (["--inputs=a.txt"], "name the inputs without --inputs="),
+        (["a.txt", "--vocab=5"], "there is no setting vocab; did you mean vocab_size"),
+    ],
+)
+def test_wrong_words_are_told(argv, message):
+    with pytest.raises(ConfigError, match=message):
+        load(TextConfig, argv)
+
+
+def test_words_are_inputs():
+    assert load(TextConfig, ["a.txt", "-", "b/*.md", "--name=x"]).inputs == ("a.txt", "-", "b/*.md")
+
+
+def test_a_pattern_needs_a_name(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"makes no good name.*--name=NAME"):
+        prepare_text.main(TextConfig(inputs=(str(tmp_path / "*.txt"),), data_dir=str(tmp_path)))
+
+
+TINY = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8", "--batch_size=2", "--max_iters=1"]
+TINY += ["--warmup_iters=0", "--eval_iters=1", "--device=cpu", "--compile=False", "--dropout=0.0"]
+
+
+@pytest.mark.parametrize(
+    "file, name", [("Smith, John.txt", "Smith_ John"), ("b:0.5, c.txt", "b_0"), (" d\n.txt", "d_")]
+)
+def test_the_command_that_is_printed_works(file, name, tmp_path):
+    """--dataset=Smith, John asked for a mixture of two data sets."""
+    (tmp_path / file).write_text("It was a dark and stormy night; the rain fell in torrents. " * 10)
+    done = typed(["prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0, done.stderr.decode()
+    assert open_dataset(tmp_path / "data" / name)
+    printed = done.stdout.decode().partition("train on it: ")[2]
+    python, *words = shlex.split(printed)
+    assert python == "python" and words[:2] == ["train.py", "config/shakespeare_char.py"]
+    command = [sys.executable, str(ROOT / words[0]), *words[1:], *TINY]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
+def test_a_file_whose_name_is_not_utf8(tmp_path):
+    """It ended in a UnicodeEncodeError when meta.json was written."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(path).write_text("It was a dark and stormy night. " * 10)
+    done = typed(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and b"--dataset=caf_ " in done.stdout, done.stderr.decode()
+    assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
+    done = typed(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and b"is prepared already" in done.stdout
+
+
+def test_many_small_files_by_the_defaults(tmp_path):
+    """`prepare/text.py FOLDER/*.py` with 168 files ended in "the validation split would be empty"."""
+    every = ([f"print({number}, {salt})\n" for number in range(168)] for salt in range(1000))
+    texts = next(texts for texts in every if min(document_hash(text.encode()) for text in texts) >= 0.01 * 2**64)
+    files = [tmp_path / f"{number}.py" for number in range(168)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    words = ["prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
+    done = typed(words)
+    assert done.returncode == 0, done.stderr.decode()
+    documents = read_json(tmp_path / "data" / "code" / "report.json")["documents"]
+    assert documents == {"train": 166, "val": 2}
+    assert b"\nvalidation: the documents with the smallest hashes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "file, content, words, message",
+    [
+        ("x.txt", b"caf\xe9", [], "x.txt is not UTF-8 text at byte 3"),
+        ("x.txt", b"", [], "x.txt is empty"),
+        ("x.txt", b"a", [], "the validation split would be empty with val_fraction=0.1"),
+        ("x.txt", b"some text", ["--val_fraction=1.5"], "val_fraction=1.5: it must be above 0 and below 1"),
+        ("x.txt", b"some text", ["--name=a,b"], "name=a,b: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--name="], "name=: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: take char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "take char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=."], "holds no tokenizer"),
+        ("x.txt", b"a" * 99, ["--split_on=-"], "there is only one document"),
+        ("x.jsonl", b'{"text": "a"}\n{', [], "x.jsonl:2: this line is not JSON"),
+        (
+            "x.jsonl",
+            b'{"text": "a"}',
+            ["--field=body"],
+            "x.jsonl:1: there is no field 'body', only text; say --field=NAME",
+        ),
+        ("x.jsonl", b'{"text": 7}', [], "x.jsonl:1: the field 'text' is int, not text"),
+        ("x.jsonl", b'{"text": null}', [], "x.jsonl is empty; there is nothing to learn from"),
+        (
+            "x.txt",
+            b"text",
+            ["--tokenizer=bpe", "--vocab_size=1000000000"],
+            "vocab_size=1000000000: it must be at most",
+        ),
+        ("x.csv", b"\xef\xbb\xbf", [], "is empty; there is nothing to learn from"),
+        ("x.csv", b"a,b\n1,2\n", [], "x.csv: there is no column 'text', only a, b; say --field=NAME"),
+        ("x.csv", b'text\n"open', [], "this is not CSV"),
+        ("x.parquet", b"text", [], "x.parquet is not a parquet file, or damaged"),
+        ("x.txt.gz", b"text", [], "x.txt.gz is damaged or cut off"),
+        ("x.txt.zst", b"text", [], "x.txt.zst is damaged or cut off"),
+        ("folder/x.png", b"text", [], "in this folder are no files of text"),
+        ("y.txt", b"text", [], "x.txt: there is no such file"),
+    ],
+)
+def test_wrong_input_ends_in_one_line(file, content, words, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    named = {"folder/x.png": "folder", "y.txt": "x.txt"}.get(file, file)
+    monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / named), *words, f"--data_dir={tmp_path / 'data'}"])
+    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    monkeypatch.setattr(sys.stderr, "reconfigure", lambda **_: None, raising=False)
+    with pytest.raises(SystemExit) as end:
+        run_script(prepare_text.main, TextConfig)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
+
+
+def test_a_folder_without_a_name_never_becomes_the_folder_of_all_data_sets(tmp_path):
+    """`prepare/pairs.py . --overwrite=True` wrote the data set in place of data/ and all that was in it."""
+    for script, config in ((prepare_text, TextConfig), (pairs, PairsConfig)):
+        with pytest.raises(UserError, match=r"^\. makes no good name for a data set: say --name=NAME"):
+            (tmp_path / "data").mkdir(exist_ok=True)
+            script.main(config(inputs=(".",), data_dir=str(tmp_path / "data"), overwrite=True))
+
+
+@pytest.mark.network
+def test_tiny_shakespeare(tmp_path):
+    shakespeare_char.main(shakespeare_char.ShakespeareCharConfig(data_dir=str(tmp_path)))
+    data = open_dataset(tmp_path / "shakespeare_char")
+    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (1_003_854, 111_540, 65)
+    shakespeare.main(shakespeare.ShakespeareConfig(data_dir=str(tmp_path)))
+    data = open_dataset(tmp_path / "shakespeare")
+    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (301_966, 36_059, 50_257)
+
+
+# --- OpenWebText and FineWeb ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[str]:
+    """Texts in three parquet files of a folder, "source"."""
+    (tmp_path / "source").mkdir()
+    texts = [f"text number {k} of some" for k in range(3000)]
+    for number in range(3):
+        table = pyarrow.table({"text": texts[number * 1000 : (number + 1) * 1000]})
+        parquet.write_table(table, tmp_path / "source" / f"{number:04d}.parquet", row_group_size=300)
+    return texts
+
+
+@pytest.mark.parametrize("rows, test_size", [(2000, 0.0005), (2001, 0.0005), (37, 0.1), (10_007, 0.0005)])
+def test_the_validation_rows_are_those_of_datasets(rows, test_size):
+    split = datasets.Dataset.from_dict({"row": range(rows)}).train_test_split(test_size=test_size, seed=2357)
+    assert sorted(split["test"]["row"]) == validation_rows(rows, test_size).tolist()
+
+
+def test_openwebtexts_own_split():
+    chosen = validation_rows(DOCUMENTS, 0.0005)
+    assert len(chosen) == 4007 and set(np.random.default_rng(2357).permutation(8_013_769)[:4007]) == set(
+        chosen.tolist()
+    )
+
+
+def test_openwebtext_from_a_folder(rows, tmp_path, monkeypatch):
+    small_gpt2(monkeypatch)
+    settings = dict(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data"))
+    openwebtext.main(OpenWebTextConfig(**settings))
+    data = open_dataset(tmp_path / "data" / "openwebtext")
+    made_with, chosen = data.load_tokenizer(), set(validation_rows(3000, 0.0005).tolist())
+    for shard, keep in ((data.train[0], False), (data.val[0], True)):
+        texts = [text for k, text in enumerate(rows) if (k in chosen) == keep]
+        assert shard.ids.tolist() == [i for text in texts for i in [*made_with.encode(text).tolist(), made_with.eot]]
+    openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
+    assert read_json(tmp_path / "data" / "first" / "report.json")["documents"] == {"train": 1199, "val": 1}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="could not be fetched from the Hugging Face hub"):
+        openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "empty"), data_dir=str(tmp_path / "data"), name="x"))
+
+
+def test_other_totals_than_nanogpts_are_told(rows, tmp_path, monkeypatch):
+    small_gpt2(monkeypatch)
+    monkeypatch.setattr(openwebtext, "DOCUMENTS", 3000)
+    with pytest.raises(UserError, match=r"not nanoGPT's.*the source has changed"):
+        openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data")))
+
+
+def test_through_a_hub(rows, tmp_path):
+    """The whole road of datasets and huggingface_hub, with downloads that break off, on a hub of our own."""
+    files = {
+        f"Skylion007/openwebtext/plain_text/train/{path.name}": path.read_bytes()
+        for path in sorted((tmp_path / "source").iterdir())
+    }
+    for name in ("HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet",):
+        files[name] = files["Skylion007/openwebtext/plain_text/train/0000.parquet"]
+    files["HuggingFaceFW/fineweb-edu/README.md"] = (
+        b"---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n"
+    )
+    header = np.array([20240520, 1, 5000, *[0] * 253], dtype="<i4").tobytes()
+    for number in range(3):
+        name = f"kjj0/finewebedu10B-gpt2/finewebedu_{'train' if number else 'val'}_{number:06d}.bin"
+        files[name] = header + np.arange(number, 5000 + number, dtype="<u2").tobytes()
+    with serving(files) as hub:
+        env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
+        words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}"]
+        hub.cut = 1
+        done = typed(["prepare/openwebtext.py", "--limit=1500", *words], **env)
+        assert done.returncode == 0, done.stderr.decode()
+        assert read_json(tmp_path / "data/openwebtext/report.json")["documents"] == {"train": 1499, "val": 1}
+        assert hub.cut == 0 and not any("0002.parquet" in asked for asked in hub.asked)  # no more than the limit needs
+        hub.asked.clear()
+        done = typed(["prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
+        assert done.returncode == 0 and not any(a.startswith("GET") and "0000.parquet" in a for a in hub.asked)
+        done = typed(["prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
+        assert done.returncode == 0, done.stderr.decode()
+        assert sum(read_json(tmp_path / "data/fineweb/report.json")["documents"].values()) == 1000
+        hub.cut = 1
+        done = typed(["prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
+        assert done.returncode == 0, done.stderr.decode()
+        data = open_dataset(tmp_path / "data" / "ready")
+        assert data.train[0].ids[:3].tolist() == [1, 2, 3] and data.val[0].ids[:3].tolist() == [0, 1, 2]
+        assert sorted(path.suffix for path in data.folder.iterdir()) == [".bin", ".bin"]
+        done = typed(["prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
+        assert done.returncode == 2 and b"has no file *_train_000003.bin" in done.stderr
+    done = typed(["prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none"))
+    assert done.returncode == 2 and done.stderr.decode().count("\n") == 1
+    assert b"could not be fetched from the Hugging Face hub" in done.stderr
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+LINES = [
+    {"prompt": "Say hi:", "completion": " hi"},
+    {
+        "messages": [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Me."},
+            {"role": "user", "content": "And?"},
+            {"role": "assistant", "content": "You."},
+        ]
+    },
+]
+
+
+def write_lines(path: Path, lines: list) -> str:
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_only_answers_and_their_ends_count(tmp_path):
+    """Validation holds one of the two, so both are looked at."""
+    lines = LINES + [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(40)]
+    name = write_lines(tmp_path / "pairs.jsonl", lines)
+    pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+    data = open_dataset(tmp_path / "data" / "pairs")
+    made_with = data.load_tokenizer()
+    counted, read = "", ""
+    for shard in (*data.train, *data.val):
+        counted += "".join("|" if i == 256 else made_with.decode([i]) for i in shard.ids[shard.mask > 0].tolist())
+        read += "".join("|" if i == 256 else made_with.decode([i]) for i in shard.ids.tolist())
+    assert "User: Who?\n\nAssistant: Me.|User: And?\n\nAssistant: You.|" in read and "Say hi: hi|" in read
+    assert " Me.| You.|" in counted and sorted(counted.split("|")) == sorted(
+        ["", " hi", " Me.", " You.", *map(str, range(40))]
+    )
+
+
+def test_pairs_keep_their_masks_when_the_split_takes_a_second_pass(tmp_path):
+    lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
+    name = write_lines(tmp_path / "pairs.jsonl", lines)
+    settings = dict(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data"), val_fraction=1e-9)
+    pairs.main(PairsConfig(**settings, shard_tokens=10))
+    data = open_dataset(tmp_path / "data" / "pairs")
+    found = []
+    for shards in (data.train, data.val):
+        ids, mask = (np.concatenate([getattr(shard, kind) for shard in shards]) for kind in ("ids", "mask"))
+        for text, counts in zip(*(np.split(a, np.flatnonzero(ids == 256)[:-1] + 1) for a in (ids, mask)), strict=True):
+            assert counts.tolist() == [0, 0, 0, 0, 1, 1]
+            found.append(bytes(text[:5].tolist()).decode())
+    assert sorted(found) == [f"{k}+0={k}" for k in range(7)] and sum(map(len, data.val)) == 6
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"prompt": "a"}, r"pairs\.jsonl:3: completion is missing"),
+        ({"prompt": 5, "completion": "b"}, r":3: prompt is missing, or no text"),
+        ({"messages": "hello"}, r":3: messages must be a list"),
+        ({"messages": [{"role": "user", "content": "a"}]}, r':3: no message has the role "assistant"'),
+        ({"messages": [{"role": "assistant"}]}, r":3: messages must be a list"),
+    ],
+)
+def test_bad_pairs_are_named_with_their_line(line, message, tmp_path):
+    name = write_lines(tmp_path / "pairs.jsonl", [*LINES, line])
+    with pytest.raises(UserError, match=message):
+        pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_several_files_of_one_folder_are_called_as_the_folder(tmp_path, monkeypatch):
+    """FOLDER/*.py was refused without a --name, before it was refused for its empty validation split."""
+    monkeypatch.chdir(tmp_path)
+    Path("code").mkdir()
+    for n in range(3):
+        Path("code", f"{n}.py").write_text(f"print({n})\n" * 9)
+    inputs = tuple(map(str, sorted(Path("code").glob("*.py"))))
+    prepare_text.main(TextConfig(inputs=inputs, data_dir="data"))
+    assert Path("data", "code", "meta.json").exists()
