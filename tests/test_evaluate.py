@@ -61,7 +61,7 @@ def test_losses_are_those_of_transformers(n, stride, runtime, seed):
 
 def test_it_is_the_loss_that_training_prints(tiny, capsys):
     cfg = tiny(max_iters=12, eval_interval=12, eval_iters=None)
-    loss = train(cfg)
+    loss = train(cfg).best_val_loss
     evaluate.main([cfg.out_dir, "--dtype=float32"])
     row = next(line for line in capsys.readouterr().out.splitlines() if "loss, nats a token" in line)
     assert f"| verse, validation | loss, nats a token | {loss:.4f} |" in row and "blocks of 1,024 bytes" in row

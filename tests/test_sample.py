@@ -148,7 +148,7 @@ def test_log_probabilities_are_those_of_the_model(run):
     lines = written(run, start="The", logprobs=2, max_new_tokens=3, temperature=0.0).splitlines()
     text = written(run, start="The", max_new_tokens=3, temperature=0.0).removeprefix("The").removesuffix("\n")
     loaded = checkpoint.load(Path(run), "best")
-    model = loaded.build(GPT, GPTConfig).eval()
+    model = loaded.build().eval()
     for n, line in enumerate(lines):
         ids = torch.from_numpy(loaded.tokenizer.encode("The" + text[:n]).astype(int))[None]
         expected, likeliest = model(ids)[0][0, -1].log_softmax(-1).topk(2)

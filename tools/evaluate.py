@@ -40,11 +40,12 @@ from folio.configurator import line_breaks, run_script  # noqa: E402
 from folio.corpus import Corpus, Part, find_sources  # noqa: E402
 from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
+from folio.find_data import find_datasets  # noqa: E402
+from folio.kernels import adapt  # noqa: E402
 from folio.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.shards import Shard  # noqa: E402
 from folio.tokenizer import CharTokenizer, Tokenizer  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
-from train import TrainConfig, find_datasets  # noqa: E402
+from model import GPT  # noqa: E402
 
 BATCH_TOKENS = 4096  # that go through the model at a time
 BLOCK_BYTES = 1024  # of the pieces that stand for documents where there are too few of these
@@ -106,8 +107,9 @@ def measure(run: str, args: argparse.Namespace) -> list["Measure"]:
     if isinstance(loaded.tokenizer, CharTokenizer):
         loaded.tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
     runtime = resolve_runtime(args.device, args.dtype, False)
-    print(f"{loaded.path}: {runtime.described}", file=sys.stderr)
-    model = loaded.build(GPT, GPTConfig).eval().to(runtime.device)
+    print(f"{loaded.path}: {runtime.description}", file=sys.stderr)
+    model = loaded.build().eval().to(runtime.device)
+    adapt(model, runtime)
     if args.block_size:
         try:
             model.crop_block_size(args.block_size)
@@ -218,7 +220,7 @@ def validation_sets(loaded: Checkpoint, args: argparse.Namespace) -> dict[str, l
     if not name:
         raise UserError(f"{loaded.path} does not say what it was trained on: name a --dataset or a --text")
     found = {}
-    for dataset, _ in find_datasets(replace(TrainConfig(), dataset=name, data_dir=data_dir)):
+    for dataset, _ in find_datasets(name, data_dir):
         if dataset.load_tokenizer().hash != loaded.tokenizer.hash:
             raise UserError(f"{dataset.folder} was made with another tokenizer than {loaded.path}; take --text=FILE")
         found[f"{dataset.folder.name}, validation"] = dataset.val

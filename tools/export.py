@@ -28,7 +28,6 @@ from folio.configurator import run_script  # noqa: E402
 from folio.generate import default_prompt, generate  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.tokenizer import CharTokenizer  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # of the logits, in float32, relative to the largest
 OTHER_GELU = 1e-2  # the same, where exact GELU takes the place of GPT-2's approximation, or the other way round
@@ -76,13 +75,13 @@ def opened(to: str, made: Path) -> tuple[Encode, Decode, Logits]:
             lambda ids: model(ids).logits,
         )
     again = convert.load(str(made / "ckpt.pt" if to == "nanogpt" else made))
-    network = again.build(GPT, GPTConfig).eval()
+    network = again.build().eval()
     return lambda text: again.tokenizer.encode(text).tolist(), again.tokenizer.decode, lambda ids: network(ids, ids)[0]
 
 
 def parity(loaded: Checkpoint, encode: Encode, decode: Decode, logits: Logits, tolerance: float = TOLERANCE) -> str:
     """Hold what was written against the checkpoint. Raises UserError if it computes or tokenizes anything else."""
-    ours, tokenizer = loaded.build(GPT, GPTConfig).eval(), loaded.tokenizer
+    ours, tokenizer = loaded.build().eval(), loaded.tokenizer
     if isinstance(tokenizer, CharTokenizer):
         tokenizer.on_unknown = "skip"
     runtime = resolve_runtime("cpu", "float32", False)
