@@ -146,7 +146,8 @@ def broken_rule(value: Any, hint: Any) -> str | None:
     if value is None or all(_obeys(value, rule) for rule in rules):
         return None
     or_none = ", or None" if type(None) in options else ""
-    return f"it must be {' and '.join(map(_describe_rule, rules))}{or_none}"
+    bounds = [_describe_bound(rule) for rule in rules if not isinstance(rule, MinLen)]
+    return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
 
 
 Rule = Ge | Gt | Le | Lt | MinLen
@@ -167,7 +168,7 @@ def _obeys(value: Any, rule: Rule) -> bool:
     raise TypeError(rule)
 
 
-def _describe_rule(rule: Rule) -> str:
+def _describe_bound(rule: Rule) -> str:
     match rule:
         case Ge(bound):
             return f"at least {bound}"
@@ -177,7 +178,7 @@ def _describe_rule(rule: Rule) -> str:
             return f"at most {bound}"
         case Lt(bound):
             return f"less than {bound}"
-    return "not empty"
+    raise TypeError(rule)
 
 
 def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:

@@ -1,5 +1,6 @@
 """Where a run starts: from scratch, from its own last checkpoint (resume), or from other weights (finetune)."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,7 +40,7 @@ UNRECORDED = {"out_dir", "data_dir", "dataset", "init_from", "overwrite", "print
 @contextmanager
 def reserve(out_dir: Path) -> Iterator[None]:
     """Hold out_dir for this run while the block lasts. A folder that it leaves empty is removed. Raises UserError."""
-    existed = out_dir.exists()
+    existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
     timeout = 60.0 if distributed.under_torchrun() else 0.0  # the lock of a lost node may outlive it
     try:
@@ -136,22 +137,33 @@ def starting_point(given: Config) -> Start[Config]:
     restarted = distributed.under_torchrun() and distributed.restarted(checkpoint.written_by(out_dir))
     init_from = "resume" if restarted else given.init_from
     resuming = init_from == "resume"
-    if checkpoint.exists(out_dir) and not (resuming or given.overwrite or given.eval_only):
+    if resuming:
+        return resumed(
+            given, checkpoint.load(out_dir), {"init_from": "resume", "overwrite": False} if restarted else {}
+        )
+    start = Start(given, None, False, {}) if init_from == "scratch" else finetuning(given, load_weights(init_from))
+    if checkpoint.exists(out_dir) and not (given.overwrite or given.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "
             f"--out_dir, or replace them with --overwrite=True"
         )
-    if init_from == "scratch":
-        return Start(given, None, False, {})
-    saved = checkpoint.load(out_dir) if resuming else load_weights(init_from)
-    settings = shape_settings(given, saved, resuming)
-    if restarted:
-        settings |= {"init_from": "resume", "overwrite": False}
-    if resuming:
-        settings |= resumed_step_counts(given, saved.state)
-    cfg = given.replace(**settings)
+    return start
+
+
+def resumed(given: Config, saved: Checkpoint, settings: dict[str, Any]) -> Start[Config]:
+    """The start of a run that continues from its own checkpoint. settings: changes to the given ones."""
+    cfg = given.replace(
+        **settings, **shape_settings(given, saved, resuming=True), **resumed_step_counts(given, saved.state)
+    )
     configurator.check(cfg)
-    return Start(cfg, saved, resuming, changed_settings(cfg, saved) if resuming else {})
+    return Start(cfg, saved, True, changed_settings(cfg, saved))
+
+
+def finetuning(given: Config, saved: Checkpoint) -> Start[Config]:
+    """The start of a new run from trained weights."""
+    cfg = given.replace(**shape_settings(given, saved, resuming=False))
+    configurator.check(cfg)
+    return Start(cfg, saved, False, {})
 
 
 def load_weights(init_from: str) -> Checkpoint:
