@@ -30,7 +30,7 @@ def adapt(model: GPT, runtime: Runtime) -> None:
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Dropout) and child.p:
-                    setattr(module, name, CPUDropout(child.p))
+                    setattr(module, name, CPUDropout(child.p).train(child.training))
     if runtime.dtype == torch.bfloat16:
         model.transformer.drop.register_forward_hook(_residual_stream_in_bfloat16)
 

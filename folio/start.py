@@ -135,13 +135,13 @@ def starting_point(given: Config) -> Start[Config]:
     """
     out_dir = Path(given.out_dir)
     restarted = distributed.under_torchrun() and distributed.restarted(checkpoint.written_by(out_dir))
-    init_from = "resume" if restarted else given.init_from
-    resuming = init_from == "resume"
-    if resuming:
-        return resumed(
-            given, checkpoint.load(out_dir), {"init_from": "resume", "overwrite": False} if restarted else {}
-        )
-    start = Start(given, None, False, {}) if init_from == "scratch" else finetuning(given, load_weights(init_from))
+    if restarted or given.init_from == "resume":
+        settings = {"init_from": "resume", "overwrite": False} if restarted else {}
+        return resumed(given, checkpoint.load(out_dir), settings)
+    if given.init_from == "scratch":
+        start = Start(given, None, False, {})
+    else:
+        start = finetuning(given, load_weights(given.init_from))
     if checkpoint.exists(out_dir) and not (given.overwrite or given.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "

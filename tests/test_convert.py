@@ -77,7 +77,7 @@ def test_old_files_with_buffers_and_without_prefix(theirs, folder):
             "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu'",
         ),
         (dict(vocab_size=300), r"transformer\.wte\.weight is \(260, 16\), and should be \(300, 16\)"),
-        (dict(n_embd=None), r"sizes must be whole numbers above 0.*n_embd=None"),
+        (dict(n_embd=None), r"sizes must be integers above 0.*n_embd=None"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message, folder):
@@ -149,7 +149,7 @@ def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
         (dict(n_layer=1), r"has a tensor 'transformer\.h\.1\..*', which GPT-2 does not have"),
         (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
         (dict(n_layer=10**400), r"has no transformer\.h\.2\."),
-        (dict(n_head=0), "sizes must be whole numbers above 0.*n_head=0"),
+        (dict(n_head=0), "sizes must be integers above 0.*n_head=0"),
     ],
 )
 def test_what_folio_computes_otherwise_is_refused(changes, message, folder):
@@ -666,8 +666,8 @@ TOKENS = list(VOCAB)
     [
         ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; Folio supports only 9.99.*e-06"),
         ({"gpt2.attention.causal": False}, "causal=False; Folio supports only True"),
-        ({"gpt2.attention.head_count": [2, 2]}, "sizes must be whole numbers above 0"),
-        ({"gpt2.attention.head_count": 0}, "sizes must be whole numbers above 0"),
+        ({"gpt2.attention.head_count": [2, 2]}, "sizes must be integers above 0"),
+        ({"gpt2.attention.head_count": 0}, "sizes must be integers above 0"),
         ({"gpt2.block_count": 3}, r"has no transformer\.h\.2"),
         ({"gpt2.block_count": 2**31 - 1}, r"has no transformer\.h\.2"),
         ({"gpt2.block_count": 1}, r"has a tensor 'blk\.1\..*', which GPT-2 does not have"),

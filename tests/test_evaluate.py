@@ -281,7 +281,7 @@ def test_the_command(tiny, tmp_path, capsys):
     [
         (["--stride=33"], r"--stride=33: it must not be longer than the context, 32"),
         (["--stride=0"], r"--stride=0: it must be at least 1"),
-        (["--block_size=64"], r"--block_size=64 is more than the 32 positions"),
+        (["--block_size=64"], r"--block_size=64 is more than the model's 32 positions"),
         (["--tasks", "lambada", "--text=a.txt"], "give only one of them"),
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),

@@ -135,10 +135,8 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path) -> tuple[int, int, int]:
             wanted = printed + rng.randint(0, 4)
             wait_until(process, lambda wanted=wanted: lines_in(Path(f"{out_dir}.log")) >= wanted)
         else:
-            log, wanted = (
-                Log(out_dir / "metrics.jsonl"),
-                max(reached, 0) + rng.randint(1, 4 * cfg.step_counts.eval_steps),
-            )
+            log = Log(out_dir / "metrics.jsonl")
+            wanted = max(reached, 0) + rng.randint(1, 4 * cfg.step_counts.eval_steps)
             wait_until(process, lambda log=log, wanted=wanted: log.step() >= wanted)
         ended = process.poll()
         victims = psutil.Process(process.pid).children() if cfg.processes > 1 and ended is None else []
