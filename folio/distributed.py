@@ -86,8 +86,8 @@ class Group:
         if any(other != values[0] for other in values):
             by_rank = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
             raise UserError(
-                f"the processes have different {what} ({by_rank}): use one out_dir and one data_dir, on a shared disk or with the "
-                f"same files on each machine"
+                f"the processes have different {what} ({by_rank}): use one out_dir and one data_dir, on a shared disk "
+                f"or with the same files on each machine"
             )
 
     def barrier(self) -> None:
