@@ -18,7 +18,7 @@ from folio.tokenizer import ByteTokenizer, CharTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from tools import evaluate
-from tools.bench import as_transformers
+from tools.bench_baselines import transformers_model
 from tools.evaluate import Measure, Question, Score, compare, divided, on_text, stream_of, token_losses
 from train import train
 
@@ -51,7 +51,7 @@ def nats_of(theirs: torch.nn.Module, before: np.ndarray, token: int) -> float:
 def test_losses_are_those_of_transformers(n, stride, runtime, seed):
     """Each token is predicted in the first context that holds it."""
     model = model_of(20)
-    theirs = as_transformers(model)
+    theirs = transformers_model(model)
     ids = np.random.default_rng(seed).integers(20, size=n)
     found = token_losses(model, ids, runtime, stride)
     for j in range(1, n):
@@ -175,7 +175,7 @@ def test_a_comparison_says_which_is_better_or_that_it_cannot_tell():
 def test_endings_are_scored_as_one_by_one(runtime):
     """Whatever stands beside them in a batch, and where the context is too long."""
     model, made = model_of(257), ByteTokenizer()
-    theirs = as_transformers(model)
+    theirs = transformers_model(model)
     questions = [Question("ab", [" c", " defg"], 1), Question("a much longer context", [" ending", " e"], 0)]
     scores = evaluate.answers(model, made, runtime, "task", questions)
     for question, found in zip(questions, scores, strict=True):
