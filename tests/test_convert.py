@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_tokenizers import bpe
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
-from folio import UserError, convert
+from folio import UserError, convert, foreign_tokenizers
 from folio.tokenizer import byte_alphabet
 from model import GPT, GPTConfig
 from sample import SampleConfig
@@ -74,9 +74,9 @@ def test_old_files_with_buffers_and_without_prefix(theirs, folder):
         (dict(model_type="llama"), "config.json has model_type='llama'; Folio supports only 'gpt2'"),
         (
             dict(activation_function="relu"),
-            "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu'",
+            "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu' or 'gelu_pytorch_tanh'",
         ),
-        (dict(vocab_size=300), r"transformer\.wte\.weight is \(260, 16\), and should be \(300, 16\)"),
+        (dict(vocab_size=300), r"transformer\.wte\.weight has the shape \(260, 16\) instead of \(300, 16\)"),
         (dict(n_embd=None), r"sizes must be whole numbers above 0.*n_embd=None"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
     with open(folder / "merges.txt", "a", encoding="utf-8") as file:
         file.write("hell o\n")
     changed(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
-    with pytest.raises(UserError, match=r"the model has 260 tokens, and the tokenizer 261"):
+    with pytest.raises(UserError, match=r"the model has 260 tokens, but the tokenizer has 261"):
         convert.load(str(folder))
 
 
@@ -177,9 +177,9 @@ def altered_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> No
         ({"ln_f.bias": torch.ones(16)}, r"holds 'transformer\.ln_f\.bias' twice"),
         (
             {"transformer.ln_f.bias": torch.ones(16).byte()},
-            r"ln_f\.bias is of torch\.uint8, which is not floating-point",
+            r"ln_f\.bias has the dtype torch\.uint8, which is not floating-point",
         ),
-        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"is \(32, 16\), and should be \(64, 16\)"),
+        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"has the shape \(32, 16\) instead of \(64, 16\)"),
     ],
 )
 def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
@@ -232,7 +232,7 @@ def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path
             convert.load(str(folder))
     index.write_text(json.dumps({"weight_map": {**good, "again": "again.safetensors"}}))
     (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
-    with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard holds"):
+    with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard also holds"):
         convert.load(str(folder))
     (folder / shard).write_bytes(b"half")
     with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
@@ -265,9 +265,12 @@ def test_the_vocabulary_beside_the_merges_is_heeded(folder):
     assert convert.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
     first = {token: (i + 1) % len(VOCAB) for token, i in VOCAB.items()}  # the end-of-text token first
     for vocab, message in (
-        ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, and by the order of merges 256"),
+        ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, but the order of the merges gives it 256"),
         (first, "vocab.json: .* has the id "),
-        ({**VOCAB, "<pad>": 260}, r"no merge makes the token '<pad>' \(id 260\), and Folio adds no token but"),
+        (
+            {**VOCAB, "<pad>": 260},
+            r"no merge makes the token '<pad>' \(id 260\), and the only token that Folio adds is",
+        ),
         ({token: i for token, i in VOCAB.items() if token != "hell"}, "the vocabulary lacks the token 'hell'"),
         ([], "is not a folder of Hugging Face's GPT-2"),
         ({"a": "b"}, "is not a folder of Hugging Face's GPT-2|vocab.json"),
@@ -307,11 +310,11 @@ def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder
 @pytest.mark.parametrize(
     "merges, message",
     [
-        ("h e\nl l\n", "does not make a new token of two|no merge makes the token 'he'"),
-        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token of two earlier ones"),
+        ("h e\nl l\n", "does not make a new token from two|no merge makes the token 'he'"),
+        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token from two earlier tokens"),
         ("#version: 0.2\nh e\nh e\n", "the merge 'h e' does not make a new token"),
         ("#version: 0.2\nh e l\n", "the merge 'h e l' does not make a new token"),
-        ("#version: 0.2\n日 本\n", "does not make a new token of two earlier ones"),
+        ("#version: 0.2\n日 本\n", "does not make a new token from two earlier tokens"),
         ("", "no merge makes the token 'he'"),
         ("#version: 0.2\nh e\nl l\n", "no merge makes the token 'hell'"),
     ],
@@ -329,10 +332,10 @@ def test_a_merge_that_never_applies_is_refused(folder):
     vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
     theirs = GPT2Tokenizer(vocab=vocab, merges=pairs)
     ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
-    assert theirs("abc").input_ids != convert.GPT2Tokenizer(ranks).encode("abc").tolist()
+    assert theirs("abc").input_ids != foreign_tokenizers.GPT2Tokenizer(ranks).encode("abc").tolist()
     lines = "".join(" ".join(pair) + "\n" for pair in pairs)
     (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
-    with pytest.raises(UserError, match="the merge 'a bc' never applies, since earlier merges come first"):
+    with pytest.raises(UserError, match="the merge 'a bc' never applies, because earlier merges come first"):
         convert.load(str(folder))
 
 
@@ -357,7 +360,7 @@ def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
                 at = merged.index(best)
                 text[at : at + 2] = [best]
             verdicts.add(text == pair)
-            assert convert._merge_applies(*pair, rank, parts) == (text == pair), (parts, pair)
+            assert foreign_tokenizers.merge_applies(*pair, rank, parts) == (text == pair), (parts, pair)
             if text == pair:
                 rank[token], parts[token] = len(rank), pair
     assert verdicts == {True, False}
@@ -399,8 +402,11 @@ TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normal
         (lambda c: c["pre_tokenizer"].update(use_regex=False), "no byte-level BPE with GPT-2's rule for words"),
         (lambda c: c.update(normalizer={"type": "Lowercase"}), "no byte-level BPE with GPT-2's rule for words"),
         (lambda c: c["model"].update(dropout=0.1), "no byte-level BPE with GPT-2's rule for words"),
-        (lambda c: c["model"].update(type="Unigram"), "no byte-level BPE with GPT-2's rule for words"),
-        (lambda c: c["post_processor"].update(special_tokens={"<s>": {}}), "a post_processor that adds tokens"),
+        (lambda c: c["model"].update(type="Unigram"), "Unigram is not a byte-level BPE with GPT-2's rule for words"),
+        (
+            lambda c: c["post_processor"].update(special_tokens={"<s>": {}}),
+            "a post_processor that adds tokens to each text",
+        ),
         (lambda c: c["model"]["vocab"].update(he=257, ll=256), "'he' has the id 257"),
         (lambda c: c.pop("model"), "it has no 'model'"),
     ],
@@ -421,7 +427,7 @@ def test_tokenizer_files_that_disagree_are_refused(folder):
     assert_same_ids(folder)
     (folder / "merges.txt").write_text("#version: 0.2\nh e\nl l\nl o\n", encoding="utf-8")
     (folder / "vocab.json").write_text(saved["vocab.json"].replace('"hell"', '"lo"'), encoding="utf-8")
-    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json disagree about the tokens"):
+    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json have different tokens"):
         convert.load(str(folder))
 
 
@@ -430,7 +436,7 @@ def test_tokenizer_files_that_disagree_are_refused(folder):
 )
 def test_without_a_tokenizer_the_size_must_be_gpt2s(vocab_size, gpt2, folder, monkeypatch):
     """Any vocabulary of 50,257 tokens or more was taken for GPT-2's."""
-    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     (folder / "merges.txt").unlink()
     (folder / "vocab.json").unlink()
     changed(folder, "config.json", vocab_size=vocab_size)
@@ -438,7 +444,7 @@ def test_without_a_tokenizer_the_size_must_be_gpt2s(vocab_size, gpt2, folder, mo
     if gpt2:
         assert convert.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
         return
-    with pytest.raises(UserError, match=f"no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"):
+    with pytest.raises(UserError, match=f"no tokenizer.json, and a vocabulary of {vocab_size:,} tokens is not GPT-2's"):
         convert.load(str(folder))
 
 
@@ -486,8 +492,14 @@ def altered_checkpoint(path: Path, **changes) -> None:
         (dict(model_args={"bias": True}), r"has no transformer\..*\.bias"),
         (dict(model={"transformer.h.0.attn.q_norm": torch.ones(2)}), r"has a tensor 'transformer\.h\.0\.attn\.q_norm'"),
         (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), r"holds 'transformer\.ln_f\.weight' twice"),
-        (dict(config={"dataset": "gone"}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/gone beside"),
-        (dict(config={"dataset": None}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/NAME beside"),
+        (
+            dict(config={"dataset": "gone"}),
+            "a vocabulary of 3 tokens is not GPT-2's, and no meta.pkl .* data/gone next to ckpt.pt",
+        ),
+        (
+            dict(config={"dataset": None}),
+            "a vocabulary of 3 tokens is not GPT-2's, and no meta.pkl .* data/NAME next to ckpt.pt",
+        ),
         (dict(config={"dataset": "x" * 5000}), "ckpt.pt"),
     ],
 )
@@ -501,14 +513,14 @@ def test_a_nanogpt_checkpoint_that_folio_computes_otherwise_is_refused(changes, 
 @pytest.mark.parametrize("vocab_size, gpt2", [(50257, True), (50304, True), (50300, False), (100288, False)])
 def test_a_nanogpt_checkpoint_without_meta_pkl_must_have_gpt2s_size(vocab_size, gpt2, tmp_path, monkeypatch):
     """Any vocabulary of 50,257 tokens or more was taken for GPT-2's; nanoGPT pads it to 50,304."""
-    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     rows = {"transformer.wte.weight": torch.zeros(vocab_size, 16), "lm_head.weight": torch.zeros(vocab_size, 16)}
     changes = dict(model=rows, model_args={"vocab_size": vocab_size}, config={"dataset": "openwebtext"})
     altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     if gpt2:
         assert convert.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
         return
-    with pytest.raises(UserError, match=f"{vocab_size:,} tokens are not GPT-2's, and there is no meta.pkl"):
+    with pytest.raises(UserError, match=f"a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl"):
         convert.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
@@ -523,14 +535,14 @@ def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path, monkeypatch):
     """A tensor can repeat one stored number without end: a file of 2 kB asked for terabytes."""
-    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     shape = dict(block_size=2**25, vocab_size=50257, n_layer=1, n_head=1, n_embd=2**15, bias=False)
     one = torch.zeros(1, dtype=torch.float16)
-    model = {name: one.expand(size) for name, size in convert._parameter_shapes(shape).items()}
+    model = {name: one.expand(size) for name, size in convert.parameter_shapes(shape).items()}
     saved = {"model": model, "model_args": shape, "config": {}}
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
-    with pytest.raises(UserError, match="its tensors are larger than what it stores"):
+    with pytest.raises(UserError, match="its tensors are larger than the data that it stores"):
         convert.load(str(tmp_path / "ckpt.pt"))
 
 
@@ -542,7 +554,7 @@ class Bomb:
 @pytest.mark.parametrize("content", [Bomb(), {"model": Bomb()}, 5, {"model": {}}])
 def test_a_pickle_that_wants_to_run_code_is_refused(content, tmp_path, capfd):
     torch.save(content, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"ckpt\.pt (was not opened, since it may run code|is not nanoGPT's)"):
+    with pytest.raises(UserError, match=r"ckpt\.pt (was not opened: it may run code|is not nanoGPT's)"):
         convert.load(str(tmp_path / "ckpt.pt"))
     assert "this must not run" not in capfd.readouterr().out
 
@@ -550,7 +562,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(content, tmp_path, capfd):
 def test_a_pytorch_model_bin_that_wants_to_run_code_is_refused(folder, capfd):
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened, since it may run code"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened: it may run code"):
         convert.load(str(folder))
     assert "this must not run" not in capfd.readouterr().out
 
@@ -676,20 +688,23 @@ TOKENS = list(VOCAB)
         ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe'; Folio supports only 'gpt-2'"),
         ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True; Folio supports only False"),
         ({"tokenizer.ggml.merges": None}, "it has no 'tokenizer.ggml.merges'"),
-        ({"tokenizer.ggml.merges": ["l l", "h e", "he ll"]}, "'he' has the id 256, and by the order of merges 257"),
+        (
+            {"tokenizer.ggml.merges": ["l l", "h e", "he ll"]},
+            "'he' has the id 256, but the order of the merges gives it 257",
+        ),
         ({"tokenizer.ggml.merges": ["h e", "l l"]}, "no merge makes the token 'hell'"),
-        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special, and Folio supports only one, .* 259"),
+        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special; Folio supports only one special token, .* 259"),
         ({"tokenizer.ggml.eos_token_id": None}, "it has no 'tokenizer.ggml.eos_token_id'"),
         (
             {"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]},
-            "'ll' has the id 256, and by the order",
+            "'ll' has the id 256, but the order of the merges",
         ),
         ({"tokenizer.ggml.tokens": [*TOKENS[:256], "he", "he", *TOKENS[258:]]}, "'he' has the id 257"),
         ({"tokenizer.ggml.tokens": TOKENS[:250], "tokenizer.ggml.token_type": [1] * 250}, "lacks the token"),
         ({"tokenizer.ggml.token_type": [1] * 258 + [4, 3]}, "lacks the token 'hell'"),
         (
             {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 3]},
-            "the token 260 is special, and Folio supports only one, after the last merge's: 259",
+            "the token 260 is special; Folio supports only one special token, the one after the last merge: 259",
         ),
         (
             {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 1]},
@@ -715,7 +730,7 @@ def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs
             r"has a tensor 'rope_freqs\.weight', which GPT-2 does not have",
         ),
         ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
-        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"is \(63,\), and should be \(64,\)"),
+        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"has the shape \(63,\) instead of \(64,\)"),
         ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"'blk\.1\.ffn_up\.bias' is I32: convert the model to F32"),
         ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
     ],

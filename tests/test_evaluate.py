@@ -304,9 +304,9 @@ def test_bad_input_is_told(words, message, tiny, tmp_path, data_dir):
 def test_a_model_of_unknown_data_asks_for_a_text(tmp_path):
     from test_export import checkpoint_of
 
-    from folio import convert
+    from folio.export_formats import write_hugging_face
 
-    convert.to_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
+    write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
     with pytest.raises(UserError, match="name a --dataset or a --text"):
         evaluate.main([str(tmp_path / "hf")])
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tiny_tokenizers import bpe
 
-from folio import UserError, checkpoint, configurator, convert
+from folio import UserError, checkpoint, configurator, convert, foreign_tokenizers
 from folio.checkpoint import Checkpoint
+from folio.export_formats import FORMATS
 from folio.files import read_json, sha256, write_json
 from folio.shards import nanogpt_tokenizer, open_dataset
 from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
-from tools.export import WRITERS
 from train import TrainConfig, train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,11 +150,13 @@ def foreign(to: str, name: str) -> Callable[[Path, Path, Path], tuple[bytes, Cal
         shape = dict(block_size=4, vocab_size=made.vocab_size, n_layer=1, n_head=1, n_embd=2, bias=True)
         shape["activation"] = "gelu" if to == "nanogpt" else "gelu_new"
         tensors = {name: p.detach() for name, p in GPT(GPTConfig(**shape)).named_parameters()}
-        place = folder / ("made.gguf" if to == "gguf" else "made")
-        WRITERS[to](Checkpoint(Path("random"), tensors, made, {"model": shape}), place)
+        place = folder / f"made{FORMATS[to].suffix}"
+        FORMATS[to].write(Checkpoint(Path("random"), tensors, made, {"model": shape}), place)
         if to == "hf":
-            spelled = convert.spelled_out(made.ranks)
-            pairs = [f"{spelled[first]} {spelled[second]}\n" for first, second in convert.merges_of(made.ranks)]
+            spelled = foreign_tokenizers.spell_tokens(made.ranks)
+            pairs = [
+                f"{spelled[first]} {spelled[second]}\n" for first, second in foreign_tokenizers.merge_pairs(made.ranks)
+            ]
             if name != "tokenizer.json":
                 (place / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
             write_json(place / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
