@@ -162,16 +162,13 @@ def test_a_comparison_names_the_better_model_or_none():
     assert "a is better than b: b minus a is +0.5250" in compare("a", "b", [same], [worse])[0]["sentence"]
     assert "b is better than a: b minus a is -0.5250" in compare("a", "b", [worse], [same])[0]["sentence"]
     assert "a and b do not differ significantly" in compare("a", "b", [same], [noise])[0]["sentence"]
-    higher = (
-        measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher"),
-        measure_of([0, 0, 0, 0, 0, 0, 0, 1], better="higher"),
-    )
-    assert "a is better than b" in compare("a", "b", [higher[0]], [higher[1]])[0]["sentence"]
+    high = measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher")
+    low = measure_of([0, 0, 0, 0, 0, 0, 0, 1], better="higher")
+    assert "a is better than b" in compare("a", "b", [high], [low])[0]["sentence"]
     identical = compare("a", "b", [same], [same])[0]
     assert identical["p"] == 1 and identical["difference"] == 0
-    shifted = compare("a", "b", [measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[
-        0
-    ]  # every document by the same amount
+    # every document by the same amount
+    shifted = compare("a", "b", [measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[0]
     assert shifted["p"] == 0 and shifted["low"] == shifted["high"] == 1
     with pytest.raises(UserError, match="not measured on the same documents"):
         compare("a", "b", [same], [measure_of([1, 2])])
