@@ -25,7 +25,7 @@ from folio.convert import (
 )
 from folio.foreign_tokenizers import merge_pairs, spell_tokens, to_library
 from folio.tokenizer import EOT_TEXT, CharTokenizer, GPT2Tokenizer, RankedTokenizer
-from model import GPT, GPTConfig
+from model import GPTConfig
 
 EMBEDDINGS = ("wte", "wpe")  # the only weights that never have a bias
 NANOGPT_DATASET = "folio_char"  # name of the data set whose meta.pkl is exported for nanoGPT
@@ -165,7 +165,7 @@ def open_with_transformers(folder: Path) -> ExportedModel:
 
 def open_with_folio(path: Path) -> ExportedModel:
     loaded = convert.load(str(path))
-    model = loaded.build(GPT, GPTConfig).eval()
+    model = loaded.build().eval()
     return ExportedModel(
         lambda text: loaded.tokenizer.encode(text).tolist(),
         loaded.tokenizer.decode,

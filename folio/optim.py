@@ -26,7 +26,7 @@ def make_optimizer(
     that share its work.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    matrices = blocks_matrices(model) if kind == "muon" else {}
+    matrices = muon_matrices(model) if kind == "muon" else {}
     alike: dict[tuple[int, int], list[Tensor]] = {}  # by rows and columns; queries, keys and values are three matrices
     for name, p in matrices.items():
         alike.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
@@ -44,7 +44,7 @@ def make_optimizer(
     return Muon(groups, group, **settings) if matrices else torch.optim.AdamW(groups, **settings)
 
 
-def blocks_matrices(model: nn.Module) -> dict[str, Tensor]:
+def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
     """What Muon takes, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
 

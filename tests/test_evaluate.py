@@ -61,7 +61,7 @@ def test_losses_are_those_of_transformers(n, stride, runtime, seed):
 
 def test_the_loss_is_the_one_that_training_prints(tiny, capsys):
     cfg = tiny(max_iters=12, eval_interval=12, eval_iters=None)
-    loss = train(cfg)
+    loss = train(cfg).best_val_loss
     evaluate.main([cfg.out_dir, "--dtype=float32"])
     row = next(line for line in capsys.readouterr().out.splitlines() if "loss, nats per token" in line)
     assert f"| verse, validation | loss, nats per token | {loss:.4f} |" in row and "blocks of 1,024 bytes" in row
@@ -286,7 +286,7 @@ def test_the_command(tiny, tmp_path, capsys):
     [
         (["--stride=33"], r"--stride=33: it must not exceed the context of 32 tokens"),
         (["--stride=0"], r"--stride=0: it must be at least 1"),
-        (["--block_size=64"], r"--block_size=64 is more than the 32 positions"),
+        (["--block_size=64"], r"--block_size=64 is more than the model's 32 positions"),
         (["--tasks", "lambada", "--text=a.txt"], "give only one of them"),
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),

@@ -55,7 +55,7 @@ def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
     ids = theirs(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and theirs.decode(ids[0]) == text
     assert theirs.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
-    ours = loaded.build(GPT, GPTConfig).eval()
+    ours = loaded.build().eval()
     torch.testing.assert_close(model(ids).logits, ours(ids, ids)[0], atol=1e-4, rtol=1e-4)
 
 
@@ -202,7 +202,7 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
     assert ids == loaded.tokenizer.encode(text).tolist() and theirs.detokenize(ids).decode() == text
     assert theirs.token_eos() == loaded.tokenizer.eot
     theirs.eval(ids)
-    ours = loaded.build(GPT, GPTConfig).eval()
+    ours = loaded.build().eval()
     expected = ours(torch.tensor([ids]), torch.tensor([ids]))[0][0].detach()
     logits = torch.from_numpy(theirs.scores[: len(ids)].copy())
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache

@@ -107,7 +107,7 @@ def in_checkpoint(name: str) -> Case:
                 described[name] = {"bytes": len(content), "sha256": sha256(step / name)}
                 (step / "manifest.json").write_text(json.dumps(described), encoding="utf-8")
             loaded = checkpoint.load(step)
-            loaded.build(GPT, GPTConfig)
+            loaded.build()
             loaded.tokenizer.decode([0])
 
         return (step / name).read_bytes(), attempt
@@ -181,7 +181,7 @@ def foreign(to: str, name: str) -> Case:
         def attempt(content: bytes) -> None:
             changed.write_bytes(content)
             loaded = convert.load(str(init_from))
-            loaded.build(GPT, GPTConfig)
+            loaded.build()
             loaded.tokenizer.decode([0])
 
         return changed.read_bytes(), attempt

@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio.configurator import run_script  # noqa: E402
-from folio.generate import Sampling, generate, pack  # noqa: E402
+from folio.generate import Sampling, generate  # noqa: E402
+from folio.kernels import pack  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools import bench_baselines as baselines  # noqa: E402

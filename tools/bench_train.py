@@ -29,10 +29,13 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import folio.openmp  # noqa: E402, F401  (the processes that are started inherit its variable, nanoGPT's too)
 from folio.configurator import run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
+from folio.find_data import find_datasets  # noqa: E402
+from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.optim import make_optimizer  # noqa: E402
-from folio.runtime import compiled, resolve_runtime  # noqa: E402
+from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_baselines import (  # noqa: E402
@@ -42,7 +45,6 @@ from tools.bench_baselines import (  # noqa: E402
     copy_checkout,
 )
 from tools.bench_timing import busy_processes, describe_device, time_calls  # noqa: E402
-from train import TrainConfig, find_datasets  # noqa: E402
 
 MODELS = {  # name -> (data set, settings of both programs); the other settings are those of their config files
     "char 0.8M": ("shakespeare_char", dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, dropout=0.0)),
@@ -88,7 +90,7 @@ def main(words: list[str]) -> None:
         if "race" in args.parts:
             datasets.add(RACE_DATASET)
         for dataset in datasets:  # prepared before anything is timed
-            find_datasets(TrainConfig(dataset=dataset, data_dir=args.data_dir))
+            find_datasets(dataset, args.data_dir)
         if args.peer:
             copy_checkout(args.peer, folder / "peer", Path(args.data_dir), datasets)
         if "speed" in args.parts:
@@ -312,11 +314,12 @@ def profile(name: str, args: argparse.Namespace) -> None:
     runtime = resolve_runtime(args.device, "auto", False)
     model = GPT(GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)).to(runtime.device)
     optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
-    loss_of = compiled(model, runtime)
+    adapt(model, runtime)
+    loss_fn = compile_loss(model, runtime)
     x, y = torch.randint(vocab_size, (2, B, T), device=runtime.device)
 
     def step() -> None:
-        loss_of(x, y).backward()
+        loss_fn(x, y).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

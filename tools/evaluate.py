@@ -41,11 +41,12 @@ from folio.configurator import line_breaks, run_script  # noqa: E402
 from folio.corpus import Corpus, Part, find_sources  # noqa: E402
 from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
+from folio.find_data import find_datasets  # noqa: E402
+from folio.kernels import adapt  # noqa: E402
 from folio.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.shards import Shard  # noqa: E402
 from folio.tokenizer import CharTokenizer, Tokenizer  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
-from train import TrainConfig, find_datasets  # noqa: E402
+from model import GPT  # noqa: E402
 
 BATCH_TOKENS = 4096  # tokens per forward pass
 MIN_DOCUMENTS = 20  # with fewer documents, an interval is over blocks of the text
@@ -108,8 +109,10 @@ def measure_run(run: str, args: argparse.Namespace) -> list["Measure"]:
     if isinstance(tokenizer, CharTokenizer):
         tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
     runtime = resolve_runtime(args.device, args.dtype, False)
-    print(f"{loaded.path}: {runtime.described}", file=sys.stderr)
-    model = loaded.build(GPT, GPTConfig).eval().to(runtime.device)
+    print(f"{loaded.path}: {runtime.description}", file=sys.stderr)
+    model = loaded.build().to(runtime.device)
+    adapt(model, runtime)
+    model.eval()  # after adapt, whose dropout modules are new
     if args.block_size:
         try:
             model.crop_block_size(args.block_size)
@@ -262,7 +265,7 @@ def validation_sets(loaded: Checkpoint, args: argparse.Namespace) -> dict[str, l
     if not names:
         raise UserError(f"{loaded.path} does not record what it was trained on: give a --dataset or a --text")
     shards = {}
-    for dataset, _ in find_datasets(replace(TrainConfig(), dataset=names, data_dir=data_dir)):
+    for dataset, _ in find_datasets(names, data_dir):
         if dataset.load_tokenizer().hash != loaded.tokenizer.hash:
             raise UserError(
                 f"{dataset.folder} was prepared with a different tokenizer than {loaded.path}: give a --text instead"

@@ -73,7 +73,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
     """Compare an export with the checkpoint. Raises UserError if it tokenizes or computes something else."""
-    model, tokenizer = loaded.build(GPT, GPTConfig).eval(), loaded.tokenizer
+    model, tokenizer = loaded.build().eval(), loaded.tokenizer
     if isinstance(tokenizer, CharTokenizer):
         tokenizer.on_unknown = "skip"
     n_tokens, differences = 0, []
