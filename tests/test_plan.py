@@ -42,13 +42,13 @@ def test_by_measuring_and_then_by_what_happened(tiny, capsys):
     assert "steps measured on cpu" in capsys.readouterr().out
     train(cfg)  # a folder with a plan in it is no earlier run
     run = report.Run.of(Path(cfg.out_dir))
-    happened = run.happened()
-    assert happened["steps"] == run.plan["steps"] == 40 and happened["tokens"] == run.plan["tokens"] == 40 * 4 * 32
+    measured = run.measured()
+    assert measured["steps"] == run.plan["steps"] == 40 and measured["tokens"] == run.plan["tokens"] == 40 * 4 * 32
     lines = run.lines[1:]
     by_hand = sum((b["tokens"] - a["tokens"]) / b["tokens_per_second"] for a, b in zip(run.lines, lines, strict=False))
-    assert happened["seconds"] == pytest.approx(by_hand * 40 / 39)
+    assert measured["seconds"] == pytest.approx(by_hand * 40 / 39)
     page = report.report([run])
-    assert "happened / planned" in page and "steps measured on cpu" in page
+    assert "measured / planned" in page and "steps measured on cpu" in page
 
 
 @pytest.mark.parametrize(
