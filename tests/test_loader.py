@@ -1,15 +1,19 @@
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 
+from folio.distributed import Group
 from folio.loader import BatchLoader
-from folio.runtime import resolve_runtime
-from folio.shards import Dataset, Shard
+from folio.runtime import Runtime, resolve_runtime
+from folio.shards import Dataset, Shard, open_dataset
 from folio.tokenizer import ByteTokenizer
 from folio.windows import Mixture
 
 
-def test_gathered_on_the_device_it_is_the_same_text(tmp_path, seed):
-    """Of one data set and of a mixture, of several shards each, across epochs; the weights too."""
+def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):
+    """For one data set and for a mixture, with several shards each, across epochs. The shares are equal too."""
     rng = np.random.default_rng(seed)
     runtime = resolve_runtime("cpu", "float32", False)
 
@@ -18,14 +22,44 @@ def test_gathered_on_the_device_it_is_the_same_text(tmp_path, seed):
         return Dataset(tmp_path / name, shards, shards[:1], 257, name, ByteTokenizer())
 
     a, b = dataset("a", 90, 5, 41), dataset("b", 33, 70)
-    for sets in ([(a, 1.0)], [(a, 0.7), (b, 0.3)]):
+    for weighted_datasets in ([(a, 1.0)], [(a, 0.7), (b, 0.3)]):
         for sampling in ("epoch", "random"):
-            data = Mixture(sets, 8, seed, sampling)
-            copied, gathered = BatchLoader(data, runtime, 3, 2, resident=False), BatchLoader(data, runtime, 3, 2)
-            assert gathered.tokens is None  # a CPU gains nothing by it
-            gathered = BatchLoader(data, runtime, 3, 2, resident=True)
+            data = Mixture(weighted_datasets, 8, seed, sampling)
+            assert BatchLoader(data, runtime, 3, 2).tokens is None  # by default, batches for a CPU are copied
+            copying = BatchLoader(data, runtime, 3, 2, resident=False)
+            gathering = BatchLoader(data, runtime, 3, 2, resident=True)
             for first in (0, 6, 1000):
-                two = [loader.micro_batches(first) for loader in (copied, gathered)]
-                for ours, theirs in zip(*two, strict=True):
-                    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1]) and ours[2] == theirs[2]
-                    assert ours[0].shape == (3, 8) and ours[2] == 0.5
+                micro_batches = zip(copying.micro_batches(first), gathering.micro_batches(first), strict=True)
+                for (x, y, share), (gathered_x, gathered_y, gathered_share) in micro_batches:
+                    assert torch.equal(x, gathered_x) and torch.equal(y, gathered_y) and share == gathered_share
+                    assert x.shape == (3, 8) and share == 0.5
+
+
+def loader_of(rank: int, size: int, data: Mixture, batch_size: int, accumulation: int, resident: bool) -> BatchLoader:
+    """The loader of one of several processes."""
+    runtime = Runtime(torch.device("cpu"), torch.float32, False, "", Group(rank, size))
+    return BatchLoader(data, runtime, batch_size, accumulation, resident)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_several_processes_together_read_each_sequence_once(data_dir: Path, size, resident):
+    """An epoch in steps of 12 sequences: the ranks together read each one once, in order, and the shares sum to 1."""
+    data = Mixture([(open_dataset(data_dir / "verse"), 1.0)], 32, 1337, "epoch")
+    loaders = [loader_of(rank, size, data, 4, 3, resident) for rank in range(size)]
+    assert len({(loader.count, loader.rows) for loader in loaders}) == 1 and loaders[0].rows <= 4
+    sequences = [loader.mine for loader in loaders]
+    assert sum(sequences) == 12 and max(sequences) - min(sequences) <= 1
+    per_epoch = data.training[0].per_epoch // 12 * 12
+    for first in range(0, per_epoch, 12):
+        expected_x, expected_y = data.batch(first, 12)
+        batches, rows, total_share = [], 0, 0.0
+        for loader in loaders:
+            for x, y, share in loader.micro_batches(first):
+                assert x.shape == y.shape == (loader.rows, 32)
+                is_read = (y != -1).all(dim=1)  # the other rows are padding
+                assert ((y != -1).any(dim=1) == is_read).all() and share == pytest.approx(is_read.sum().item() / 12)
+                batches.append(torch.stack([x[is_read], y[is_read]]))
+                rows, total_share = rows + int(is_read.sum()), total_share + share
+        assert rows == 12 and total_share == pytest.approx(1)
+        assert torch.equal(torch.cat(batches, dim=1), torch.from_numpy(np.stack([expected_x, expected_y])))

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from folio.kernels import CPUDropout, ManualAttention, attention_weights
-from model import ACTIVATIONS, GPT, SHAPES, Attention, CausalSelfAttention, GPTConfig, main
+from folio.find_data import find_datasets
+from folio.windows import Mixture
+from model import ACTIVATIONS, GPT, SHAPES, GPTConfig, main
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 
@@ -19,7 +20,7 @@ def tokens(B: int, T: int, V: int = 50) -> torch.Tensor:
     return torch.randint(V, (B, T))
 
 
-def test_activations_are_those_of_transformers():
+def test_activations_match_transformers():
     from transformers.activations import ACT2FN
 
     x = torch.linspace(-5, 5, 101)
@@ -29,50 +30,29 @@ def test_activations_are_those_of_transformers():
         GPTConfig(activation="swish")
 
 
-def test_bfloat16_on_a_cpu_is_attended_to_as_elsewhere(seed):
-    """There attention is written out, which is faster."""
-    torch.manual_seed(seed)
-    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=2, attn_pdrop=0.5), index=0)
-    x, positions, manual = torch.randn(2, 16, 32), torch.arange(16), ManualAttention()
-    expected = layer.eval()(x, positions, Attention())
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x, positions, manual).float(), expected, atol=0.02, rtol=0.02)
-        assert not torch.equal(layer.train()(x, positions, manual), layer(x, positions, manual))  # dropout
-
-
-def test_attention_equals_the_fused_kernel(seed):
-    torch.manual_seed(seed)
-    q, k, v = torch.randn(3, 2, 4, 16, 8)
-    weights = attention_weights(q, k)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(weights @ v, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 16))
-    assert (weights.triu(diagonal=1) == 0).all()
-
-
-def test_no_gradient_flows_from_a_position_to_later_ones(seed):
+def test_logits_depend_on_no_later_position(seed):
     torch.manual_seed(seed)
     model, idx = GPT(GPTConfig(**SMALL)), tokens(1, 16)
     for t in (0, 7, 15):
         logits, _ = model(idx, idx)
         (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), model.transformer.wpe.weight)
-        reached = gradient.abs().sum(dim=1) > 0  # (T,): the positions that logits at t depend on
-        assert reached.tolist() == [position <= t for position in range(16)]
+        is_used = gradient.abs().sum(dim=1) > 0  # (T,): the positions that the logits at t depend on
+        assert is_used.tolist() == [position <= t for position in range(16)]
 
 
-def test_loss_at_the_start_is_that_of_guessing(seed):
+def test_the_loss_of_a_new_model_is_that_of_uniform_guesses(seed):
     torch.manual_seed(seed)
     _, loss = GPT(GPTConfig(**SMALL))(tokens(8, 16), tokens(8, 16))
     assert abs(loss.item() - math.log(50)) < 0.05
 
 
-def test_parity_with_transformers(seed):
+def test_logits_and_loss_match_transformers(seed):
     torch.manual_seed(seed)
     sizes = dict(n_layer=2, n_head=4, n_embd=32, vocab_size=50, n_positions=16)
     theirs = GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)).eval()
-    for parameter in theirs.parameters():  # biases and gains too, which start at 0 and 1
+    for parameter in theirs.parameters():  # also biases and gains, which are 0 and 1 initially
         torch.nn.init.normal_(parameter, std=0.3)
-    matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # theirs are (in, out)
+    matrices = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # their shape is (in, out)
     tensors = {name: p.detach().T if name.endswith(matrices) else p.detach() for name, p in theirs.named_parameters()}
     ours = GPT.from_tensors(GPTConfig(**SMALL, bias=True), tensors)
     idx = tokens(3, 16)
@@ -81,29 +61,29 @@ def test_parity_with_transformers(seed):
     torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=1e-4)
     _, loss = ours(idx[:, :-1], idx[:, 1:])
     torch.testing.assert_close(loss, expected.loss, atol=1e-4, rtol=1e-4)
-    last, nothing = ours(idx)
+    last, no_loss = ours(idx)
     torch.testing.assert_close(last, expected.logits[:, -1:], atol=1e-4, rtol=1e-4)
-    assert nothing is None
+    assert no_loss is None
 
 
 @pytest.mark.parametrize(
     "name, total",
     [("gpt2", 124439808), ("gpt2-medium", 354823168), ("gpt2-large", 774030080), ("gpt2-xl", 1557611200)],
 )
-def test_parameter_counts_are_gpt2s(name, total):
+def test_parameter_counts_match_gpt2(name, total):
     with torch.device("meta"):
         model = GPT(SHAPES[name])
     parts = model.num_params()
     assert parts.pop("total") == total == sum(parts.values()) == sum(p.numel() for p in model.parameters())
 
 
-def test_attention_matrices_of_gpt3():
+def test_attention_parameters_match_gpt3():
     with torch.device("meta"):
         model = GPT(SHAPES["gpt3-175b"])
     assert model.num_params()["attention"] == 57_982_058_496
 
 
-def test_flops_are_what_torch_counts():
+def test_flops_match_torchs_counter():
     config = GPTConfig(**SMALL, bias=False)
     model, idx = GPT(config), tokens(2, 16)
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -111,21 +91,21 @@ def test_flops_are_what_torch_counts():
     assert counter.get_total_flops() == idx.numel() * model.config.flops_per_token()["total"]
 
 
-def test_initial_values_follow_from_seed_and_name_alone():
+def test_initial_values_depend_on_seed_and_name_alone():
     shallow, deep = GPT(GPTConfig(**SMALL), seed=1), GPT(GPTConfig(**{**SMALL, "n_layer": 4}), seed=1)
-    other = GPT(GPTConfig(**SMALL), seed=2)
+    other_seed = GPT(GPTConfig(**SMALL), seed=2)
     name = "transformer.h.1.attn.c_attn.weight"
     assert torch.equal(shallow.get_parameter(name), deep.get_parameter(name))
-    assert not torch.equal(shallow.get_parameter(name), other.get_parameter(name))
-    scaled = shallow.get_parameter("transformer.h.1.mlp.c_proj.weight").std().item()
-    assert scaled == pytest.approx(0.02 / math.sqrt(2 * 2), rel=0.1)
+    assert not torch.equal(shallow.get_parameter(name), other_seed.get_parameter(name))
+    std = shallow.get_parameter("transformer.h.1.mlp.c_proj.weight").std().item()
+    assert std == pytest.approx(0.02 / math.sqrt(2 * 2), rel=0.1)
 
 
-def test_embeddings_are_tied_also_after_loading():
+def test_embeddings_stay_tied_after_loading():
     model = GPT(GPTConfig(**SMALL))
-    again = GPT.from_tensors(model.config, dict(model.named_parameters()))
-    assert again.lm_head.weight is again.transformer.wte.weight
-    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+    loaded = GPT.from_tensors(model.config, dict(model.named_parameters()))
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
 def test_crop_block_size_keeps_the_first_positions(seed):
@@ -141,56 +121,51 @@ def test_crop_block_size_keeps_the_first_positions(seed):
         model(tokens(1, 9))
 
 
-def test_targets_of_minus_one_do_not_count(seed):
+def test_targets_of_minus_one_are_ignored(seed):
     torch.manual_seed(seed)
     model, idx, targets = GPT(GPTConfig(**SMALL)), tokens(1, 16), tokens(1, 16)
-    hidden = targets.clone()
-    hidden[:, 8:] = -1
-    torch.testing.assert_close(model(idx, hidden)[1], model(idx[:, :8], targets[:, :8])[1])
+    masked = targets.clone()
+    masked[:, 8:] = -1
+    torch.testing.assert_close(model(idx, masked)[1], model(idx[:, :8], targets[:, :8])[1])
 
 
-@pytest.mark.parametrize("place", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])
-def test_each_dropout_follows_unless_set_apart(place):
+def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir):
+    """Against torch's cross-entropy over the targets that count. All gradients of the other logits are exactly 0."""
+    data = Mixture(find_datasets("verse", masked_dir), 32, 1337, "epoch")
+    x, y = map(torch.from_numpy, data.batch(0, 32))  # enough sequences that some targets count, whatever the seed
+    model = GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1)
+    logits, loss = model(x, y)
+    logits.retain_grad()
+    loss.backward()
+    counts = y != -1
+    assert loss.item() == pytest.approx(nn.functional.cross_entropy(logits[counts], y[counts]).item(), rel=1e-6)
+    assert (logits.grad[~counts] == 0).all() and (logits.grad[counts] != 0).any(dim=-1).all()
+    model.zero_grad()
+    _, loss = model(x, torch.full_like(y, -1))
+    loss.backward()
+    assert loss.item() == 0 and all((p.grad == 0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("setting", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])
+def test_each_dropout_is_the_common_one_unless_set(setting):
     idx = tokens(1, 16)
     off = dict(embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
     for p, differs in ((None, True), (0.0, False)):
-        model = GPT(GPTConfig(**SMALL, dropout=0.5, **{**off, place: p}))
+        model = GPT(GPTConfig(**SMALL, dropout=0.5, **{**off, setting: p}))
         assert torch.equal(model(idx, idx)[0], model(idx, idx)[0]) != differs
         model.eval()
         assert torch.equal(model(idx, idx)[0], model(idx, idx)[0])
 
 
-def test_the_table_shows_the_counts(capsys):
+def test_main_prints_parameter_counts(capsys):
     main()
     out = capsys.readouterr().out
     for total in ("124,439,808", "354,823,168", "774,030,080", "1,557,611,200", "57,982,058,496"):
         assert total in out
 
 
-@pytest.mark.parametrize("p", [0.05, 0.2, 0.5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_is_that_of_torch(p, dtype, seed):
-    """Each element goes with probability p, whatever its neighbours do; the same seed, the same; none in evaluation."""
-    torch.manual_seed(seed)
-    layer, x = CPUDropout(p), torch.ones(501, 403, dtype=dtype, requires_grad=True)
-    y = layer(x)
-    y.float().sum().backward()
-    gone = (y == 0).double()
-    n = gone.numel()
-    assert abs(gone.mean() - p) < 5 * math.sqrt(p * (1 - p) / n)
-    for shift in (1, 2, 3, 4):  # one draw serves four
-        both = (gone.flatten()[shift:] * gone.flatten()[:-shift]).mean()
-        assert abs(both - p * p) < 5 * math.sqrt(3 * p * p * (1 - p * p) / n)
-    kept = torch.tensor(1 / (1 - p)).to(dtype).float()
-    assert set(y.float().unique().tolist()) == {0.0, kept.item()}
-    assert torch.equal(x.grad, y)
-    torch.manual_seed(seed)
-    assert torch.equal(layer(x), y)
-    assert layer.eval()(x) is x or torch.equal(layer(x), x)
-
-
-def test_building_and_loading_a_model_leaves_the_compiler_alone():
-    """A sampler waited for a second longer while torch._dynamo was imported, to fill shapes that hold no values."""
+def test_building_and_loading_a_model_does_not_import_the_compiler():
+    """Sampling started a second later, because filling tensors on the meta device imported torch._dynamo."""
     code = (
         "import sys, torch; from model import GPT, GPTConfig; c = GPTConfig(8, 9, 1, 1, 4); "
         "GPT.from_tensors(c, dict(GPT(c).named_parameters())); assert 'torch._dynamo' not in sys.modules"

@@ -1,21 +1,27 @@
 import numpy as np
 
-from folio.randomness import permute
+from folio.randomness import derive_seed, permute
 
 
 def test_permute_is_a_permutation_for_every_key(seed):
     rng = np.random.default_rng(seed)
     for n in (1, 2, 3, 4, 5, 16, 17, 1000, 1025, *rng.integers(1, 5000, 10).tolist()):
         key = rng.integers(2**63, dtype=np.uint64)
-        places = permute(np.arange(n, dtype=np.uint64), n, np.array([key]))
-        assert sorted(places.tolist()) == list(range(n))
+        permuted = permute(np.arange(n, dtype=np.uint64), n, np.array([key]))
+        assert sorted(permuted.tolist()) == list(range(n))
 
 
-def test_permute_shuffles(seed):
-    """Over many keys, each element comes to each place about equally often."""
+def test_permutations_are_uniform(seed):
+    """Over many keys, each element is at each position about equally often."""
     n, keys = 7, np.random.default_rng(seed).integers(2**63, size=3500, dtype=np.uint64)
     orders = np.array([permute(np.arange(n, dtype=np.uint64), n, keys[[k]]) for k in range(len(keys))]).astype(int)
     for i in range(n):
         counts = np.bincount(orders[:, i], minlength=n)
         chi_square = ((counts - 500) ** 2 / 500).sum()
-        assert chi_square < 40  # 6 degrees of freedom: beyond this in fewer than 1 of 1,000,000
+        assert chi_square < 40  # 6 degrees of freedom: exceeded in fewer than 1 of 1,000,000 tests
+
+
+def test_derived_seeds_are_distinct():
+    seeds = {derive_seed("dropout", seed, step, micro) for seed in range(3) for step in range(3) for micro in range(3)}
+    assert len(seeds) == 27 and all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed("dropout", 1, 23) != derive_seed("dropout", 12, 3)

@@ -1,5 +1,3 @@
-import os
-import signal
 import time
 
 import numpy as np
@@ -7,21 +5,19 @@ import pytest
 import torch
 
 from folio import UserError, runtime
-from folio.randomness import derive_seed
 from folio.runtime import Length, resolve_runtime
-from folio.session import Signals
 
 
 @pytest.fixture(autouse=True)
-def modes():
-    """torch's global modes, put back."""
+def restore_modes():
+    """Restore torch's global modes after each test."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
     torch.use_deterministic_algorithms(False)
 
 
-def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
+def test_auto_on_a_cpu_chooses_the_fastest_dtype(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     for feature, dtype, precision in (("AMX", torch.bfloat16, "highest"), (None, torch.float32, "medium")):
@@ -37,29 +33,29 @@ def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
     [
         ("x86_64", True, True, True, "AMX"),
         ("AMD64", False, True, True, "AVX-512 BF16"),
-        ("x86_64", False, False, True, None),  # AVX-512 alone, which oneDNN's operator accepts and emulates
+        ("x86_64", False, False, True, None),  # AVX-512 without bfloat16, which oneDNN emulates
         ("aarch64", False, False, True, "Arm BF16"),
         ("aarch64", False, False, False, None),
         ("riscv64", False, False, True, None),
     ],
 )
-def test_bfloat16_on_a_cpu_is_a_matter_of_features(monkeypatch, machine, amx, avx512, operator, feature):
-    """It was timed: beside two busy processes, one start in eight chose float32, and came to another result."""
+def test_auto_chooses_a_cpus_dtype_by_its_features(monkeypatch, machine, amx, avx512, operator, feature):
+    """Timings decided: with two other busy processes, one start in eight chose float32, and had another result."""
 
-    def timed(*args):
-        raise AssertionError("nothing is timed")
+    def refuse(*args):
+        raise AssertionError("a time was measured")
 
     monkeypatch.setattr(runtime.platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: operator)
-    monkeypatch.setattr(time, "perf_counter", timed)
-    monkeypatch.setattr(torch, "matmul", timed)
+    monkeypatch.setattr(time, "perf_counter", refuse)
+    monkeypatch.setattr(torch, "matmul", refuse)
     assert runtime._cpu_bf16_feature() == feature
     assert runtime._best_dtype(torch.device("cpu"))[0] == ("bfloat16" if feature else "float32")
 
 
-def test_float32_by_name_is_true_float32(monkeypatch):
+def test_float32_set_by_name_is_true_float32(monkeypatch):
     monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda: None)
     resolve_runtime("cpu", "auto", False)
     assert torch.get_float32_matmul_precision() == "medium"
@@ -67,18 +63,18 @@ def test_float32_by_name_is_true_float32(monkeypatch):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_run_that_goes_on_keeps_what_auto_meant():
+def test_a_resumed_run_keeps_what_auto_chose():
     earlier = {"device": "cpu", "dtype": "bfloat16", "compile": False}
-    again = resolve_runtime("cpu", "auto", "auto", earlier=earlier)
-    assert again.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in again.description
+    resumed = resolve_runtime("cpu", "auto", "auto", earlier=earlier)
+    assert resumed.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in resumed.description
     assert resolve_runtime("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
-    elsewhere = resolve_runtime("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
-    assert "no longer bitwise identical" in elsewhere.description
+    other_device = resolve_runtime("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
+    assert "no longer bitwise identical" in other_device.description
     assert earlier == resolve_runtime("cpu", "auto", "auto", earlier=earlier).resolved
 
 
-def test_a_run_that_goes_on_keeps_its_float32_mode():
-    """Continued, a run in which auto had meant float32 once left the faster mode, and so its own bits."""
+def test_a_resumed_run_keeps_its_float32_mode():
+    """A resumed run for which auto had chosen float32 left the faster mode, so it was not bitwise identical."""
     resolve_runtime("cpu", "auto", "auto", earlier={"device": "cpu", "dtype": "float32", "compile": False})
     assert torch.get_float32_matmul_precision() == "medium"
 
@@ -93,16 +89,16 @@ def test_a_run_that_goes_on_keeps_its_float32_mode():
         (("cpu", "float16", False), "dtype=float16: it needs a CUDA GPU"),
     ],
 )
-def test_what_cannot_work_is_refused(settings, message):
+def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         resolve_runtime(*settings)
 
 
-def test_compile_falls_back_on_auto_and_fails_by_name(monkeypatch):
-    def broken(function):
+def test_a_compiler_that_fails_is_an_error_only_if_compile_is_set_by_name(monkeypatch):
+    def failing_compile(function):
         raise RuntimeError("no compiler here\nand much more")
 
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "compile", failing_compile)
     with pytest.raises(UserError, match=r"compile=True: torch.compile does not work here: no compiler here; use"):
         resolve_runtime("cpu", "float32", True)
     cuda = torch.device("cuda")
@@ -133,14 +129,14 @@ def test_short_runs_are_not_compiled(monkeypatch):
     assert not runtime._resolve_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
 
-def test_work_for_one_process_is_refused_to_several(monkeypatch):
+def test_scripts_for_one_process_are_refused_under_torchrun(monkeypatch):
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="runs in one process: start it with python, without torchrun"):
         resolve_runtime("cpu", "float32", False)
 
 
-def test_compute_sets_the_dtype():
+def test_compute_sets_the_dtype_of_matmuls():
     a = torch.ones(4, 4)
     for dtype in (torch.float32, torch.bfloat16):
         with resolve_runtime("cpu", str(dtype).removeprefix("torch."), False).compute():
@@ -148,12 +144,12 @@ def test_compute_sets_the_dtype():
         assert (a @ a).dtype == torch.float32
 
 
-def test_arrays_come_to_the_device():
+def test_arrays_become_tensors_on_the_device():
     x, y = resolve_runtime("cpu", "float32", False).to_device(np.arange(6).reshape(2, 3)[:, :-1], np.ones((2, 2)))
     assert x.tolist() == [[0, 1], [3, 4]] and y.shape == (2, 2)
 
 
-def test_peaks_are_told_only_where_known(monkeypatch):
+def test_peak_flops_are_none_for_an_unknown_gpu_and_float32(monkeypatch):
     cpu = resolve_runtime("cpu", "float32", False)
     assert cpu.peak_flops() is None and cpu.peak_memory() > 1e6
     gpu = runtime.Runtime(torch.device("cuda"), torch.bfloat16, True, "")
@@ -163,55 +159,8 @@ def test_peaks_are_told_only_where_known(monkeypatch):
     assert runtime.Runtime(torch.device("cuda"), torch.float32, True, "").peak_flops() is None
 
 
-@pytest.mark.parametrize(
-    "name, tflops",
-    [
-        ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA H100 NVL", 835.0),
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA A100-SXM4-40GB", 312.0),
-        ("NVIDIA A100 80GB PCIe", 312.0),
-        ("NVIDIA L4", 121.0),
-        ("NVIDIA L40S", 362.0),
-        ("Tesla T4", 65.0),
-        ("Tesla V100-SXM2-16GB", 125.0),
-        ("NVIDIA GeForce RTX 4090", 165.2),
-        ("NVIDIA L40", None),
-        ("NVIDIA T400 4GB", None),
-        ("NVIDIA A1000", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 4090 D", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA GH200 480GB", None),
-    ],
-)
-def test_a_gpu_is_known_by_its_whole_name(name, tflops):
-    """The table was searched for any part of the name, so that an "L40" was an "L4" and a "T400" a "T4"."""
-    found = runtime.data_sheet(name)
-    assert (found and found.tflops) == tflops
-
-
-def test_derived_seeds_differ():
-    seeds = {derive_seed("dropout", seed, step, micro) for seed in range(3) for step in range(3) for micro in range(3)}
-    assert len(seeds) == 27 and all(0 <= seed < 2**63 for seed in seeds)
-    assert derive_seed("dropout", 1, 23) != derive_seed("dropout", 12, 3)
-
-
-def test_the_first_signal_asks_and_the_second_interrupts():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert signals.save and not signals.stop
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.stop == signal.SIGTERM
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
-
-
 @pytest.mark.gpu
-def test_a_gpu_computes_in_its_dtype():
+def test_a_gpu_computes_in_the_chosen_dtype():
     chosen = resolve_runtime("auto", "auto", "auto")
     assert chosen.device.type == "cuda"
     (a,) = chosen.to_device(np.ones((4, 4), dtype=np.float32))

@@ -1,32 +1,288 @@
+"""folio/session.py, through train(): signals, metrics, checkpoints, full disks, patience, samples."""
+
+import json
 import os
 import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_distributed import LONG, output, run, start, wait_for_step, workers
-from test_train import assert_same_end, logged
+import torch
+from runs import assert_same_run, read_losses, read_metrics
+from torchrun import LONG_RUN, output, run_torchrun, start_torchrun, wait_for_step, worker_ids
 
-from folio import checkpoint
+import train as train_script
+from folio import UserError, checkpoint, convert
+from folio.metrics import Metrics
+from folio.runtime import Runtime
+from folio.session import Signals, TrainingError
+from train import train
+
+
+@pytest.fixture
+def saved_steps(monkeypatch) -> list[int]:
+    """The steps at which train() saves a checkpoint."""
+    steps, save = [], checkpoint.save
+
+    def recorded_save(out_dir, step, *args, **kwargs):
+        steps.append(step)
+        return save(out_dir, step, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", recorded_save)
+    return steps
+
+
+@pytest.fixture
+def send_signal(monkeypatch):
+    """A function that has training send itself a signal after logging a step."""
+    log = Metrics.log
+
+    def send(number: int, step: int) -> None:
+        def log_and_send(self, line):
+            log(self, line)
+            if line["step"] == step:
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(Metrics, "log", log_and_send)
+
+    return send
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.save and not signals.stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, monkeypatch, send_signal, number):
+    uninterrupted, stopped = tiny(), tiny(out_dir=str(tmp_path / "stopped"))
+    train(uninterrupted)
+    send_signal(number, step=7)
+    train(stopped)
+    monkeypatch.undo()
+    assert checkpoint.last_state(Path(stopped.out_dir))["step"] == 8  # the step after the signal
+    assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
+    train(tiny(out_dir=stopped.out_dir, init_from="resume"))
+    assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+
+
+def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
+    send_signal(signal.SIGUSR1, step=3)
+    train(tiny(eval_interval=100))
+    assert saved_steps == [4, 12]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_path):
     """Stopping, gathering weights and a failed save concern every rank, though only rank 0 writes anything."""
-    settings = dict(LONG, max_iters=300, lr_decay_iters=300, eval_interval=20, eval_iters=1, dropout=0.1)
-    straight = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "straight"))
-    run(2, straight)
+    settings = dict(LONG_RUN, max_iters=300, lr_decay_iters=300, eval_interval=20, eval_iters=1, dropout=0.1)
+    uninterrupted = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "uninterrupted"))
+    run_torchrun(2, uninterrupted)
     stopped = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "stopped"))
     Path(stopped.out_dir).mkdir()
     Path(stopped.out_dir, "step-000040").write_text("a file where a checkpoint's folder should be")
-    torchrun = start(stopped, "--standalone", "--nproc_per_node=2")
+    torchrun = start_torchrun(stopped, "--standalone", "--nproc_per_node=2")
     wait_for_step(stopped, 70)
-    os.kill(workers(torchrun)[1], signal.SIGTERM)  # rank 1 asks, and both stop
+    os.kill(worker_ids(torchrun)[1], signal.SIGTERM)  # rank 1 gets the signal, and both stop
     assert torchrun.wait(timeout=60) == 0, output(stopped)
     assert "step 40 could not be saved" in output(stopped) and "training continues" in output(stopped)
     state = checkpoint.load(Path(stopped.out_dir)).state
     assert state["stopped_by"] == "SIGTERM" and 70 <= state["step"] < 300
     assert state["best_step"] != 40  # a checkpoint that was not saved is not the best
     resumed = tiny(**settings, parallel="fsdp", out_dir=stopped.out_dir, init_from="resume")
-    assert "resuming from" in run(2, resumed)
-    assert [line["step"] for line in logged(stopped.out_dir)] == [line["step"] for line in logged(straight.out_dir)]
-    assert_same_end(straight.out_dir, stopped.out_dir)
+    assert "resuming from" in run_torchrun(2, resumed)
+    steps = [line["step"] for line in read_metrics(uninterrupted.out_dir)]
+    assert [line["step"] for line in read_metrics(stopped.out_dir)] == steps
+    assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):
+    """As on a GPU, where the next step starts before a step's numbers are read."""
+    at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in ("at_once", "late"))
+    train(at_once)
+    monkeypatch.setattr(Runtime, "runs_ahead", True)
+    train(late)
+    assert read_losses(at_once.out_dir) == read_losses(late.out_dir)
+    assert [line["step"] for line in read_metrics(late.out_dir)] == [1, 2, 4, 6, 8, 10, 12, 13]
+
+
+# --- when a checkpoint is saved ---------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_saved_when_save_interval_minutes_have_passed(tiny, saved_steps):
+    train(tiny(eval_interval=100, save_interval_minutes=1e-9, max_iters=4, always_save_checkpoint=False))
+    assert saved_steps == [1, 2, 3, 4]
+
+
+def test_without_always_save_checkpoint_only_the_best_and_the_last_are_saved(tiny, saved_steps):
+    settings = dict(max_iters=9, eval_interval=2, learning_rate=0.0, min_lr=0.0)  # so that the loss never improves
+    train(tiny(**settings, always_save_checkpoint=False))
+    assert saved_steps == [2, 9]  # the first evaluation is the best
+    saved_steps.clear()
+    train(tiny(**settings, overwrite=True))
+    assert saved_steps == [2, 4, 6, 8, 9]
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_async_save_writes_checkpoints_while_training_continues(tiny, monkeypatch, async_save):
+    """The first checkpoint takes until step 7 is logged. Training does not wait for it; the next checkpoint does."""
+    save, log = checkpoint.save, Metrics.log
+    step_7_is_logged, events = threading.Event(), []
+
+    def slow_save(out_dir, step, *args):
+        events.append(f"begin {step}")
+        if step == 4:
+            step_7_is_logged.wait(timeout=30 if async_save else 0.2)
+        path = save(out_dir, step, *args)
+        events.append(f"end {step}")
+        return path
+
+    def recorded_log(self, line):
+        log(self, line)
+        events.append(line["step"])
+        if line["step"] == 7:
+            step_7_is_logged.set()
+
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(Metrics, "log", recorded_log)
+    train(tiny(max_iters=8, eval_interval=4, async_save=async_save))
+    assert (events.index("end 4") > events.index(7)) == async_save
+    assert events.index("end 4") < events.index("begin 8") < events.index("end 8")
+    a, b = (checkpoint.load(Path(tiny().out_dir, f"step-00000{step}")) for step in (4, 8))
+    assert not torch.equal(a.model["transformer.wte.weight"], b.model["transformer.wte.weight"])
+
+
+# --- disks that are full or cannot be written -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of 1,500 KiB. A checkpoint of the tiny model takes about 340 KiB. Needs root on Linux."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
+    """Failed saves are reported, training continues, and checkpoints are saved again once the disk has free space."""
+    ballast, evaluate, evaluations = small_disk / "ballast", train_script.evaluate, 0
+
+    def fill_disk_and_evaluate(*args):
+        nonlocal evaluations
+        if evaluations == 1:
+            ballast.write_bytes(bytes(900_000))
+        if evaluations == 3:
+            ballast.unlink()
+        evaluations += 1
+        return evaluate(*args)
+
+    monkeypatch.setattr(train_script, "evaluate", fill_disk_and_evaluate)
+    out_dir = small_disk / "out"
+    train(tiny(out_dir=str(out_dir), max_iters=10, eval_interval=2, keep_last=1, async_save=False))
+    out = capsys.readouterr().out
+    assert [step for step in (2, 4, 6, 8, 10) if f"step {step} could not be saved" in out] == [4, 6]
+    assert checkpoint.load(out_dir).state["step"] == 10
+    assert not list(out_dir.glob(".*"))
+
+
+def test_a_last_step_that_cannot_be_saved_is_an_error(tiny, small_disk):
+    out_dir = small_disk / "out"
+    train(tiny(out_dir=str(out_dir), max_iters=2, warmup_iters=0))
+    (small_disk / "ballast").write_bytes(bytes(900_000))
+    with pytest.raises(TrainingError, match=r"step 4 could not be saved .*; the checkpoints before it are unchanged"):
+        train(tiny(out_dir=str(out_dir), max_iters=4, warmup_iters=0, init_from="resume"))
+    assert checkpoint.load(out_dir).state["step"] == 2
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny, small_disk, tmp_path):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(UserError, match=r"out_dir=.*cannot be written .*; choose another --out_dir"):
+        train(tiny(out_dir=str(small_disk / "out")))
+    (tmp_path / "file").write_text("")
+    for invalid in (tmp_path / "file" / "out", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"out_dir=.*cannot be written"):
+            train(tiny(out_dir=str(invalid)))
+
+
+# --- patience ---------------------------------------------------------------------------------------------------------
+
+
+def test_patience_ends_a_run_that_does_not_improve(tiny):
+    cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
+    train(cfg)
+    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 8  # the best evaluation at step 2, and 3 others
+    assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == 2
+
+
+def test_patience_also_ends_a_run_on_a_full_disk(tiny, monkeypatch):
+    """An evaluation whose checkpoint could not be saved was not counted, so the run continued to max_iters."""
+    save = checkpoint.save
+
+    def save_to_full_disk(out_dir, step, *args):
+        if step > 2:
+            raise OSError(28, "No space left on device")
+        return save(out_dir, step, *args)
+
+    monkeypatch.setattr(checkpoint, "save", save_to_full_disk)
+    with pytest.raises(TrainingError, match="step 8 could not be saved"):
+        train(tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3))
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_contain_no_padding_ids(tiny, monkeypatch):
+    """An imported model may have embeddings for ids without a token. Sampling one of them ended the run, before its
+    checkpoint was saved.
+    """
+    train(tiny(max_iters=2, eval_interval=2))
+    folder = checkpoint.load(Path(tiny().out_dir)).path
+    saved = checkpoint.load(folder)
+    V = saved.tokenizer.vocab_size
+    wte = torch.cat([saved.model["transformer.wte.weight"], torch.randn(500, 32)])  # much more likely than the others
+    padded = replace(
+        saved,
+        model={**saved.model, "transformer.wte.weight": wte},
+        state={"model": {**saved.state["model"], "vocab_size": V + 500}},
+    )
+    monkeypatch.setattr(convert, "load", lambda path: padded)
+    (Path(tiny().out_dir).parent / "padded").mkdir()
+    cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
+    train(cfg)
+    samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
+    assert [len(sample["text"]) for sample in samples] == [200, 200]
+
+
+def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
+    """It ended the run before the checkpoint of the same step was saved."""
+
+    def failing_generate(*args, **kwargs):
+        assert checkpoint.exists(Path(tiny().out_dir))  # the checkpoint is saved first
+        raise RuntimeError("no sample today")
+
+    monkeypatch.setattr(train_script, "generate", failing_generate)
+    train(tiny(async_save=False))
+    assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
+    out = capsys.readouterr().out
+    assert "step 6: no sample (RuntimeError: no sample today); training continues" in out
+    assert "no sample (RuntimeError: no" in out

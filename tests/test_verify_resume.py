@@ -12,8 +12,8 @@ from tools.verify_resume import VerifyConfig, compare, main
 from train import train
 
 
-def test_killed_and_continued_it_is_the_same_run(tiny, tmp_path, capsys):
-    """The short form; docs/reproducibility.md has the long one."""
+def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys):
+    """A short form of the verified runs in docs/reproducibility.md."""
     cfg = tiny(max_iters=1500, eval_interval=25, eval_iters=1, patience=1000)
     main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
     out = capsys.readouterr().out
@@ -23,22 +23,19 @@ def test_killed_and_continued_it_is_the_same_run(tiny, tmp_path, capsys):
     assert len(checkpoint.load(tmp_path / "work" / "killed").state["resumes"]) >= 1
 
 
-def test_a_run_too_short_for_its_kills_says_so(tiny, tmp_path):
+def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path):
+    settings = asdict(tiny(max_iters=3, eval_interval=100))
     with pytest.raises(UserError, match=r"the run was over after .* kills; give it more --max_iters"):
-        main(
-            VerifyConfig(
-                **asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=0, work_dir=str(tmp_path)
-            )
-        )
+        main(VerifyConfig(**settings, kills=5, kills_in_write=0, work_dir=str(tmp_path)))
 
 
-def test_a_budget_of_time_is_refused(tiny):
-    """Each of the two runs would measure the machine for itself, and come to another length."""
+def test_a_time_budget_is_refused(tiny):
+    """Both runs would measure the machine, and have different lengths."""
     problems = VerifyConfig(**asdict(tiny(minutes=1))).problems()
     assert problems == [("minutes", "both runs must have the same length; give --max_iters")]
 
 
-def test_a_single_bit_is_found(tiny, tmp_path):
+def test_compare_reports_a_single_bit(tiny, tmp_path):
     train(tiny())
     other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
     assert compare(Path(tiny().out_dir), other) == []

@@ -1,0 +1,36 @@
+"""Reading and comparing what training runs have written."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from folio import checkpoint
+
+
+def read_metrics(out_dir: str) -> list[dict]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+def read_losses(out_dir: str) -> list[tuple]:
+    """The step, loss, validation loss, learning rate and gradient norm of each line of metrics.jsonl."""
+    names = ("step", "loss", "val_loss", "lr", "grad_norm")
+    return [tuple(line[name] for name in names) for line in read_metrics(out_dir)]
+
+
+def same_tensors(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether two dictionaries have the same names and bitwise identical tensors."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def assert_same_run(first: str, second: str) -> None:
+    """Weights, optimizer state, position in the data and logged losses of two runs are bitwise identical."""
+    a, b = checkpoint.load(Path(first)), checkpoint.load(Path(second))
+    assert a.state["step"] == b.state["step"] and a.state["next_sequence"] == b.state["next_sequence"]
+    for tensors, others in ((a.model, b.model), (a.optimizer(), b.optimizer())):
+        assert tensors.keys() == others.keys() and tensors
+        for name in tensors:
+            assert torch.equal(tensors[name], others[name]), name
+    assert read_losses(first) == read_losses(second)

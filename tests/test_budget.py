@@ -1,0 +1,258 @@
+"""Time budgets: planning a run's step counts, and keeping the run within its time."""
+
+import os
+import shutil
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs import assert_same_run, read_metrics, same_tensors
+
+import train as train_script
+from folio import UserError, checkpoint, configurator
+from folio.budget import Budget, evaluation_seconds, with_time_budget
+from folio.configurator import COMMAND_LINE
+from folio.metrics import Metrics
+from folio.runtime import Runtime
+from folio.schedule import STEP_COUNTS, Schedule, StepCounts
+from train import TrainConfig, train
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def counts_within(
+    cfg: TrainConfig, seconds: float, step_seconds: float, val_tokens: int = 0, origins: dict | None = None
+) -> StepCounts:
+    """The step counts that fit into this time."""
+    evaluation = evaluation_seconds(val_tokens, cfg.step_tokens, step_seconds)
+    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {})
+
+
+def test_a_time_budget_scales_all_step_counts():
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=500, minutes=1)
+    recipe = replace(recipe, lr_schedule="wsd", wsd_decay_iters=700)
+    assert counts_within(recipe, 61, step_seconds=0.1) == StepCounts(
+        max_iters=600, warmup_iters=30, wsd_decay_iters=420, eval_interval=300, lr_decay_iters=None
+    )
+    assert counts_within(recipe, 61, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 2 evaluations of 10 s
+    eval_interval_is_set = dict(eval_interval=COMMAND_LINE)  # an evaluation of 10 s every 500 steps
+    assert counts_within(recipe, 71.01, 0.1, 6000, eval_interval_is_set).max_iters == 500
+    assert counts_within(replace(recipe, warmup_iters=0), 61, 0.1).warmup_iters == 0
+    odd = counts_within(recipe, 57.95, step_seconds=0.1)  # an eval_interval rounded down would add a third evaluation
+    assert (odd.max_iters, odd.eval_interval) == (569, 285)
+    with pytest.raises(UserError, match="minutes=1: it is too short: a step takes 30 s and an evaluation 0 s here"):
+        counts_within(recipe, 20, step_seconds=30)
+
+
+@pytest.mark.parametrize(
+    "args, counts",
+    [
+        (["--minutes=1", "--eval_interval=50"], dict(eval_interval=50, warmup_iters=None)),
+        (["--minutes=1", "--warmup_iters=7"], dict(eval_interval=60, warmup_iters=7)),
+        (["--minutes=1", "--max_iters=1000", "--warmup_iters=50"], dict(eval_interval=60, warmup_iters=30)),
+        (["x.py", "--minutes=1", "--eval_interval=50"], dict(eval_interval=50, warmup_iters=12)),
+        (["x.py", "--minutes=1", "--max_iters=1000"], dict(eval_interval=240, warmup_iters=12)),
+    ],
+)
+def test_a_time_budget_keeps_counts_of_the_command_line(tmp_path, monkeypatch, args, counts):
+    """A count of the command line was scaled from the default max_iters of 600,000: --eval_interval=50 became 1."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("max_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
+    cfg = configurator.load(TrainConfig, args)
+    scaled = counts_within(cfg, 601, step_seconds=1.0, origins=cfg.origins)
+    assert scaled.max_iters == 600 and {name: getattr(scaled, name) for name in counts} == counts
+
+
+def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, capsys):
+    """Measuring the step time changes nothing. The run also resumes as planned, without measuring again."""
+    measured, measure_step = [], train_script.measure_step
+
+    def measure_but_return_200_ms(*args):
+        measured.append(measure_step(*args))
+        return 0.2
+
+    monkeypatch.setattr(Budget, "max_iters", lambda self, step, schedule: schedule.max_iters)  # never replanned
+    monkeypatch.setattr(train_script, "measure_step", measure_but_return_200_ms)
+    with_minutes = tiny(minutes=0.1, optimizer="muon", out_dir=str(tmp_path / "minutes"), eval_interval=4)
+    train(with_minutes)
+    out = capsys.readouterr().out
+    config = checkpoint.load(Path(with_minutes.out_dir)).state["config"]
+    counts = {name: config[name] for name in STEP_COUNTS}
+    assert 3 <= counts["max_iters"] < 12 and f"max_iters {counts['max_iters']}" in out
+    assert len(measured) == 1 and 0 < measured[0] < 1
+    with_counts = replace(with_minutes, minutes=None, **counts, out_dir=str(tmp_path / "counts"))
+    train(with_counts)
+    assert_same_run(with_minutes.out_dir, with_counts.out_dir)
+    shutil.rmtree(with_minutes.out_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", lambda self, line: line["step"] == 2 and os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(train_script, "measure_step", lambda *args: 0.2)
+        patch.setattr(train_script, "with_time_budget", lambda *args: StepCounts(**counts))
+        train(with_minutes)
+    assert checkpoint.last_state(Path(with_minutes.out_dir))["step"] == 3
+    train(replace(with_minutes, init_from="resume"))
+    assert len(measured) == 1
+    assert checkpoint.last_state(Path(with_minutes.out_dir))["step"] == counts["max_iters"]
+    a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (with_minutes, with_counts))
+    assert same_tensors(a.model, b.model)
+
+
+# --- a run on a simulated machine -------------------------------------------------------------------------------------
+
+
+class SimulatedMachine:
+    """A clock that only steps and evaluations advance.
+
+    step_seconds, evaluation_seconds: how long one takes, as functions of the number of steps done. runs_ahead: as on a
+    GPU, a step takes no time on the host, which waits for the device when it reads the step's numbers.
+    """
+
+    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, runs_ahead: bool = False):
+        self.now = 0.0  # the time on the host's clock
+        self.device = 0.0  # the time at which the device will have finished its work
+        self.steps = 0
+        self.finished: dict[tuple, float] = {}  # when the device finishes a step, by guard and step
+        train_step, evaluate, read = train_script.train_step, train_script.evaluate, train_script.StepGuard.read
+
+        def timed_step(state, *args):
+            train_step(state, *args)
+            self.device = max(self.device, self.now) + step_seconds(self.steps)
+            self.finished[state.guard, state.step] = self.device
+            self.now = self.now if runs_ahead else self.device
+            self.steps += 1
+
+        def timed_read(guard, step):
+            self.now = max(self.now, self.finished[guard, step])
+            return read(guard, step)
+
+        def timed_evaluation(*args):
+            self.now = self.device = max(self.now, self.device) + evaluation_seconds(self.steps)
+            return evaluate(*args)
+
+        monkeypatch.setattr(train_script, "train_step", timed_step)
+        monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
+        monkeypatch.setattr(train_script.StepGuard, "read", timed_read)
+        monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
+        if runs_ahead:
+            monkeypatch.setattr(Runtime, "runs_ahead", True)
+
+
+MACHINES = {  # seconds per step and per evaluation
+    "constant speed": (lambda step: 0.1, lambda step: 0.5),
+    "three times slower from the middle": (lambda step: 0.1 if step < 150 else 0.3, lambda step: 0.5),
+    "three times slower soon": (lambda step: 0.1 if step < 40 else 0.3, lambda step: 0.5 if step < 40 else 1.5),
+    "twice as fast from the middle": (lambda step: 0.1 if step < 100 else 0.05, lambda step: 0.5),
+    "a pause of five seconds": (lambda step: 5.0 if step == 100 else 0.1, lambda step: 0.5),
+    "evaluations that take much longer than planned": (lambda step: 0.1, lambda step: 2.0),
+}
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkeypatch, name, runs_ahead):
+    """--minutes=2 took over 6 if the machine slowed down after the first two seconds, the only ones measured."""
+    machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead)
+    recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
+    cfg = tiny(**recipe, minutes=1, optimizer="muon", sample_tokens=0, log_interval=7 if runs_ahead else 1)
+    train(cfg)
+    assert 0.9 * 60 < machine.now < 1.1 * 60
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    decisions, metrics = state["decisions"], read_metrics(cfg.out_dir)
+    assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
+    evaluated_steps = [line["step"] for line in metrics if line["val_loss"] is not None]
+    assert 4 <= len(evaluated_steps) <= 7  # about as many as in the recipe
+    rates = [line["lr"] for line in metrics]
+    assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
+    counts = StepCounts(**{name: state["config"][name] for name in STEP_COUNTS})
+    schedule = Schedule(counts, "wsd", cfg.learning_rate, cfg.min_lr, decisions)
+    if name == "constant speed":
+        assert all(abs(max_iters / decisions[0][1] - 1) < 0.05 for _, max_iters in decisions)
+    assert rates == [schedule.learning_rate_at(line["step"] - 1) for line in metrics]
+
+
+def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
+    """The decisions are in the checkpoint. Those after it are made again, and `resumes` says so."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
+    settings = dict(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
+    decide, lost_decisions = Schedule.decide, []
+
+    def decide_and_kill(self, step, max_iters):
+        evaluates = self.evaluates(step)
+        decide(self, step, max_iters)
+        if not evaluates:  # an evaluation would save the decision
+            lost_decisions.append(step)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "decide", decide_and_kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(**settings))
+    before = checkpoint.load(Path(tiny().out_dir)).state
+    assert before["config"]["eval_interval"] == 26 and 0 < before["step"] < lost_decisions[0]
+    assert all(step <= before["step"] for step, _ in before["decisions"])
+    assert before["stopped_by"] is None and before["budget"]["spent"] > 0
+    train(tiny(**settings, init_from="resume"))
+    after = checkpoint.load(Path(tiny().out_dir)).state
+    assert after["decisions"][: len(before["decisions"])] == before["decisions"]
+    (resume,) = after["resumes"]
+    assert not resume["exact"] and f"decided again after step {before['step']:,}" in resume["decisions"]
+    assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
+
+
+def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, monkeypatch):
+    """A resumed run did not count the time of its start. The last sample, of 300 tokens, was expected to take none."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
+    sample_text = train_script.sample_text
+
+    def slow_sample(model, tokenizer, runtime, seed, tokens):
+        machine.now += 0.02 * tokens
+        return sample_text(model, tokenizer, runtime, seed, 1)
+
+    monkeypatch.setattr(train_script, "sample_text", slow_sample)
+    settings = dict(max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
+    log = Metrics.log
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", lambda self, line: line["step"] == 120 and os.kill(os.getpid(), signal.SIGINT))
+        train(tiny(**settings))
+    spent = checkpoint.load(Path(tiny().out_dir)).state["budget"]["spent"]
+    resumed_at, open_data = machine.now, train_script.open_data
+
+    def slow_open_data(cfg):
+        machine.now += 20.0
+        return open_data(cfg)
+
+    monkeypatch.setattr(train_script, "open_data", slow_open_data)
+    monkeypatch.setattr(Metrics, "log", log)
+    train(tiny(**settings, init_from="resume"))
+    assert 0.9 * 60 < spent + machine.now - resumed_at < 1.1 * 60
+
+
+def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
+    """It took at least one more step, however long."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 1.0 if step < 30 else 20.0, lambda step: 0.0)
+    train(tiny(max_iters=100, eval_interval=100, minutes=1, sample_tokens=0))
+    assert machine.now <= 60 + 20
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    assert state["step"] == state["decisions"][-1][1] and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
+
+
+def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):
+    """The thread that writes it had the list itself, to which the loop appended."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
+    decided, save, decide = threading.Event(), checkpoint.save, Schedule.decide
+
+    def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
+        decided.clear()  # the decision of the evaluation before this save belongs in the checkpoint
+        decided.wait(timeout=0.5)
+        assert all(decision_step <= step for decision_step, _ in state["decisions"])
+        return save(out_dir, step, model, optimizer, tokenizer, state, *args)
+
+    def decide_and_notify(self, step, max_iters):
+        decide(self, step, max_iters)
+        decided.set()
+
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(Schedule, "decide", decide_and_notify)
+    train(tiny(max_iters=100, eval_interval=30, minutes=0.5, sample_tokens=0))

@@ -1,0 +1,41 @@
+import pytest
+import torch
+from decoding import random_model
+
+from folio.kv_cache import KVCache
+from model import GPT
+
+
+@pytest.fixture
+def model(seed: int) -> GPT:
+    return random_model(seed)
+
+
+@torch.inference_mode()
+def test_a_token_after_cached_ones_has_the_logits_of_a_full_forward_pass(model):
+    cache = KVCache(model.config, 3, torch.float32, torch.device("cpu"))
+    assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, T, D)
+    prompts = torch.tensor([[1, 2, 3]] * 3)
+    new = prompts[:, :1]
+    expected, _ = model(torch.cat([prompts, new], dim=1))
+    model(prompts, attend=cache)
+    logits, _ = model(new, attend=cache)
+    torch.testing.assert_close(logits, expected)
+    assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()
+
+
+@torch.inference_mode()
+def test_a_cache_with_a_fixed_capacity_computes_the_same(model):
+    """With `capacity` set, as for CUDA graphs, positions and masks come from tensors alone."""
+    prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    new = torch.tensor([[7], [8]])
+    growing, fixed = (KVCache(model.config, 2, torch.float32, torch.device("cpu")) for _ in range(2))
+    address = fixed.last.data_ptr()
+    for cache in (growing, fixed):
+        model(prompts, attend=cache)
+        cache.set_lengths([3, 2])  # the second row forgets its last token
+    assert fixed.last.data_ptr() == address  # a captured graph reads this memory
+    fixed.capacity = 8
+    for _ in range(3):
+        torch.testing.assert_close(model(new, attend=fixed)[0], model(new, attend=growing)[0])
+    assert fixed.lengths == growing.lengths == [6, 5]

@@ -1,0 +1,174 @@
+"""folio/start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from runs import read_metrics, same_tensors
+
+from folio import UserError, checkpoint, configurator
+from folio.metrics import Metrics
+from folio.session import TrainingError
+from train import TrainConfig, train
+
+# --- the folder of a run ----------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
+    train(tiny())
+    before = checkpoint.load(Path(tiny().out_dir))
+    with pytest.raises(UserError, match=r"--init_from=resume.*--overwrite=True"):
+        train(tiny(seed=2))
+    assert same_tensors(checkpoint.load(before.path).model, before.model)
+    train(tiny(seed=2, max_iters=6, overwrite=True))
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
+    assert [line["step"] for line in read_metrics(tiny().out_dir)] == [*range(1, 7)]
+
+
+def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny):
+    """It was removed before the new run had started, so if that failed, nothing was left."""
+    train(tiny(max_iters=5))
+    with pytest.raises(UserError, match="minutes=1e-05: it is too short"):
+        train(tiny(overwrite=True, minutes=1e-5))
+    with pytest.raises(TrainingError):
+        train(tiny(overwrite=True, learning_rate=1e30, grad_clip=0.0, eval_interval=1, lr_schedule="constant"))
+    assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 5
+    train(tiny(overwrite=True, max_iters=3))
+    assert [path.name for path in Path(tiny().out_dir).glob("step-*")] == ["step-000003"]
+
+
+def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
+    """Both started. One of them crashed, and the other lost its metrics."""
+    out_dir = tmp_path / "out"
+    out_dir.mkdir()
+    with FileLock(out_dir / ".lock"), pytest.raises(UserError, match=r"out_dir=.*out: another run is writing there"):
+        train(tiny())
+    assert not (out_dir / "metrics.jsonl").exists()
+    train(tiny(max_iters=2))
+    with FileLock(out_dir / ".lock"):
+        train(tiny(eval_only=True, init_from="resume"))  # an evaluation writes nothing
+    (out_dir / ".lock").unlink(missing_ok=True)
+    assert not (out_dir / ".lock").exists()
+    with pytest.raises(UserError, match="there is no"):
+        train(tiny(dataset="gone", out_dir=str(tmp_path / "unused")))
+    assert not (tmp_path / "unused").exists()
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_cannot_be_resumed_with_another_shape_seed_or_folder(tiny):
+    train(tiny(max_iters=3))
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        train(tiny(init_from="resume", n_layer=3))
+    with pytest.raises(UserError, match="block_size: 32 before, 16 now; seed: 1337 before, 5 now"):
+        train(tiny(init_from="resume", block_size=16, seed=5))
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        train(tiny(init_from="resume", out_dir="nowhere"))
+
+
+@pytest.mark.parametrize(
+    "change", [dict(sampling="random"), dict(optimizer="muon"), dict(seed=2), dict(bias=True), dict(activation="gelu")]
+)
+def test_settings_that_define_a_run_cannot_change_on_resume(tiny, change):
+    train(tiny(max_iters=3))
+    with pytest.raises(UserError, match=next(iter(change))):
+        train(tiny(init_from="resume", max_iters=6, **change))
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
+
+
+def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
+    train(tiny(max_iters=3))
+    train(tiny(max_iters=6, learning_rate=1e-3, init_from="resume"))
+    assert "learning_rate 0.001 (was 0.003)" in capsys.readouterr().out
+    train(tiny(max_iters=9, learning_rate=1e-3, init_from="resume", batch_size=2, gradient_accumulation_steps=2))
+    assert "not bitwise identical" in capsys.readouterr().out
+    first, second = checkpoint.load(Path(tiny().out_dir)).state["resumes"]
+    assert first == {
+        "step": 3,
+        "after": "its end",
+        "changes": {"max_iters": [3, 6], "learning_rate": [0.003, 0.001]},
+        "exact": True,
+    }
+    assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
+    with pytest.raises(UserError, match="batch_size \\* gradient_accumulation_steps: 4 before, 8 now"):
+        train(tiny(init_from="resume", batch_size=8))
+
+
+def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):
+    """It returned to its warmup, at a hundredth of the learning rate."""
+    train(tiny(max_iters=5, warmup_iters=2))
+    train(tiny(max_iters=500, warmup_iters=200, eval_interval=1000, init_from="resume", patience=1))
+    rates = [line["lr"] for line in read_metrics(tiny().out_dir)]
+    assert rates[5] == pytest.approx(3e-3, rel=0.01)
+
+
+def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path, monkeypatch):
+    """The file's warmup_iters was scaled with --max_iters, so the warmup began again where the run had ended."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("max_iters = 40\nwarmup_iters = 4\nlearning_rate = 1e-3\n")
+    small = "n_layer n_head n_embd block_size batch_size dataset data_dir dtype out_dir eval_iters".split()
+    args = ["x.py", *[f"--{name}={getattr(tiny(), name)}" for name in small], "--log_interval=1", "--sample_tokens=0"]
+    train(configurator.load(TrainConfig, [*args, "--max_iters=8"]))
+    resume = ["--init_from=resume", "--max_iters=400", "--eval_interval=400", "--patience=1"]
+    log = Metrics.log
+
+    def log_and_stop_at_step_10(self, line):
+        log(self, line)
+        if line["step"] == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Metrics, "log", log_and_stop_at_step_10)
+    train(configurator.load(TrainConfig, [*args, *resume]))
+    assert [line["lr"] > 9e-4 for line in read_metrics(tiny().out_dir)][8:] == [True] * 3
+
+
+# --- finetuning -------------------------------------------------------------------------------------------------------
+
+
+def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path, capsys):
+    first = tiny(max_iters=30, eval_interval=30)
+    before = train(first).best_val_loss
+    finetune = dict(init_from=first.out_dir, out_dir=str(tmp_path / "new"), max_iters=6, learning_rate=1e-5)
+    default_shape = {name: getattr(TrainConfig, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
+    after = train(tiny(**finetune, **default_shape)).best_val_loss
+    assert after == pytest.approx(before, abs=0.05)
+    assert checkpoint.load(tmp_path / "new").state["config"]["n_layer"] == 2
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        train(tiny(**finetune, n_layer=3))
+    train(tiny(**{**finetune, **default_shape, "init_from": "resume", "max_iters": 8}))  # resuming also uses its shape
+    with pytest.raises(UserError, match="init_from=gone: it is not scratch, resume, gpt2"):
+        train(tiny(**{**finetune, "init_from": "gone"}))
+    train(tiny(**finetune, block_size=16, overwrite=True))
+    assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
+    assert "block_size 16: the first 16 of the 32 trained positions are used" in capsys.readouterr().out
+
+
+def test_a_shape_on_the_command_line_is_refused_even_if_it_is_the_default(tiny, tmp_path):
+    """--n_layer=12 and --block_size=1024 are the defaults, and were ignored for a checkpoint with another shape."""
+    train(tiny(max_iters=3))
+    args = [f"--data_dir={tiny().data_dir}", "--dataset=verse", f"--out_dir={tmp_path / 'new'}"]
+    args += [f"--init_from={tiny().out_dir}"]
+    for setting in ("n_layer=12", "block_size=1024"):
+        cfg = configurator.load(TrainConfig, [*args, f"--{setting}"])
+        with pytest.raises(UserError, match=rf"{setting}: the checkpoint .* has {setting.split('=')[0]}="):
+            train(cfg)
+    train(configurator.load(TrainConfig, [*args, "--max_iters=2", "--batch_size=2"]))
+    assert checkpoint.load(tmp_path / "new").state["model"]["n_layer"] == 2
+
+
+def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, monkeypatch, capsys):
+    """Each of these settings had to be removed from the file before it could be used for finetuning."""
+    train(tiny(max_iters=2))
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("n_layer = 5\nn_head = 3\nn_embd = 48\nblock_size = 64\nmax_iters = 2\nbatch_size = 2\n")
+    args = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
+    args += [f"--init_from={tiny().out_dir}"]
+    train(configurator.load(TrainConfig, args))
+    message = "block_size=32 (not 64), n_layer=2 (not 5), n_head=2 (not 3), n_embd=32 (not 48)"
+    assert message in capsys.readouterr().out and checkpoint.load(Path("new")).state["config"]["n_layer"] == 2
+    cfg = configurator.load(TrainConfig, [*args, "--n_layer=3", "--n_head=1"])
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .*; n_head=1: the checkpoint .*; leave"):
+        train(cfg.replace(overwrite=True))

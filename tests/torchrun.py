@@ -1,0 +1,59 @@
+"""Start train.py with torchrun, as a user does."""
+
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from train import TrainConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+LONG_RUN = dict(batch_size=2, gradient_accumulation_steps=4, max_iters=200, warmup_iters=20, learning_rate=1e-3)
+LONG_RUN |= dict(muon_learning_rate=0.01, eval_interval=100, eval_iters=None, dropout=0.0, sample_tokens=0)
+
+
+def train_command(cfg: TrainConfig) -> list[str]:
+    device = "cpu" if cfg.device == "auto" else cfg.device
+    return [str(ROOT / "train.py"), *[f"--{name}={value}" for name, value in asdict(cfg).items()], f"--device={device}"]
+
+
+def start_torchrun(cfg: TrainConfig, *options: str) -> subprocess.Popen:
+    """Start torchrun in its own process group. Its output is appended to out_dir.log."""
+    Path(cfg.out_dir).parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{cfg.out_dir}.log", "ab") as log:
+        return subprocess.Popen(
+            [*TORCHRUN, *options, *train_command(cfg)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def output(cfg: TrainConfig) -> str:
+    """What torchrun and its processes have printed so far."""
+    return Path(f"{cfg.out_dir}.log").read_text(encoding="utf-8")
+
+
+def run_torchrun(processes: int, cfg: TrainConfig, *options: str) -> str:
+    """Train with this number of processes. Returns their output, which must not contain a warning."""
+    torchrun = start_torchrun(cfg, "--standalone", f"--nproc_per_node={processes}", *options)
+    assert torchrun.wait(timeout=300) == 0, output(cfg)
+    assert "Warning" not in output(cfg), output(cfg)
+    return output(cfg)
+
+
+def wait_for_step(cfg: TrainConfig, step: int) -> None:
+    """Wait until this step is logged. Steps are logged one by one."""
+    log = Path(cfg.out_dir, "metrics.jsonl")
+    deadline = time.monotonic() + 120
+    while not log.exists() or len(log.read_bytes().splitlines()) < step:
+        assert time.monotonic() < deadline, output(cfg)
+        time.sleep(0.02)
+
+
+def worker_ids(torchrun: subprocess.Popen) -> list[int]:
+    """The process ids of torchrun's workers, by rank. Linux only."""
+    return [int(pid) for pid in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()]
