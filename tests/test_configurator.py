@@ -17,7 +17,7 @@ ROOT = configurator.ROOT
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Settings of the tests."""
+    """Settings for the tests."""
 
     # --- numbers ---
     learning_rate: float = 0.1  # a rate
@@ -67,9 +67,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("--flag=TRUE", "flag", True),
     ],
 )
-def test_arguments(argument, setting, value):
-    found = getattr(configurator.load(Config, [argument]), setting)
-    assert found == value and type(found) is type(value)
+def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, value):
+    loaded = getattr(configurator.load(Config, [argument]), setting)
+    assert loaded == value and type(loaded) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_arguments(argument, setting, value):
         (["--learning_rate=0"], "command line: learning_rate=0.0: it must be positive"),
     ],
 )
-def test_mistakes_say_how_to_mend_them(arguments, message):
+def test_errors_say_how_to_fix_them(arguments, message):
     with pytest.raises(ConfigError) as error:
         configurator.load(Config, arguments)
     assert message in str(error.value)
 
 
-def test_a_file_holds_assignments_and_arithmetic(write):
+def test_a_config_file_holds_assignments_and_arithmetic(write):
     path = write(
         '"""A record."""\nimport_rate = 2\n'.replace("import_rate", "_scratch")
         + "max_iters = 4 * 10**2 // _scratch\n"
@@ -113,7 +113,7 @@ def test_a_file_holds_assignments_and_arithmetic(write):
     )
     config = configurator.load(Config, [path, "--start=c"])
     assert config == Config(learning_rate=1.0, max_iters=200, eval_iters=2, start="c", flag=True)
-    assert configurator.load(Config, ["--start=c", path]).start == "ab"  # the later one counts
+    assert configurator.load(Config, ["--start=c", path]).start == "ab"  # the last argument decides
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_file_holds_assignments_and_arithmetic(write):
         ("\n\nmax_iters = 0", "x.py:3: max_iters=0: it must be positive"),
     ],
 )
-def test_mistakes_in_a_file_name_the_line(write, content, message):
+def test_errors_in_a_config_file_name_the_line(write, content, message):
     with pytest.raises(ConfigError) as error:
         configurator.load(Config, [write(content)])
     assert message in str(error.value)
 
 
-def test_all_mistakes_are_told_at_once(write):
+def test_all_errors_are_reported_together(write):
     with pytest.raises(ConfigError) as error:
         configurator.load(Config, [write("a = 1\nb = 2"), "--c=3"])
     assert len(str(error.value).splitlines()) == 3
@@ -163,25 +163,31 @@ def test_help_shows_every_setting(cls):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
 def test_shipped_configs_load(path, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # found from any folder
+    monkeypatch.chdir(tmp_path)  # config files are found from any folder
     config = configurator.load(TrainConfig, [f"config/{path.name}"])
     assert config.eval_only or config.out_dir != TrainConfig.out_dir  # an evaluation writes nothing
     assert path.read_text(encoding="utf-8").startswith("# python train.py config/" + path.name)
 
 
-def test_impossible_training_settings_are_told_together():
-    wrong = ["--n_embd=30", "--n_head=4", "--learning_rate=-1", "--max_iters=10", "--dropout=1", "--batch_size=0"]
-    wrong += ["--total_batch_tokens=100", "--gradient_accumulation_steps=2", "--min_lr=1", "--beta2=1", "--patience=0"]
+def test_all_invalid_training_settings_are_reported_together():
+    invalid = ["--n_embd=30", "--n_head=4", "--learning_rate=-1", "--max_iters=10", "--dropout=1", "--batch_size=0"]
+    invalid += [
+        "--total_batch_tokens=100",
+        "--gradient_accumulation_steps=2",
+        "--min_lr=1",
+        "--beta2=1",
+        "--patience=0",
+    ]
     with pytest.raises(ConfigError) as error:
-        configurator.load(TrainConfig, wrong)
+        configurator.load(TrainConfig, invalid)
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
     assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
 
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
-def test_numbers_are_finite(number, write):
-    """They passed the checks, and the run was lost at its first save: JSON has no such numbers."""
+def test_numbers_must_be_finite(number, write):
+    """Others were accepted, and the run failed at its first checkpoint, because JSON has no such numbers."""
     for cls, name in (
         (TrainConfig, "grad_clip"),
         (TrainConfig, "minutes"),
@@ -197,18 +203,18 @@ def test_numbers_are_finite(number, write):
         configurator.check(TrainConfig(dropout=float("nan")))
 
 
-def test_only_fields_are_settings():
+def test_origins_is_not_a_setting():
     with pytest.raises(ConfigError, match="origins is not a setting"):
         configurator.load(Config, ["--origins=x"])
 
 
-def test_settings_remember_where_they_were_set(write):
+def test_origins_say_where_settings_were_set(write):
     config = configurator.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
     assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
     assert Config().origins == {}
 
 
-def test_total_batch_tokens_gives_the_accumulation():
+def test_total_batch_tokens_determines_the_accumulation():
     config = configurator.load(TrainConfig, ["--total_batch_tokens=1e5", "--batch_size=10", "--block_size=1000"])
     assert config.accumulation == 10
     with pytest.raises(ConfigError, match="multiple of batch_size \\* block_size = 10,000; use 90000"):
@@ -252,8 +258,8 @@ backend = 'nccl'
 """
 
 
-def test_nanogpts_way_to_name_a_run_is_taken(write):
-    """Its config/finetune_shakespeare.py imports time, and calls it."""
+def test_a_config_file_may_use_the_time_as_in_nanogpt(write):
+    """nanoGPT's config/finetune_shakespeare.py imports time, and calls time.time()."""
     content = "import time\n\nwandb_run_name = 'ft-' + str(time.time())\nlearning_rate = 3e-5\n"
     name = configurator.load(TrainConfig, [write(content)]).wandb_run_name
     assert name.startswith("ft-") and float(name.removeprefix("ft-")) > 1e9
@@ -262,6 +268,6 @@ def test_nanogpts_way_to_name_a_run_is_taken(write):
             configurator.load(TrainConfig, [write(f"{other}\n")])
 
 
-def test_every_setting_of_nanogpt_is_taken(write):
+def test_every_setting_of_nanogpt_is_accepted(write):
     config = configurator.load(TrainConfig, [write(NANOGPT)])
     assert config.batch_size == 64 and config.wandb_run_name == "mini-gpt"

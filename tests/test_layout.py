@@ -1,4 +1,4 @@
-"""The layout: which file may import which, and that nothing happens at import."""
+"""Which file may import which, and that nothing runs at import."""
 
 import ast
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(path for folder in ("", "folio", "prepare", "tools", "tests") for path in (ROOT / folder).glob("*.py"))
 TOOLS = {*(ROOT / "tools").glob("*.py")} - {ROOT / "tools" / "bench_timing.py"}  # helpers without a command
 SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *(ROOT / "prepare").glob("*.py"), *sorted(TOOLS)]
-ALLOWED = {  # importer -> what of ours it may import
+ALLOWED = {  # importer -> the project's modules and packages that it may import
     "model": set(),
     "folio": {"folio", "model"},
     "train": {"folio", "model"},
@@ -25,7 +25,7 @@ ALLOWED = {  # importer -> what of ours it may import
 
 
 def imports(path: Path) -> set[str]:
-    """The first names of all modules that the file imports."""
+    """The top-level packages of all modules that the file imports."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -37,27 +37,27 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_arrows_point_one_way(path):
-    place = path.relative_to(ROOT).parts[0].removesuffix(".py")
+def test_files_import_only_what_they_may(path):
+    package = path.relative_to(ROOT).parts[0].removesuffix(".py")
     ours, others = imports(path) & ALLOWED.keys(), imports(path) - ALLOWED.keys() - sys.stdlib_module_names
-    assert ours <= ALLOWED[place]
-    files = ["requirements.txt", *(["requirements-dev.txt"] if place == "tests" else [])]
+    assert ours <= ALLOWED[package]
+    files = ["requirements.txt", *(["requirements-dev.txt"] if package == "tests" else [])]
     listed = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in files)
     required = re.findall(r"^([\w-]+)", listed.replace("-", "_"), re.MULTILINE)
-    beside = {file.stem for file in path.parent.glob("*.py")} if place == "tests" else set()
-    assert others - beside <= {*required, "tiktoken_ext"}  # tiktoken_ext is a part of the package tiktoken
-    if place == "model":
+    siblings = {file.stem for file in path.parent.glob("*.py")} if package == "tests" else set()
+    assert others - siblings <= {*required, "tiktoken_ext"}  # tiktoken_ext is part of the package tiktoken
+    if package == "model":
         assert others == {"torch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_nothing_happens_at_import(path):
+def test_nothing_runs_at_import(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree) or path.parent.name == "tests"
     for node in tree.body:
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             allowed = "sys.path.insert(0, str(ROOT))"
-            if path == ROOT / "folio" / "openmp.py":  # the one exception, as torch reads these variables at its import
+            if path == ROOT / "folio" / "openmp.py":  # the only exception, because torch reads it when imported
                 allowed = "os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')"
             assert ast.unparse(node) == allowed, ast.unparse(node)
         elif isinstance(node, ast.If):
@@ -66,30 +66,30 @@ def test_nothing_happens_at_import(path):
             assert not isinstance(node, (ast.For, ast.While, ast.With, ast.Try))
 
 
-COMPUTING = [ROOT / "train.py", ROOT / "tools" / "evaluate.py", ROOT / "tools" / "plan.py"]  # batches, by matmuls
+COMPUTING = [ROOT / "train.py", ROOT / "tools" / "evaluate.py", ROOT / "tools" / "plan.py"]  # large batches
 
 
 @pytest.mark.parametrize("path", COMPUTING, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_what_computes_sets_openmp_up_before_torch(path, tmp_path):
-    """torch reads OpenMP's variables when it is imported; what the user has set stays."""
-    watch = """
+def test_computing_scripts_configure_openmp_before_importing_torch(path, tmp_path):
+    """torch reads OpenMP's variables when it is imported. A variable that the user has set is not changed."""
+    code = """
 import os, runpy, sys
-class Watch:
+class ImportObserver:
     def find_spec(self, name, *args):
         if name == "torch":
             print(os.environ["OMP_WAIT_POLICY"])
-sys.meta_path.insert(0, Watch())
+sys.meta_path.insert(0, ImportObserver())
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 runpy.run_path(sys.argv[1])
 """
-    for given, expected in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
-        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
-        words = [sys.executable, "-c", watch, str(path)]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.split() == [expected], done.stderr
+    for variables, expected in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
+        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | variables
+        command = [sys.executable, "-c", code, str(path)]
+        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert result.returncode == 0 and result.stdout.split() == [expected], result.stderr
 
 
-def test_no_drawers():
+def test_no_file_has_a_vague_name():
     names = {path.name for path in FILES}
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
     assert not {path.name for path in ROOT.glob("*.py")} & {"config.py", "data.py", "prepare.py"}
@@ -97,10 +97,10 @@ def test_no_drawers():
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_scripts_run_from_any_folder(path, tmp_path):
-    done = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and path.name in done.stdout and done.stderr == ""
+    result = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0 and path.name in result.stdout and result.stderr == ""
 
 
 def test_prepare_scripts_run_as_modules():
-    done = subprocess.run([sys.executable, "-m", "prepare.shakespeare_char", "--help"], cwd=ROOT, capture_output=True)
-    assert done.returncode == 0 and done.stderr == b""
+    result = subprocess.run([sys.executable, "-m", "prepare.shakespeare_char", "--help"], cwd=ROOT, capture_output=True)
+    assert result.returncode == 0 and result.stderr == b""

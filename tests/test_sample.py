@@ -23,6 +23,7 @@ from train import TrainConfig, train
 
 @pytest.fixture
 def run(tiny) -> str:
+    """The folder of a short training run."""
     cfg = tiny(max_iters=20)
     with redirect_stdout(io.StringIO()):
         train(cfg)
@@ -30,7 +31,7 @@ def run(tiny) -> str:
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
-def test_each_tokenizer_trains_and_writes_without_its_data(kind, tiny, tmp_path, text, monkeypatch):
+def test_each_tokenizer_trains_and_samples_without_its_data(kind, tiny, tmp_path, text, monkeypatch):
     monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
     (tmp_path / "poems").mkdir()
     for number in range(20):
@@ -40,154 +41,155 @@ def test_each_tokenizer_trains_and_writes_without_its_data(kind, tiny, tmp_path,
     prepare_text.main(prepare_text.TextConfig(inputs=inputs, **settings))
     cfg = tiny(dataset="poems", data_dir=str(tmp_path / "data"), max_iters=5)
     train(cfg)
-    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", None)  # a checkpoint needs nothing else
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", None)  # the checkpoint has its own tokenizer
     shutil.rmtree(tmp_path / "data")
-    assert written(cfg.out_dir, start="The é").startswith("The é")
-    assert "<|endoftext|>" not in written(cfg.out_dir, max_new_tokens=300)
+    assert sample_text(cfg.out_dir, start="The é").startswith("The é")
+    assert "<|endoftext|>" not in sample_text(cfg.out_dir, max_new_tokens=300)
 
 
-def written(out_dir: str, **settings) -> str:
+def sample_text(out_dir: str, **settings) -> str:
+    """What sample.py prints."""
     out = io.StringIO()
     with redirect_stdout(out):
         main(SampleConfig(out_dir=out_dir, **{"max_new_tokens": 40, "dtype": "float32", **settings}))
     return out.getvalue()
 
 
-def test_a_prompt_goes_on(run):
-    text = written(run, start="The king")
+def test_the_text_starts_with_the_prompt(run):
+    text = sample_text(run, start="The king")
     assert text.startswith("The king") and len(text) == len("The king") + 40 + 1
 
 
-def test_samples_are_the_same_however_many_and_however_shown(run):
-    three = written(run, num_samples=3).removesuffix("\n").split("\n---------------\n")
-    assert len(three) == 3 and len(set(three)) == 3
-    assert written(run, num_samples=1) == three[0] + "\n"
-    assert written(run, num_samples=3, stream=False).removesuffix("\n").split("\n---------------\n") == three
-    assert written(run, seed=2) != written(run)
+def test_sample_k_does_not_depend_on_num_samples_or_stream(run):
+    separator = "\n---------------\n"
+    samples = sample_text(run, num_samples=3).removesuffix("\n").split(separator)
+    assert len(samples) == 3 and len(set(samples)) == 3
+    assert sample_text(run, num_samples=1) == samples[0] + "\n"
+    assert sample_text(run, num_samples=3, stream=False).removesuffix("\n").split(separator) == samples
+    assert sample_text(run, seed=2) != sample_text(run)
 
 
 def test_stop_ends_the_text(run):
-    whole = written(run, temperature=0.0, start="The")
-    stop = whole[10:12]
-    assert written(run, temperature=0.0, start="The", stop=stop) == "The" + whole[3:].split(stop)[0] + "\n"
+    text = sample_text(run, temperature=0.0, start="The")
+    stop = text[10:12]
+    assert sample_text(run, temperature=0.0, start="The", stop=stop) == "The" + text[3:].split(stop)[0] + "\n"
 
 
-def test_line_breaks_can_be_typed(run):
-    assert written(run, start=r"The\nking").startswith("The\nking")
-    assert "\n" not in written(run, start="The", stop=r"\n", max_new_tokens=200).removesuffix("\n")
+def test_backslash_n_is_a_line_break(run):
+    assert sample_text(run, start=r"The\nking").startswith("The\nking")
+    assert "\n" not in sample_text(run, start="The", stop=r"\n", max_new_tokens=200).removesuffix("\n")
 
 
 def test_greedy_ignores_the_seed(run):
-    assert written(run, temperature=0.0, seed=1) == written(run, temperature=0.0, seed=2)
+    assert sample_text(run, temperature=0.0, seed=1) == sample_text(run, temperature=0.0, seed=2)
 
 
-def test_a_prompt_from_a_file(run, tmp_path):
+def test_a_prompt_is_read_from_a_file(run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("The crown\n", encoding="utf-8")
-    assert written(run, start=f"FILE:{path}").startswith("The crown\n")
+    assert sample_text(run, start=f"FILE:{path}").startswith("The crown\n")
     with pytest.raises(UserError, match=r"start=FILE:gone\.txt: the file gone\.txt does not exist"):
-        written(run, start="FILE:gone.txt")
+        sample_text(run, start="FILE:gone.txt")
     path.write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="not UTF-8 at byte 3"):
-        written(run, start=f"FILE:{path}")
+        sample_text(run, start=f"FILE:{path}")
 
 
-def test_an_unknown_character_is_named(run):
+def test_an_unknown_character_is_an_error_that_names_it(run):
     with pytest.raises(UserError, match=r"the character 'Ω' \(U\+03A9\) at position 4"):
-        written(run, start="The Ω")
+        sample_text(run, start="The Ω")
 
 
 def test_a_checkpoint_needs_nothing_else(run, tmp_path, monkeypatch):
-    """Neither the data set nor the folder it was trained in."""
+    """It can be moved, and the data set is not needed."""
     moved = Path(run).rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
     last = checkpoint.load(moved).path
-    assert written(str(moved), checkpoint="last") == written("nowhere", init_from=str(last))
+    assert sample_text(str(moved), checkpoint="last") == sample_text("nowhere", init_from=str(last))
 
 
-def test_nothing_to_sample_from():
+def test_a_folder_without_a_checkpoint_is_an_error():
     with pytest.raises(UserError, match="nowhere holds no checkpoint: train one first"):
-        written("nowhere")
+        sample_text("nowhere")
 
 
-def test_impossible_settings_are_told_together():
-    wrong = dict(
+def test_all_invalid_settings_are_reported_together():
+    invalid = dict(
         seed=-1, num_samples=0, batch_size=0, max_new_tokens=0, context_stride=0, temperature=-1.0, top_k=0, top_p=1.5
     )
-    wrong |= dict(min_p=0.0, repetition_penalty=0.0, logprobs=-1, compile=True, stop="")
+    invalid |= dict(min_p=0.0, repetition_penalty=0.0, logprobs=-1, compile=True, stop="")
     with pytest.raises(UserError) as error:
-        configurator.check(SampleConfig(**wrong))
+        configurator.check(SampleConfig(**invalid))
     named = {line.removeprefix("default: ").split("=")[0] for line in str(error.value).splitlines()}
-    assert named == wrong.keys()
+    assert named == invalid.keys()
     assert [name for name, _ in SampleConfig(prompts="a.jsonl", start="b").problems()] == ["prompts"]
 
 
-def test_samples_do_not_depend_on_the_batch(run):
-    assert written(run, num_samples=5, batch_size=2) == written(run, num_samples=5)
+def test_samples_do_not_depend_on_batch_size(run):
+    assert sample_text(run, num_samples=5, batch_size=2) == sample_text(run, num_samples=5)
 
 
-def test_unknown_characters_of_the_start_can_be_left_out(run):
-    assert written(run, start="The Ω", on_unknown="skip").removeprefix("The Ω") == written(
-        run, start="The "
-    ).removeprefix("The ")
+def test_on_unknown_skip_skips_unknown_characters_of_the_prompt(run):
+    expected = sample_text(run, start="The ").removeprefix("The ")
+    assert sample_text(run, start="The Ω", on_unknown="skip").removeprefix("The Ω") == expected
 
 
-def test_prompts_from_a_file_come_out_as_json_lines(run, tmp_path):
-    """In batches of ragged prompts, each as it is alone."""
+def test_each_prompt_of_a_file_becomes_json_lines(run, tmp_path):
+    """In batches of prompts of unequal length, each with the text that it has alone."""
     path, starts = tmp_path / "prompts.jsonl", ["The king", "", "A", "Broken crown and sword"]
     path.write_text("\n".join(json.dumps({"prompt": start}) for start in starts))
-    lines = [json.loads(line) for line in written(run, prompts=str(path), num_samples=2, batch_size=3).splitlines()]
+    lines = [json.loads(line) for line in sample_text(run, prompts=str(path), num_samples=2, batch_size=3).splitlines()]
     assert [(line["prompt"], line["sample"]) for line in lines] == [(s, k) for s in starts for k in (0, 1)]
     for line in lines[::2]:
-        assert line["prompt"] + line["text"] + "\n" == written(run, start=line["prompt"])
+        assert line["prompt"] + line["text"] + "\n" == sample_text(run, start=line["prompt"])
     with pytest.raises(UserError, match="there is no such file"):
-        written(run, prompts="gone.jsonl")
+        sample_text(run, prompts="gone.jsonl")
     path.write_text('{"text": "a"}')
     with pytest.raises(UserError, match=r"prompts\.jsonl:1: it has no text \"prompt\"; write"):
-        written(run, prompts=str(path))
+        sample_text(run, prompts=str(path))
 
 
-def test_log_probabilities_are_those_of_the_model(run):
-    lines = written(run, start="The", logprobs=2, max_new_tokens=3, temperature=0.0).splitlines()
-    text = written(run, start="The", max_new_tokens=3, temperature=0.0).removeprefix("The").removesuffix("\n")
+def test_logprobs_match_the_model(run):
+    lines = sample_text(run, start="The", logprobs=2, max_new_tokens=3, temperature=0.0).splitlines()
+    text = sample_text(run, start="The", max_new_tokens=3, temperature=0.0).removeprefix("The").removesuffix("\n")
     loaded = checkpoint.load(Path(run), "best")
     model = loaded.build().eval()
     for n, line in enumerate(lines):
         ids = torch.from_numpy(loaded.tokenizer.encode("The" + text[:n]).astype(int))[None]
-        expected, likeliest = model(ids)[0][0, -1].log_softmax(-1).topk(2)
-        shown = [f"{loaded.tokenizer.characters[i]!r} {p:.3f}" for p, i in zip(expected, likeliest, strict=True)]
-        assert line.split("  ")[0].strip() == shown[0] and line.endswith("  ".join(shown))
+        logprobs, most_likely = model(ids)[0][0, -1].log_softmax(-1).topk(2)
+        expected = [f"{loaded.tokenizer.characters[i]!r} {p:.3f}" for p, i in zip(logprobs, most_likely, strict=True)]
+        assert line.split("  ")[0].strip() == expected[0] and line.endswith("  ".join(expected))
 
 
-def test_a_conversation_goes_on_after_a_mistake_and_ctrl_c(run, monkeypatch, capsys):
-    asked = iter(["The king", "Ω", "The sword", "A"])
+def test_interactive_mode_continues_after_an_error_and_ctrl_c(run, monkeypatch, capsys):
+    prompts = iter(["The king", "Ω", "The sword", "A"])
 
-    def answer(prompt: str) -> str:
+    def next_prompt(shown: str) -> str:
         try:
-            return next(asked)
+            return next(prompts)
         except StopIteration:
             raise EOFError from None
 
     push, pushed = sample.TextStream.push, 0
 
-    def interrupted(text, token):
+    def push_or_interrupt(stream, token):
         nonlocal pushed
         pushed += 1
         if pushed == 50:  # in the second text
             raise KeyboardInterrupt
-        return push(text, token)
+        return push(stream, token)
 
-    monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr(sample.TextStream, "push", interrupted)
+    monkeypatch.setattr("builtins.input", next_prompt)
+    monkeypatch.setattr(sample.TextStream, "push", push_or_interrupt)
     sample.main(SampleConfig(out_dir=run, interactive=True, max_new_tokens=40, dtype="float32", on_unknown="error"))
     out, err = capsys.readouterr()
     assert out.startswith("The king") and "\nA" in out and "the character 'Ω'" in err and "Ω" not in out
     assert len(out.split("\nThe sword")[1].split("\nA")[0]) == 8 and " tokens/s, the first after " in err
 
 
-def test_standard_input_and_a_start_that_is_too_long(run, monkeypatch, capsys):
+def test_a_prompt_from_standard_input_that_is_longer_than_the_context(run, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The king " * 10)))
-    assert written(run, start="-", max_new_tokens=None).startswith("The king " * 10)
+    assert sample_text(run, start="-", max_new_tokens=None).startswith("The king " * 10)
     assert "the prompt has 90 tokens, of which the model sees the last 32" in capsys.readouterr().err
 
 
@@ -196,27 +198,27 @@ def test_standard_input_and_a_start_that_is_too_long(run, monkeypatch, capsys):
     [
         ("a<|endoftext|>b", [97, 256, 98]),
         ("<|endoftext|>", [256]),
-        ("", [256]),  # text out of nothing begins there, too
+        ("", [256]),  # without a prompt, text also starts there
         ("a<|end", [97, 60, 124, 101, 110, 100]),
     ],
 )
-def test_the_end_of_text_can_be_typed(start, ids):
+def test_a_prompt_may_contain_the_end_of_text(start, ids):
     sampler = SimpleNamespace(tokenizer=ByteTokenizer(), model=GPT(GPTConfig(8, 257, 1, 1, 8)))
     assert Sampler.prompt(sampler, start) == ids
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_each_dtype_writes(dtype, run):
-    assert len(written(run, start="The", dtype=dtype)) == 3 + 40 + 1
+def test_each_dtype_samples(dtype, run):
+    assert len(sample_text(run, start="The", dtype=dtype)) == 3 + 40 + 1
 
 
-def test_a_text_can_fill_the_context(run):
-    assert len(written(run, start="The", max_new_tokens=None)) == 32 + 1
+def test_without_a_limit_a_text_fills_the_context(run):
+    assert len(sample_text(run, start="The", max_new_tokens=None)) == 32 + 1
 
 
 @pytest.fixture(scope="module")
 def trained(data_dir, tmp_path_factory) -> str:
-    """A run that several tests only read."""
+    """The folder of a run that several tests share, and do not change."""
     small = dict(n_layer=1, n_head=2, n_embd=24, block_size=16, batch_size=4, max_iters=4, warmup_iters=0)
     out_dir = str(tmp_path_factory.mktemp("trained") / "out")
     with redirect_stdout(io.StringIO()):
@@ -224,8 +226,8 @@ def trained(data_dir, tmp_path_factory) -> str:
     return out_dir
 
 
-def typed(out_dir: str, *arguments: str) -> str:
-    """What the command line writes."""
+def run_command(out_dir: str, *arguments: str) -> str:
+    """What `python sample.py ARGUMENTS` prints to standard output."""
     out = io.StringIO()
     with redirect_stdout(out):
         main(configurator.load(SampleConfig, [f"--out_dir={out_dir}", "--dtype=float32", *arguments]))
@@ -249,8 +251,8 @@ def typed(out_dir: str, *arguments: str) -> str:
         ("--prompts=empty.jsonl", r"prompts=empty\.jsonl: the file is empty; write \{"),
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: this line is not JSON"),
         ("--prompts=null.jsonl", r'null\.jsonl:1: it has no text "prompt"; write \{"prompt": "TEXT"\}'),
-        ("--prompts=number.jsonl", r'number\.jsonl:1: it has no "prompt" that is text'),
-        ("--prompts=other.jsonl", r'other\.jsonl:1: it has no "prompt" that is text'),
+        ("--prompts=number.jsonl", r'number\.jsonl:1: it has no text "prompt"; write \{"prompt": "TEXT"\}'),
+        ("--prompts=other.jsonl", r'other\.jsonl:1: it has no text "prompt"; write \{"prompt": "TEXT"\}'),
         (
             "--prompts=unknown.jsonl",
             r"prompts=unknown\.jsonl: in prompt 2, the character 'Ω' \(U\+03A9\) at position 2",
@@ -258,12 +260,13 @@ def typed(out_dir: str, *arguments: str) -> str:
         ("--prompts=binary", r"binary:1: this line is not UTF-8 at byte 1"),
         ("--temperature=1e-300", r"temperature=1e-300: it must be from 1e-6 to 1e6, or 0"),
         ("--temperature=1e300", r"it must be from 1e-6 to 1e6, or 0"),
-        ("--repetition_penalty=1e-200", r"it must be from 1e-6 to 1e6; 1 turns it off"),
+        ("--repetition_penalty=1e-200", r"repetition_penalty=1e-200: it must be at least 1e-06 and at most 1000000\.0"),
+        ("--top_k=1000000000000000000000000", r"top_k=1000000000000000000000000: it must be less than 2\*\*63"),
         ("--stop=", r"stop=: it must not be empty"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(argument, message, trained, tmp_path, monkeypatch):
-    """A negative seed, a folder as a start and others ended in a traceback, or in no line at all."""
+def test_invalid_arguments_are_one_line_errors(argument, message, trained, tmp_path, monkeypatch):
+    """A negative seed, a folder as the prompt and others ended in a traceback, or without any message."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.jsonl").write_text('{"prompt": "A"}')
@@ -274,67 +277,71 @@ def test_what_cannot_work_is_told_in_one_line(argument, message, trained, tmp_pa
     (tmp_path / "binary").write_bytes(b"A\xff\x00")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")  # reading it waited forever
-    with pytest.raises(UserError, match=message) as caught:
-        typed(trained, argument)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=message) as error:
+        run_command(trained, argument)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "argument, means",
+    "argument, equivalent",
     [
-        ("--top_k=1000000000000000000000000", "--top_k=None"),
+        ("--top_k=1000000000000000000", "--top_k=None"),
         ("--top_p=1e-300", "--top_k=1"),
         ("--min_p=1e-300", "--min_p=None"),
-        ("--context_stride=1000000000000000000000000", "--context_stride=16"),
+        ("--context_stride=1000000000000000000", "--context_stride=16"),
         pytest.param(f"--stop={'king' * 10_000}", "--stop=None", id="a long stop"),
-        ("--batch_size=1000000000000000000000000", "--batch_size=32"),
+        ("--batch_size=1000000000000000000", "--batch_size=32"),
         ("--max_new_tokens=None", "--max_new_tokens=15"),
     ],
 )
-def test_huge_and_tiny_values_mean_what_they_say(argument, means, trained):
-    """A top_p that is 0 in float32 left no token, and the drawing crashed."""
+def test_extreme_values_are_equivalent_to_ordinary_ones(argument, equivalent, trained):
+    """A top_p that is 0 in float32 kept no token, and sampling crashed."""
     common = [] if "max_new" in argument else ["--max_new_tokens=40"]
-    assert typed(trained, *common, argument) == typed(trained, *common, means)
+    assert run_command(trained, *common, argument) == run_command(trained, *common, equivalent)
 
 
-def test_more_runners_up_than_the_tokenizer_has(trained, monkeypatch):
-    """Ids of a padded vocabulary were shown, too, and no tokenizer knows their bytes."""
+def test_logprobs_of_more_tokens_than_the_tokenizer_has(trained, monkeypatch):
+    """Padding ids were also shown, but the tokenizer has no bytes for them."""
     loaded = checkpoint.load(Path(trained), "best")
     tokens, wte = loaded.tokenizer.vocab_size, loaded.model["transformer.wte.weight"]
     loaded.model["transformer.wte.weight"] = torch.cat([wte, wte])
     loaded.state["model"]["vocab_size"] = 2 * tokens
     monkeypatch.setattr(sample.convert, "load", lambda *_: loaded)
-    (line,) = typed(trained, "--logprobs=1000000000000000000000000", "--max_new_tokens=1").splitlines()
+    (line,) = run_command(trained, "--logprobs=1000000000000000000", "--max_new_tokens=1").splitlines()
     assert len(re.findall(r" -\d+\.\d{3}", line)) == 1 + tokens
 
 
-def test_endless_numbers_of_samples_begin_at_once(trained, tmp_path, monkeypatch):
-    """All pairs of prompt and sample were listed before the first was generated."""
+def test_the_first_of_very_many_samples_is_generated_at_once(trained, tmp_path, monkeypatch):
+    """A list of all prompts and samples was made first."""
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "A"}')
-    endless = f"--num_samples={10**30}"
-    shown = []
+    lines = []
 
-    def show(line: str = "", **_) -> None:
-        shown.append(line)
-        if len(shown) == 20:
+    def print_or_interrupt(line: str = "", **_) -> None:
+        lines.append(line)
+        if len(lines) == 20:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("builtins.print", show)
+    monkeypatch.setattr("builtins.print", print_or_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        typed(trained, f"--prompts={path}", endless, "--batch_size=4", "--max_new_tokens=3")
-    assert [json.loads(line)["sample"] for line in shown] == list(range(20))
+        run_command(trained, f"--prompts={path}", f"--num_samples={10**18}", "--batch_size=4", "--max_new_tokens=3")
+    assert [json.loads(line)["sample"] for line in lines] == list(range(20))
 
 
-def test_a_batch_is_as_large_as_memory_allows(trained, monkeypatch, capsys):
-    """A large batch ended in a traceback of the allocator's, or the system ended the process."""
-    expected = typed(trained, "--num_samples=6", "--max_new_tokens=20")
-    row = (4 + 16) * 16 * 24 * 4  # bytes: caches and activations of one context; logits are small
-    monkeypatch.setattr(memory, "free", lambda device: 3 * row)
+def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
+    """With a large batch the allocator raised an exception, or the system killed the process."""
+    expected = run_command(trained, "--num_samples=6", "--max_new_tokens=20")
+    row_bytes = (4 + 16) * 16 * 24 * 4  # caches and activations of one context; logits are small
+    monkeypatch.setattr(memory, "free", lambda device: 3 * row_bytes)
     capsys.readouterr()
     texts, sizes = sample.Sampler.texts, []
-    monkeypatch.setattr(sample.Sampler, "texts", lambda self, *rows: sizes.append(len(rows[0])) or texts(self, *rows))
-    assert typed(trained, "--num_samples=6", "--max_new_tokens=20", "--batch_size=1000000") == expected
+
+    def texts_with_size(self, prompts, samples):
+        sizes.append(len(prompts))
+        return texts(self, prompts, samples)
+
+    monkeypatch.setattr(sample.Sampler, "texts", texts_with_size)
+    assert run_command(trained, "--num_samples=6", "--max_new_tokens=20", "--batch_size=1000000") == expected
     assert sizes == [2, 2, 2]
     message = "batch_size=1,000,000: 0 MiB of memory are free, so 2 texts are generated at a time"
     assert capsys.readouterr().err.startswith(message)
@@ -343,93 +350,93 @@ def test_a_batch_is_as_large_as_memory_allows(trained, monkeypatch, capsys):
         torch.OutOfMemoryError("CUDA"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        monkeypatch.setattr(sample, "generate", lambda *_, error=error, **__: iter_error(error))
+        monkeypatch.setattr(sample, "generate", lambda *_, error=error, **__: raise_error(error))
         with pytest.raises(UserError, match=r"^batch_size=32: memory ran out; use a smaller --batch_size$"):
-            typed(trained)
+            run_command(trained)
 
 
-def iter_error(error: Exception):
+def raise_error(error: Exception):
     raise error
 
 
-def test_without_a_limit_a_prompt_is_answered_as_it_is_alone(trained, tmp_path):
-    """The longest prompt of a batch decided how many tokens each text got."""
-    starts = ["A", "The king", "The king and", "The king and his crown"]
+def test_without_a_limit_each_prompt_of_a_batch_gets_the_text_it_has_alone(trained, tmp_path):
+    """The longest prompt of a batch limited the length of each text."""
+    prompts = ["A", "The king", "The king and", "The king and his crown"]
     path = tmp_path / "prompts.jsonl"
 
-    def answers(starts: list[str], *arguments: str) -> list[str]:
-        path.write_text("\n".join(json.dumps({"prompt": start}) for start in starts))
-        lines = typed(trained, f"--prompts={path}", "--max_new_tokens=None", *arguments).splitlines()
+    def texts(prompts: list[str], *arguments: str) -> list[str]:
+        path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+        lines = run_command(trained, f"--prompts={path}", "--max_new_tokens=None", *arguments).splitlines()
         return [json.loads(line)["text"] for line in lines]
 
-    together = answers(starts)
-    assert [len(text) for text in together] == [15, 8, 4, 1]
-    assert together == list(itertools.chain(*(answers([start]) for start in starts)))
-    assert together[::-1] == answers(starts[::-1], "--batch_size=3")
-    free = answers(starts, "--temperature=0")
-    stop = free[0][4:6]
-    assert answers(starts, "--temperature=0", f"--stop={stop}") == [text.split(stop)[0] for text in free]
+    batch = texts(prompts)
+    assert [len(text) for text in batch] == [15, 8, 4, 1]
+    assert batch == [text for prompt in prompts for text in texts([prompt])]
+    assert batch[::-1] == texts(prompts[::-1], "--batch_size=3")
+    greedy = texts(prompts, "--temperature=0")
+    stop = greedy[0][4:6]
+    assert texts(prompts, "--temperature=0", f"--stop={stop}") == [text.split(stop)[0] for text in greedy]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_ragged_prompts_in_each_dtype(dtype, trained, tmp_path):
-    """Prompts of two lengths crashed; with a width of 24, int8 gave NaN or a segmentation fault."""
+def test_prompts_of_unequal_length_in_each_dtype(dtype, trained, tmp_path):
+    """They crashed. With a width of 24, int8 gave NaN or a segmentation fault."""
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "A"}\n{"prompt": "The king"}\n{"prompt": "The crow"}')
-    lines = typed(trained, f"--prompts={path}", f"--dtype={dtype}", "--max_new_tokens=40").splitlines()
+    lines = run_command(trained, f"--prompts={path}", f"--dtype={dtype}", "--max_new_tokens=40").splitlines()
     assert [len(json.loads(line)["text"]) for line in lines] == [40] * 3
 
 
-def test_ctrl_c_ends_a_text_and_the_speed_is_still_true(trained, monkeypatch, capsys):
-    """The time of a text that was ended was not counted, while its tokens were."""
-    push, pushed = sample.TextStream.push, itertools.count(1)
+def test_the_speed_includes_a_text_that_ctrl_c_ended(trained, monkeypatch, capsys):
+    """Its tokens were counted, but not its time."""
+    push, number = sample.TextStream.push, itertools.count(1)
 
-    def interrupted(text, token):
-        if next(pushed) == 10:
+    def push_or_interrupt(stream, token):
+        if next(number) == 10:
             raise KeyboardInterrupt
-        return push(text, token)
+        return push(stream, token)
 
-    monkeypatch.setattr(sample.TextStream, "push", interrupted)
-    assert len(typed(trained, "--start=The", "--max_new_tokens=40")) == 3 + 9 + 1
+    monkeypatch.setattr(sample.TextStream, "push", push_or_interrupt)
+    assert len(run_command(trained, "--start=The", "--max_new_tokens=40")) == 3 + 9 + 1
     assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", capsys.readouterr().err)[1].replace(",", "")) > 0
 
 
-def test_a_line_that_is_not_utf8_does_not_end_a_conversation(trained, monkeypatch, capsys):
-    asked = iter([UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "The king", EOFError()])
+def test_interactive_mode_continues_after_a_line_that_is_not_utf8(trained, monkeypatch, capsys):
+    lines = iter([UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "The king", EOFError()])
 
-    def answer(prompt: str) -> str:
-        if isinstance(line := next(asked), Exception):
+    def next_line(shown: str) -> str:
+        if isinstance(line := next(lines), Exception):
             raise line
         return line
 
-    monkeypatch.setattr("builtins.input", answer)
-    assert typed(trained, "--interactive=True", "--max_new_tokens=5").startswith("The king")
+    monkeypatch.setattr("builtins.input", next_line)
+    assert run_command(trained, "--interactive=True", "--max_new_tokens=5").startswith("The king")
     assert "error: that line is not UTF-8" in capsys.readouterr().err
 
 
-def test_a_start_as_windows_saves_it(trained, tmp_path):
-    """With a byte-order mark, which is no character of the text, and with two characters for each line break."""
+def test_a_prompt_file_saved_on_windows(trained, tmp_path):
+    """With a byte-order mark, which is not part of the text, and line breaks of two characters."""
     (tmp_path / "start.txt").write_bytes(b"\xef\xbb\xbfThe king\r\nA")
-    assert typed(trained, f"--start=FILE:{tmp_path / 'start.txt'}").startswith("The king\nA")
+    assert run_command(trained, f"--start=FILE:{tmp_path / 'start.txt'}").startswith("The king\nA")
 
 
-def test_weights_that_are_nan_are_told_in_one_line(trained, monkeypatch):
-    """The drawing gave an id beyond the vocabulary, which ended in a traceback."""
+def test_nan_weights_are_a_one_line_error(trained, monkeypatch):
+    """An id beyond the vocabulary was sampled, which ended in a traceback."""
     loaded = checkpoint.load(Path(trained), "best")
     loaded.model["transformer.ln_f.weight"][3] = torch.nan
     monkeypatch.setattr(sample.convert, "load", lambda *_: loaded)
     for dtype in ("float32", "int8"):
         with pytest.raises(UserError, match=r"^the model computes NaN: use another checkpoint, or --dtype=float32"):
-            typed(trained, f"--dtype={dtype}")
+            run_command(trained, f"--dtype={dtype}")
 
 
-def test_a_small_models_single_row_is_computed_by_one_thread(trained, monkeypatch):
-    """Beside a busy process, its two threads waited for each other: 11 tokens per second."""
+def test_a_small_model_uses_one_thread_for_a_single_text(trained, monkeypatch):
+    """With another busy process, two threads waited for each other: 11 tokens per second."""
     threads = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    typed(trained, "--max_new_tokens=2")
-    typed(trained, "--max_new_tokens=2", "--num_samples=3")
+    run_command(trained, "--max_new_tokens=2")
+    run_command(trained, "--max_new_tokens=2", "--num_samples=3")
     monkeypatch.setattr(sample, "SMALL", 0)
-    typed(trained, "--max_new_tokens=2")
+    run_command(trained, "--max_new_tokens=2")
     assert threads == [1, 7, 7]
