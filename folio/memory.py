@@ -11,7 +11,7 @@ import torch
 
 from folio import UserError
 from folio.configurator import Settings
-from folio.kernels import ManualAttention, attention_for
+from folio.kernels import ManualAttention, choose_attention
 from folio.optim import muon_matrices
 from folio.runtime import Runtime
 from model import GPT, GPTConfig
@@ -95,7 +95,7 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
     total = s * inputs * C + 16
     if s == 2 and device == "cuda":
         total += 2 * (4 - s) * C  # norms are computed in float32
-    if isinstance(attention_for(device, dtype, config), ManualAttention):
+    if isinstance(choose_attention(device, dtype, config), ManualAttention):
         total += s * attention_row * (3 if config.pdrop("attn") else 1)
     else:
         total += 4 * config.n_head

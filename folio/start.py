@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Start(Generic[Config]):
-    """Where a run starts, and its settings after what the checkpoint determines."""
+    """Where a run starts, and its settings with what the checkpoint overrides."""
 
     cfg: Config
     checkpoint: Checkpoint | None  # None: from scratch
@@ -93,7 +93,7 @@ class Start(Generic[Config]):
             )
         if self.resuming and self.earlier["dataset"]["hash"] != data.hash:
             raise UserError(
-                f"{dataset} is not the data that this run was started with; start a new run from its weights with "
+                f"{dataset} is not this run's original data; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
             )
 

@@ -9,7 +9,7 @@ import torch
 from folio import UserError, runtime
 from folio.randomness import derive_seed
 from folio.runtime import Length, resolve_runtime
-from folio.session import Signals
+from folio.session import SignalHandler
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_derived_seeds_differ():
 
 def test_the_first_signal_asks_and_the_second_interrupts():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    with Signals() as signals:
+    with SignalHandler() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert signals.save and not signals.stop
         os.kill(os.getpid(), signal.SIGTERM)

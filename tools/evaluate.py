@@ -110,9 +110,8 @@ def measure_run(run: str, args: argparse.Namespace) -> list["Measure"]:
         tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
     runtime = resolve_runtime(args.device, args.dtype, False)
     print(f"{loaded.path}: {runtime.description}", file=sys.stderr)
-    model = loaded.build().to(runtime.device)
+    model = loaded.build().eval().to(runtime.device)
     adapt(model, runtime)
-    model.eval()  # after adapt, whose dropout modules are new
     if args.block_size:
         try:
             model.crop_block_size(args.block_size)
