@@ -25,7 +25,7 @@ from folio.configurator import Settings, line_breaks
 from folio.corpus import Corpus, CorpusError, find_sources
 from folio.generate import Sampling, Step, Text, default_prompt, generate, pack
 from folio.runtime import Runtime, resolve_runtime
-from folio.tokenizer import EOT_TEXT, CharTokenizer
+from folio.tokenizer import EOT_TEXT
 from model import GPT, GPTConfig
 
 SMALL = 4_000_000  # parameters below which "auto" is float32: so little memory is read that only the calls count
@@ -98,8 +98,7 @@ class Sampler:
 
     def __init__(self, cfg: SampleConfig, loaded: Checkpoint, runtime: Runtime):
         self.cfg, self.runtime, self.tokenizer = cfg, runtime, loaded.tokenizer
-        if isinstance(self.tokenizer, CharTokenizer):
-            self.tokenizer.on_unknown = cfg.on_unknown
+        self.tokenizer.on_unknown = cfg.on_unknown
         self.model = loaded.build(GPT, GPTConfig).to(runtime.device, runtime.dtype)  # cast once, not at each step
         if runtime.device.type == "cpu":
             torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row

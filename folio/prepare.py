@@ -495,8 +495,7 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, split: Split | None =
             else:
                 tokenizer = make_tokenizer(cfg, corpus, not corpus.is_one_text, workers)
                 write_json(part / "tokenizer.json", tokenizer.to_json())
-            if isinstance(tokenizer, CharTokenizer):
-                tokenizer.on_unknown = cfg.on_unknown
+            tokenizer.on_unknown = cfg.on_unknown
             notes = _saved_notes(part) or {"version": PROGRESS_VERSION, "recipe": recipe, "bound": None}
             while True:
                 by_fraction = split or by_hash(val_fraction)

@@ -257,7 +257,7 @@ def test_openwebtext_from_a_folder(rows, tmp_path, monkeypatch):
     openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
     assert read_json(tmp_path / "data" / "first" / "report.json")["documents"] == {"train": 1199, "val": 1}
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="could not be fetched from the Hugging Face hub"):
+    with pytest.raises(UserError, match="could not be downloaded from the Hugging Face hub"):
         openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "empty"), data_dir=str(tmp_path / "data"), name="x"))
 
 
@@ -307,7 +307,7 @@ def test_through_a_hub(rows, tmp_path):
         assert done.returncode == 2 and b"has no file *_train_000003.bin" in done.stderr
     done = typed(["prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none"))
     assert done.returncode == 2 and done.stderr.decode().count("\n") == 1
-    assert b"could not be fetched from the Hugging Face hub" in done.stderr
+    assert b"could not be downloaded from the Hugging Face hub" in done.stderr
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

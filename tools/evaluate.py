@@ -42,7 +42,7 @@ from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.shards import Shard  # noqa: E402
-from folio.tokenizer import CharTokenizer, Tokenizer  # noqa: E402
+from folio.tokenizer import Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig, find_datasets  # noqa: E402
 
@@ -103,8 +103,7 @@ def parsed(words: list[str], comparing: bool) -> argparse.Namespace:
 def measure(run: str, args: argparse.Namespace) -> list["Measure"]:
     """All that was asked for, on one model."""
     loaded = convert.load(run, args.checkpoint)
-    if isinstance(loaded.tokenizer, CharTokenizer):
-        loaded.tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
+    loaded.tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
     runtime = resolve_runtime(args.device, args.dtype, False)
     print(f"{loaded.path}: {runtime.described}", file=sys.stderr)
     model = loaded.build(GPT, GPTConfig).eval().to(runtime.device)

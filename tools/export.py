@@ -27,7 +27,6 @@ from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
 from folio.generate import default_prompt, generate  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
-from folio.tokenizer import CharTokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # of the logits, in float32, relative to the largest
@@ -83,8 +82,7 @@ def opened(to: str, made: Path) -> tuple[Encode, Decode, Logits]:
 def parity(loaded: Checkpoint, encode: Encode, decode: Decode, logits: Logits, tolerance: float = TOLERANCE) -> str:
     """Hold what was written against the checkpoint. Raises UserError if it computes or tokenizes anything else."""
     ours, tokenizer = loaded.build(GPT, GPTConfig).eval(), loaded.tokenizer
-    if isinstance(tokenizer, CharTokenizer):
-        tokenizer.on_unknown = "skip"
+    tokenizer.on_unknown = "skip"
     runtime = resolve_runtime("cpu", "float32", False)
     steps = generate(ours, [default_prompt(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
     written = tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
