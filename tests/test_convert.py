@@ -519,7 +519,7 @@ def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
     """A data set that was prepared again with fewer characters decoded the model's ids as other characters."""
     nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     (tmp_path / "data" / "abc" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b"}}))
-    with pytest.raises(UserError, match=r"meta\.pkl is of a vocabulary of 2, and the model has one of 3"):
+    with pytest.raises(UserError, match=r"meta\.pkl has a vocabulary of 2, but the model has one of 3"):
         convert.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
