@@ -37,7 +37,7 @@ import torch.nn.functional as F  # noqa: E402
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import line_breaks, run_script  # noqa: E402
-from folio.corpus import Corpus, Part, find_sources  # noqa: E402
+from folio.corpus import Corpus, DocumentPart, find_sources  # noqa: E402
 from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.runtime import Runtime, resolve_runtime  # noqa: E402
@@ -237,7 +237,9 @@ def stream_of(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
     end = tokenizer.encode(corpus.split_on or "") if tokenizer.eot is None else np.array([tokenizer.eot])
     pieces, document, number = [], [], 0
     for block in corpus.blocks():
-        ends = not isinstance(block, Part) or block.last  # a document that is larger than a block comes in parts
+        ends = (
+            not isinstance(block, DocumentPart) or block.last
+        )  # a document that is larger than a block comes in parts
         for text in block.documents():
             pieces.append(np.concatenate([tokenizer.encode(text), end[: len(end) * ends]]).astype(np.int64))
             document.append(np.full(len(pieces[-1]), number))
