@@ -77,30 +77,30 @@ def web(monkeypatch) -> Iterator[Hub]:
 
 
 def test_an_interrupted_download_resumes_where_it_stopped(web, capsys):
-    web.cut = 2
+    web.interrupt_next = 2
     assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
     half = len(CONTENT) // 2
-    assert [asked.split()[-1] for asked in web.asked] == ["0", str(half), str(half + (len(CONTENT) - half) // 2)]
+    assert [request.split()[-1] for request in web.requests] == ["0", str(half), str(half + (len(CONTENT) - half) // 2)]
     assert f"the connection broke after {half} of {len(CONTENT)} bytes; trying again" in capsys.readouterr().err
 
 
 def test_a_busy_server_is_retried_a_few_times(web):
-    web.busy = 2
+    web.busy_next = 2
     assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
-    web.busy = 100
+    web.busy_next = 100
     with pytest.raises(UserError, match="503"):
         fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
-    assert not fetch.cache_folder().exists() and len(web.asked) == 3 + 4
+    assert not fetch.cache_folder().exists() and len(web.requests) == 3 + 4
 
 
 def test_a_permanent_error_is_not_retried(web):
     with pytest.raises(UserError, match="404"):
         fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/other.txt")])
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_a_file_that_stays_truncated_is_not_stored(web):
-    web.cut = 100
+    web.interrupt_next = 100
     with pytest.raises(UserError, match=r"the connection broke after \d+ of 26 bytes"):
         fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
     assert not fetch.cache_folder().exists()
