@@ -50,11 +50,13 @@ class PrepareConfig(Settings):
     overwrite: bool = False  # True: replace another data set with this name
     val_fraction: float | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
     dedup: bool = False  # True: leave out repeated documents
-    shard_tokens: int = 100_000_000  # tokens per shard, at most
+    shard_tokens: int = 100_000_000  # largest number of tokens per shard
     # --- the tokenizer ---
     tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
-    vocab_size: int = 8192  # tokens of a bpe
-    on_unknown: Literal["error", "skip", "replace"] = "error"  # characters that a char tokenizer lacks; replace: U+FFFD
+    vocab_size: int = 8192  # number of tokens of a bpe
+    on_unknown: Literal["error", "skip", "replace"] = (
+        "error"  # unknown characters of a char tokenizer; replace: by U+FFFD
+    )
     # --- the machine ---
     num_workers: int | None = None  # processes that tokenize; None: one per core, none for a small text; 0: none
 

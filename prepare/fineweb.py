@@ -33,7 +33,7 @@ class FineWebConfig(PrepareConfig):
     name: str = "fineweb"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: int | None = None  # take only the first documents, this many; None: all
+    limit: int | None = None  # number of documents to use, from the first one; None: all
     ready: bool = False  # True: download shards that are already tokenized
     shards: int | None = None  # training shards to download with --ready=True; None: all
     tokenizer: str = "gpt2"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run

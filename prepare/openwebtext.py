@@ -37,7 +37,7 @@ class OpenWebTextConfig(PrepareConfig):
     name: str = "openwebtext"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: int | None = None  # take only the first documents, this many; None: all
+    limit: int | None = None  # number of documents to use, from the first one; None: all
     tokenizer: str = "gpt2"  # as in nanoGPT, whose totals are for this tokenizer
     val_fraction: float | None = 0.0005  # share for validation, as in train_test_split(test_size=0.0005, seed=2357)
 

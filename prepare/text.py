@@ -32,7 +32,9 @@ class TextConfig(PrepareConfig):
     inputs: tuple[str, ...] = ()  # files, folders, patterns, or - for standard input
     field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
     split_on: str | None = None  # separator of documents in text files; \n is a line break; None: one per file
-    format: Literal["text", "jsonl", "csv", "parquet"] | None = None  # of all files; None: by their suffix, or text
+    format: Literal["text", "jsonl", "csv", "parquet"] | None = (
+        None  # format of all files; None: by their suffix, otherwise text
+    )
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
