@@ -14,17 +14,8 @@ from pyarrow import parquet
 from tiny_tokenizers import bpe, trained
 
 from folio import corpus
-from folio.corpus import (
-    END,
-    Corpus,
-    CorpusError,
-    DocumentPart,
-    Field,
-    TextBlock,
-    document_hash,
-    find_cut,
-    find_sources,
-)
+from folio.blocks import END, CorpusError, DocumentPart, Field, TextBlock, document_hash
+from folio.corpus import Corpus, find_cut, find_sources
 
 DOCUMENTS = ["first one", "zweites, größer", "", '日本 "quoted", and\na break', "last\r\n"]
 
