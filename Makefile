@@ -1,4 +1,4 @@
-# Shorthands; each line is a command to type as well.
+# Shortcuts for the commands that README.md and CONTRIBUTING.md list.
 
 .PHONY: install test lint train
 install:

@@ -1,9 +1,9 @@
-"""The GPT-2 network, all of it, in one file that needs only torch.
+"""The GPT-2 network in one file that needs only torch.
 
-    python model.py        parameters and FLOPs a token of GPT-2 (small to xl) and GPT-3 175B, by part
+    python model.py        parameters and FLOPs per token of GPT-2 (small to xl) and GPT-3 175B, by part
 
 Dimensions: B batch, T time, C channels, H heads, D head size (C / H), V vocabulary, L layers.
-Parameter names are GPT-2's; matrices are nn.Linear's (out, in), where OpenAI's are stored (in, out).
+Parameter names are GPT-2's; matrices are stored as nn.Linear's (out, in), OpenAI's as (in, out).
 """
 
 import hashlib
@@ -17,30 +17,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-ACTIVATIONS = {  # by the names that transformers has for them
-    "gelu_new": partial(F.gelu, approximate="tanh"),  # GPT-2's approximation of the next
+ACTIVATIONS = {  # by their names in transformers
+    "gelu_new": partial(F.gelu, approximate="tanh"),  # GPT-2's, an approximation of "gelu"
     "gelu": F.gelu,  # Hendrycks & Gimpel 2016; nanoGPT's
 }
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    block_size: int = 1024  # longest context, in tokens: rows of the position table
-    vocab_size: int = 50257  # token ids run from 0 to vocab_size - 1
+    block_size: int = 1024  # longest context in tokens; rows of the position-embedding table
+    vocab_size: int = 50257  # token ids are 0 to vocab_size - 1
     n_layer: int = 12
     n_head: int = 12  # must divide n_embd
     n_embd: int = 768
     bias: bool = True  # biases in the linear layers and norms, as in GPT-2
-    activation: str = "gelu_new"  # GPT-2's; others in ACTIVATIONS
-    dropout: float = 0.0  # probability of zeroing; the three places below follow it unless set apart
+    activation: str = "gelu_new"  # one of ACTIVATIONS
+    dropout: float = 0.0  # probability of zeroing an element; the default of the next three
     embd_pdrop: float | None = None  # after the sum of token and position embeddings
     attn_pdrop: float | None = None  # on the attention weights
-    resid_pdrop: float | None = None  # on what each half of a block adds to the residual stream
+    resid_pdrop: float | None = None  # on the output of attention and of the MLP
 
     def __post_init__(self) -> None:
         sizes = (self.block_size, self.vocab_size, self.n_layer, self.n_head, self.n_embd)
         if not all(isinstance(size, int) and size > 0 for size in sizes) or self.n_embd % self.n_head:
-            raise ValueError(f"sizes must be whole numbers above 0, and n_head must divide n_embd: {self}")
+            raise ValueError(f"sizes must be integers above 0, and n_head must divide n_embd: {self}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"the activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
 
@@ -50,124 +50,72 @@ class GPTConfig:
         return self.dropout if own is None else own
 
     def flops_per_token(self) -> dict[str, int]:
-        """Training FLOPs a token (forward and backward) at full context, by part, as PaLM counts them (appendix B).
+        """Training FLOPs per token (forward and backward) at full context, by part, as PaLM counts them (appendix B).
 
-        6 a matrix weight, the output matrix's among them, and 12 C T a layer for scores and weighted sums without
-        allowance for the causal half. Biases, norms and look-ups are left out.
+        6 per matrix weight, including the output matrix, and 12 C T per layer for attention's two products, of which
+        the causal half is not subtracted. Biases, norms and embedding lookups are not counted.
         """
-        matrices = {"attention": 4, "MLP": 8}  # in units of C * C a layer
+        matrices = {"attention": 4, "MLP": 8}  # in units of C * C per layer
         parts = {name: 6 * n * self.n_layer * self.n_embd**2 for name, n in matrices.items()}
         parts["attention"] += 12 * self.n_layer * self.n_embd * self.block_size
         parts["embeddings"] = 6 * self.vocab_size * self.n_embd
         return {**parts, "total": sum(parts.values())}
 
 
-class Dropout(nn.Dropout):
-    """nn.Dropout. On a CPU, where torch draws one number after another, a draw serves four elements, 16 bits each."""
+class Attention:
+    """Causal attention over the sequence itself, and the seam for other ways to compute it.
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or not (self.training and self.p):
-            return super().forward(x)
-        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        kept = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
-        return x * (kept.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # bool itself is slow to convert
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, dropout: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-    """Causal attention written out; scaled_dot_product_attention computes the same y without keeping the weights.
-
-    q, k, v: (B, H, T, D). Returns y (B, H, T, D) and the weights (B, H, T, T), each row of which sums to 1.
-    "Attention Is All You Need" (Vaswani et al. 2017), section 3.2.1, with the decoder's mask.
-    """
-    T, D = q.shape[-2:]
-    future = q.new_full((T, T), -math.inf).triu(diagonal=1)
-    weights = ((q / math.sqrt(D)) @ k.transpose(-2, -1) + future).softmax(dim=-1)  # (B, H, T, T)
-    return (dropout(weights) if dropout else weights) @ v, weights
-
-
-class KVCache:
-    """The keys and values of what has been read, so that a new token costs one token: `kv` is (L, 2, B, H, T, D).
-
-    Row b has read `lengths[b]` tokens, at positions 0 and on; what lies behind is never looked at. With `reach` set,
-    the next token goes where the device says (`at`, (B,), the last position of each row), so that a captured CUDA graph
-    can do it again: each row is then offered the first `reach` positions, of which a mask lets through the filled ones.
+    Each layer calls attend(layer, q, k, v, positions). A subclass can use another kernel (folio/kernels.py) or attend
+    to cached keys and values as well (folio/kv_cache.py).
     """
 
-    reach: int | None = None
+    def positions(self, idx: Tensor) -> Tensor:
+        """The positions of the new tokens `idx` (B, T) in their sequences: (T,), or (B, 1) if the rows differ."""
+        return torch.arange(idx.shape[1], device=idx.device)
 
-    def __init__(self, config: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device):
-        D = config.n_embd // config.n_head
-        shape = (config.n_layer, 2, rows, config.n_head, config.block_size, D)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self.rows = torch.arange(rows, device=device)
-        self.at = torch.zeros_like(self.rows)  # kept up only while rows differ, or with `reach`
-        self.set_lengths([0] * rows)
+    def __call__(self, layer: "CausalSelfAttention", q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        """softmax(q k^T / sqrt(D) + causal mask) v. q, k, v: (B, H, T, D). Returns (B, H, T, D)."""
+        dropout_p = layer.attn_dropout.p if layer.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
 
-    def set_lengths(self, lengths: list[int]) -> None:
-        self.lengths = lengths
-        self.at.copy_(torch.tensor(lengths) - 1)  # in place: graphs that were captured go on reading it
 
-    def begin(self, T: int) -> Tensor | slice:
-        """Make ready for T more tokens in each row; returns their positions. T > 1 only into rows that are empty."""
-        first, last = min(self.lengths), max(self.lengths)
-        self.causal, self.mask = T > 1, None
-        self.lengths = [length + T for length in self.lengths]
-        reach = self.reach or last + T
-        self.filled = self.kv.narrow(4, 0, reach).flatten(0, 1).unbind()  # 2 L views, of all layers in one call
-        if first == last and not self.reach:
-            self.new = self.kv.narrow(4, first, T).unbind()
-            return slice(first, last + T)
-        self.at.add_(1)
-        self.mask = (torch.arange(reach, device=self.kv.device) <= self.at[:, None])[:, None, None]  # (B, 1, 1, T)
-        return self.at[:, None]
+def causal_mask(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """True where a query may attend to a key: at its own position and before it.
 
-    def update(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in a layer's new keys and values, (2, B, H, T, D); returns all its keys and all its values so far."""
-        if self.mask is None:
-            self.new[layer].copy_(new)
-        else:
-            self.kv[layer][:, self.rows, :, self.at] = new[:, :, :, 0].transpose(0, 1).to(self.kv.dtype)
-        return self.filled[2 * layer], self.filled[2 * layer + 1]
+    query_positions: (T,) or (B, 1). key_positions: (S,). Returns (1, T, S) or (B, 1, 1, S).
+    """
+    return key_positions <= query_positions[..., None, :, None]
 
 
 class CausalSelfAttention(nn.Module):
-    """Masked multi-head attention: each position looks at itself and what came before."""
+    """Masked multi-head attention ("Attention Is All You Need", Vaswani et al. 2017, section 3.2)."""
 
-    def __init__(self, config: GPTConfig, layer: int):
+    def __init__(self, config: GPTConfig, index: int):
         super().__init__()
-        self.layer, self.n_head = layer, config.n_head
-        self.attn_dropout = Dropout(config.pdrop("attn"))
+        self.index, self.n_head = index, config.n_head
+        self.attn_dropout = nn.Dropout(config.pdrop("attn"))
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = Dropout(config.pdrop("resid"))
+        self.dropout = nn.Dropout(config.pdrop("resid"))
 
-    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
-        if cache is None:
-            q, k, v = qkv  # each (B, H, T, D)
-            dropout_p = self.attn_dropout.p if self.training else 0.0
-            if x.device.type == "cpu" and (q.dtype == torch.bfloat16 or dropout_p):  # there torch's own is slower
-                y, _ = attention(q, k, v, self.attn_dropout)
-            else:
-                y = F.scaled_dot_product_attention(q, k, v, None, dropout_p, True)
-        else:
-            k, v = cache.update(self.layer, qkv[1:])  # each (B, H, all that was read, D)
-            q = qkv[0].to(k.dtype)
-            y = F.scaled_dot_product_attention(q, k, v, cache.mask, 0.0, cache.causal).to(x.dtype)
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        y = attend(self, q, k, v, positions)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.c_proj(y))
 
 
 class MLP(nn.Module):
-    """Two matrices with an activation between them, four times as wide inside."""
+    """Two linear layers with an activation between them; the inner one is four times as wide."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = Dropout(config.pdrop("resid"))
+        self.dropout = nn.Dropout(config.pdrop("resid"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.activation(self.c_fc(x))  # (B, T, 4C)
@@ -177,21 +125,21 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A pre-norm residual block."""
 
-    def __init__(self, config: GPTConfig, layer: int):
+    def __init__(self, config: GPTConfig, index: int):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.attn = CausalSelfAttention(config, layer)
+        self.attn = CausalSelfAttention(config, index)
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), cache)
+    def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        x = x + self.attn(self.ln_1(x), positions, attend)
         x = x + self.mlp(self.ln_2(x))
         return x
 
 
-class _WithoutInit(TorchFunctionMode):
-    """Leaves out what modules fill themselves with; for shapes without values that would import torch's compiler."""
+class _SkipInit(TorchFunctionMode):
+    """Skips the initialization that modules do themselves. On the meta device it would import torch's compiler."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, "__module__", None) == "torch.nn.init":
@@ -202,20 +150,21 @@ class _WithoutInit(TorchFunctionMode):
 class GPT(nn.Module):
     """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019).
 
-    Weights follow from `seed` and each parameter's name (see initial_value). Under `torch.device("meta")` nothing is
-    allocated or initialised, which is how checkpoints are loaded and large models are counted.
+    Initial weights follow from `seed` and each parameter's name (see initial_value). Under `torch.device("meta")`
+    nothing is allocated or initialized; checkpoints are loaded and large models are counted that way.
     """
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__()
         self.config = config
-        with _WithoutInit():
+        self.attend = Attention()  # how forward computes attention unless it is told otherwise
+        with _SkipInit():
             self.transformer = nn.ModuleDict(
                 dict(
                     wte=nn.Embedding(config.vocab_size, config.n_embd),
                     wpe=nn.Embedding(config.block_size, config.n_embd),
-                    drop=Dropout(config.pdrop("embd")),
-                    h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
+                    drop=nn.Dropout(config.pdrop("embd")),
+                    h=nn.ModuleList(Block(config, index) for index in range(config.n_layer)),
                     ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
                 )
             )
@@ -225,7 +174,7 @@ class GPT(nn.Module):
             self.init_weights(seed)
 
     def tie_weights(self) -> None:
-        """Make the output matrix the token-embedding table itself (Press & Wolf 2017)."""
+        """Use the token-embedding table as the output matrix (Press & Wolf 2017)."""
         self.lm_head.weight = self.transformer.wte.weight
 
     @torch.no_grad()
@@ -236,8 +185,8 @@ class GPT(nn.Module):
     def initial_value(self, name: str, shape: torch.Size, seed: int) -> Tensor:
         """GPT-2's initial values: N(0, 0.02), projections into the residual stream / sqrt(2 L), biases 0, gains 1.
 
-        Each tensor has a generator of its own, made from `seed` and the parameter's name, so that its values do not
-        depend on the order, on the device, or on which other parameters there are.
+        Each tensor has its own generator, seeded from `seed` and the parameter's name. Its values do not depend on the
+        order, the device or the other parameters.
         """
         if name.endswith("bias"):
             return torch.zeros(shape)
@@ -249,24 +198,22 @@ class GPT(nn.Module):
         return torch.empty(shape).normal_(0.0, std, generator=generator)
 
     def forward(
-        self, idx: Tensor, targets: Tensor | None = None, cache: KVCache | None = None
+        self, idx: Tensor, targets: Tensor | None = None, attend: Attention | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits and, where there are targets, the mean cross-entropy in nats.
+        """Logits and, with targets, the mean cross-entropy in nats.
 
-        idx: (B, T) token ids, T <= block_size. targets: (B, T) ids that should come next; -1 does not count, and where
-        none does, the mean is 0. cache: what the rows have read before, which takes in `idx`.
+        idx: (B, T) token ids, T <= block_size. targets: (B, T) next ids; -1 is not counted, and the mean over no
+        targets is 0. attend: how the layers attend, such as a KVCache that holds the tokens before `idx`.
         Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and None.
         """
-        T = idx.shape[1]
-        if T > self.config.block_size:
-            raise ValueError(f"a sequence of {T} tokens is longer than block_size={self.config.block_size}")
-        at = slice(T) if cache is None else cache.begin(T)
-        positions = self.transformer.wpe.weight[at]  # (T, C), or (B, 1, C) where rows have read unequally much
-        x = self.transformer.drop(self.transformer.wte(idx) + positions)  # (B, T, C)
-        if torch.is_autocast_enabled(x.device.type) and torch.get_autocast_dtype(x.device.type) == torch.bfloat16:
-            x = x.bfloat16()  # the residual stream too
+        if idx.shape[1] > self.config.block_size:
+            raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={self.config.block_size}")
+        attend = attend or self.attend
+        positions = attend.positions(idx)  # (T,), or (B, 1) if the rows differ
+        x = self.transformer.wte(idx) + self.transformer.wpe(positions)  # (B, T, C)
+        x = self.transformer.drop(x)
         for block in self.transformer.h:
-            x = block(x, cache)
+            x = block(x, positions, attend)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
@@ -274,25 +221,36 @@ class GPT(nn.Module):
         total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
         return logits, total / (targets != -1).sum().clamp(min=1)
 
-    def new_cache(self, rows: int, dtype: torch.dtype) -> KVCache:
-        """An empty cache for so many rows, in the dtype that attention is to be computed in."""
-        return KVCache(self.config, rows, dtype, self.transformer.wte.weight.device)
+    @torch.no_grad()
+    def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
+        """Append max_new_tokens sampled ids to idx (B, T), recomputing everything for each; call eval() first.
+
+        This is the definition, for readers and tests. folio.generate caches keys and values.
+        """
+        for _ in range(max_new_tokens):
+            logits = self(idx[:, -self.config.block_size :])[0][:, -1] / temperature  # (B, V)
+            if top_k is not None:
+                kth_largest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                logits = logits.masked_fill(logits < kth_largest, -math.inf)
+            next_id = torch.multinomial(logits.softmax(dim=-1), num_samples=1)  # (B, 1)
+            idx = torch.cat([idx, next_id], dim=1)
+        return idx
 
     def crop_block_size(self, block_size: int) -> None:
-        """Keep the first `block_size` positions, for work on shorter text. Raises ValueError if there are fewer."""
+        """Keep only the first `block_size` positions. Raises ValueError if the model has fewer."""
         if block_size > self.config.block_size:
-            raise ValueError(f"block_size={block_size} is more than the {self.config.block_size} positions there are")
+            raise ValueError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
         self.config = replace(self.config, block_size=block_size)
-        kept = self.transformer.wpe.weight[:block_size].clone()
-        self.transformer.wpe = nn.Embedding.from_pretrained(kept, freeze=False)
+        first_positions = self.transformer.wpe.weight[:block_size].clone()
+        self.transformer.wpe = nn.Embedding.from_pretrained(first_positions, freeze=False)
 
     @classmethod
     def from_tensors(cls, config: GPTConfig, tensors: dict[str, Tensor]) -> "GPT":
-        """A model made of these tensors by parameter name, none of them copied; a tied weight is named once.
+        """A model whose parameters are these tensors, by name and without a copy; a tied weight is named once.
 
-        Raises KeyError, ValueError, or RuntimeError as load_state_dict does, where names or shapes do not fit `config`.
+        Raises KeyError, ValueError, or RuntimeError (of load_state_dict) if names or shapes do not fit `config`.
         """
-        if sum(name.endswith("ln_1.weight") for name in tensors) != config.n_layer:  # before any number is built
+        if sum(name.endswith("ln_1.weight") for name in tensors) != config.n_layer:  # before any layer is built
             raise ValueError(f"these are not the weights of {config.n_layer} layers")
         with torch.device("meta"):
             model = cls(config)
@@ -302,9 +260,9 @@ class GPT(nn.Module):
         return model
 
     def num_params(self) -> dict[str, int]:
-        """Parameters by part, and their "total". The tied output matrix is counted once, with the embeddings.
+        """Number of parameters by part, and their "total". The tied output matrix is counted once, as "embeddings".
 
-        "attention" and "MLP" are their matrices; "biases" are the biases of both.
+        "attention" and "MLP" count their matrices; "biases" counts the biases of both.
         """
         parts = dict.fromkeys(("embeddings", "positions", "attention", "MLP", "biases", "norms"), 0)
         for name, p in self.named_parameters():
@@ -331,7 +289,7 @@ SHAPES = {  # GPT-2: table 2 of Radford et al. 2019; GPT-3: table 2.1 of Brown e
 
 
 def main() -> None:
-    for title in ("parameters", "training FLOPs a token"):
+    for title in ("parameters", "training FLOPs per token"):
         print(title)
         rows = {}
         for name, config in SHAPES.items():

@@ -1,8 +1,8 @@
 # python train.py config/nanogpt_char.py
 #
-# The recipe of nanoGPT's config/train_shakespeare_char.py: 10.7 million parameters, for a GPU.
-# nanoGPT's README gives a validation loss of 1.4697 for it, after about 3 minutes on an A100.
-# There the loss is that of the best of 20 evaluations on random batches; here it is over the whole validation set.
+# The recipe of nanoGPT's config/train_shakespeare_char.py, with 10.7 million parameters, for a GPU. Not run yet.
+# nanoGPT's README reports a validation loss of 1.4697 after about 3 minutes on an A100: the best of 20 evaluations on
+# random batches. Folio evaluates on the whole validation set.
 out_dir = "out-nanogpt-char"
 dataset = "shakespeare_char"
 sampling = "random"
@@ -24,4 +24,4 @@ beta2 = 0.99
 weight_decay = 0.1
 
 eval_interval = 250
-always_save_checkpoint = False  # it overfits: keep the best
+always_save_checkpoint = False  # the model overfits: evaluations save only if the validation loss improved

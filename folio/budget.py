@@ -1,62 +1,66 @@
-"""How many steps a run takes: decided when it starts and, under a budget of time, again when the pace changes."""
+"""Time budgets: how many steps fit into `minutes`, planned at the start and again when the machine's speed changes."""
 
-import math
+import statistics
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from folio import UserError
+from folio.distributed import Group
+from folio.schedule import Schedule, StepCounts
 
-class Plan:
-    """The decisions on a run's length, (step, max_iters) each, and which step of the recipe each step stands for.
+FINAL_SAMPLE_TOKENS = 300  # printed at the end of a run
 
-    A recipe of `recipe_iters` steps that is stretched or shortened passes through the same learning rates and as many
-    evaluations. A later decision does this to the rest of the recipe only: the steps before it keep what they had. So
-    a step's learning rate is a pure function of the decisions.
+
+def seconds_per_step(run_step: Callable[[], None], group: Group) -> float:
+    """The median over 2 seconds, at least 5 steps, after 2 steps of warmup. run_step waits for the device."""
+    times: list[float] = []
+    while group.broadcast(len(times) < 7 or sum(times[2:]) < 2):
+        began = time.perf_counter()
+        run_step()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
+
+
+def evaluation_seconds(val_tokens: int, step_tokens: int, step_seconds: float) -> float:
+    """A forecast for one evaluation: without a backward pass, a token takes a third of its time in training."""
+    return val_tokens / step_tokens * step_seconds / 3
+
+
+def with_time_budget(
+    counts: StepCounts, minutes: float, remaining: float, step_seconds: float, evaluation: float, origins: Mapping
+) -> StepCounts:
+    """The same recipe with as many steps as fit into `remaining` seconds of a run of `minutes`.
+
+    Time goes into steps, as many evaluations as before (of `evaluation` seconds each), and 1 second at the end.
+    origins: where each setting was set. Raises UserError if there is too little time.
     """
-
-    def __init__(self, recipe_iters: int, decisions: list[tuple[int, int]] | None = None):
-        self.recipe_iters = recipe_iters
-        self.decisions = [tuple(decision) for decision in decisions or [(0, recipe_iters)]]
-
-    @property
-    def max_iters(self) -> int:
-        return self.decisions[-1][1]
-
-    def decide(self, step: int, max_iters: int) -> None:
-        """From `step` on, the run has `max_iters` steps; `step` itself for a run that ends with it."""
-        assert max_iters >= step
-        self.decisions.append((step, max_iters))
-
-    def recipe_step(self, step: int) -> float:
-        """The step of the recipe that `step` stands for; the same number where nothing was decided later."""
-        place = 0.0
-        ends = [begin for begin, _ in self.decisions[1:]] + [step]
-        for (begin, max_iters), end in zip(self.decisions, ends, strict=True):
-            end = min(end, step)
-            if end > begin:
-                place += (end - begin) * ((self.recipe_iters - place) / (max_iters - begin))
-        return place
-
-    def evaluates(self, step: int, interval: int) -> bool:
-        """Whether the run evaluates after `step`: every `interval` steps of the recipe, and at the end."""
-        passed = self.recipe_step(step) // interval > self.recipe_step(step - 1) // interval
-        return passed or step == self.max_iters
-
-    def evaluations_after(self, step: int, interval: int) -> int:
-        """How many evaluations are left after `step`."""
-        ahead = math.ceil(self.recipe_iters / interval) - int(self.recipe_step(step) // interval)
-        return max(1, ahead) if step < self.max_iters else 0
+    names = counts.scaling_with_max_iters(origins)
+    if counts.eval_interval is None:
+        counts, names = replace(counts, eval_interval=-(-counts.max_iters // 10)), [*names, "eval_interval"]
+    if "eval_interval" in names:
+        steps = int((remaining - 1 - counts.evaluations * evaluation) / step_seconds)
+    else:
+        steps = int((remaining - 1 - evaluation) / (step_seconds + evaluation / counts.eval_interval))
+    if steps < 1:
+        raise UserError(
+            f"minutes={minutes:g}: it is too short: a step takes {step_seconds:.2g} s and an evaluation "
+            f"{evaluation:.2g} s here; use more minutes, a smaller model, or --eval_iters"
+        )
+    return counts.scaled(steps, names)
 
 
 class Budget:
-    """Keeps a run within its time, by what steps and evaluations take while it runs.
+    """Keeps a run within its time, by measuring steps and evaluations while it runs.
 
     minutes: of the whole run. step_seconds, evaluation_seconds, saving_seconds, ending_seconds: what one step, one
     evaluation, its checkpoint and sample, and the end of the run are expected to take. spent: seconds that the run has
     taken already.
     """
 
-    LATE = 0.02  # of the budget: a run that is so much behind its plan gets a new one
-    SAME = 0.01  # of the steps that are left: a new plan that changes less is not worth a decision
+    LATE = 0.02  # share of the budget; a run that is further behind is planned again
+    UNCHANGED = 0.01  # share of the remaining steps; a smaller change is not worth a decision
 
     def __init__(
         self,
@@ -68,21 +72,21 @@ class Budget:
         spent: float = 0.0,
         step: int = 0,
     ):
-        self.seconds = 60 * minutes
+        self.minutes, self.seconds = minutes, 60 * minutes
         self.step_seconds, self.evaluation_seconds = step_seconds, evaluation_seconds
         self.saving_seconds, self.ending_seconds = saving_seconds, ending_seconds
         self.began = time.perf_counter() - spent
         self.start_stretch(step)
 
     def start_stretch(self, step: int) -> None:
-        """Begin to measure a stretch of steps, after a decision or an evaluation."""
+        """Start measuring a stretch of steps, after a decision or an evaluation."""
         self.first_step = self.last_step = step
         self.started = self.latest = time.perf_counter()
         self.slowest = 0.0, 0  # seconds and steps between two marks
         self.is_late = False
 
     def mark(self, step: int) -> None:
-        """Record that the device has just finished `step`; `is_late` says whether it is much behind its plan."""
+        """Record that the device has just finished `step`; `is_late` says whether it is far behind its plan."""
         now = time.perf_counter()
         if step > self.last_step:
             gap = now - self.latest, step - self.last_step
@@ -92,12 +96,16 @@ class Budget:
         self.is_late = behind > max(self.LATE * self.seconds, 2 * self.step_seconds)
 
     def note_evaluation(self, seconds: float) -> None:
-        """An evaluation has taken so long. The mean with what was expected, so that one of them does not end a run."""
+        """An evaluation took so long. Averaged with the forecast, so that a single slow one does not end a run."""
         self.evaluation_seconds = (self.evaluation_seconds + seconds) / 2
 
     def note_saving(self, seconds: float) -> None:
         """The same for its checkpoint and sample."""
         self.saving_seconds = (self.saving_seconds + seconds) / 2
+
+    def note_sample(self, tokens: int, seconds: float) -> None:
+        """A sample took so long. The run ends with another one."""
+        self.ending_seconds = 1.0 + seconds / tokens * FINAL_SAMPLE_TOKENS
 
     def pace(self) -> float:
         """Seconds per step in this stretch, without its slowest part if there are others: a stall is not a pace."""
@@ -106,16 +114,16 @@ class Budget:
             seconds, steps = seconds - self.slowest[0], steps - self.slowest[1]
         return seconds / steps if steps else self.step_seconds
 
-    def max_iters(self, step: int, plan: Plan, eval_interval: int) -> int:
-        """The number of steps that fits the time, after `step`; the plan's own where that is about the same."""
+    def max_iters(self, step: int, schedule: Schedule) -> int:
+        """The number of steps that fits the time, decided after `step`; the schedule's own if it is about the same."""
         self.step_seconds = self.pace()
-        left = self.began + self.seconds - time.perf_counter() - self.ending_seconds
-        left -= plan.evaluations_after(step, eval_interval) * (self.evaluation_seconds + self.saving_seconds)
-        steps_left = max(0, int(left / max(self.step_seconds, 1e-9)))
-        planned = plan.max_iters - step
-        return plan.max_iters if abs(steps_left - planned) <= self.SAME * planned else step + steps_left
+        remaining = self.began + self.seconds - time.perf_counter() - self.ending_seconds
+        remaining -= schedule.evaluations_after(step) * (self.evaluation_seconds + self.saving_seconds)
+        fitting = max(0, int(remaining / max(self.step_seconds, 1e-9)))
+        planned = schedule.max_iters - step
+        return schedule.max_iters if abs(fitting - planned) <= self.UNCHANGED * planned else step + fitting
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """What a checkpoint holds of it."""
         names = ("step_seconds", "evaluation_seconds", "saving_seconds", "ending_seconds")
         return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.began}

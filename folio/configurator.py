@@ -1,7 +1,7 @@
 """Config files and --key=value arguments, turned into a typed, frozen dataclass.
 
-A config file holds assignments of constants, arithmetic and names above them; it is parsed, never run. Files and
-arguments apply from left to right. The dataclass is the list of settings, their types and the text of --help.
+A config file holds assignments of constants, arithmetic and names defined above; it is parsed, never run. Files and
+arguments apply from left to right. The dataclass lists the settings with their types and rules, and is the --help.
 """
 
 import ast
@@ -16,10 +16,12 @@ import textwrap
 import time
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from folio import UserError
 
@@ -27,33 +29,47 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
 
+# Types with rules, for the fields of settings.
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Probability = Annotated[float, Ge(0), Lt(1)]
+NonEmptyStr = Annotated[str, MinLen(1)]
+
 
 class ConfigError(UserError):
-    """Settings that cannot be used; a line each."""
+    """Settings that cannot be used, one per line."""
 
 
 class Settings:
-    """Base of the dataclasses of settings, frozen themselves. `load` adds where each setting was set."""
+    """Base of frozen dataclasses of settings. Rules about one setting are in its type, `Annotated[int, Ge(1)]`."""
 
-    origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line", "config/x.py:7"
+    origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
 
     def problems(self) -> list[tuple[str, str]]:
-        """(setting, what is wrong with it and how to fix it) for everything that cannot work."""
+        """Rules across settings: (setting, what is wrong with it and how to fix it) for each that is broken."""
         return []
 
-    def following(self: Config, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> Config:
-        """These settings, with those changed that a config file set for a value that the command line overrides.
+    def with_overrides(self: Config, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> Config:
+        """Adapt settings of a config file to what the command line overrides. The default changes nothing.
 
-        origins: where each setting was set. overridden: what a config file had set, by setting.
+        origins: where each setting was set. overridden: a config file's values that the command line replaced.
         """
         return self
 
+    def replace(self: Config, **changes: Any) -> Config:
+        """dataclasses.replace, which also keeps the origins."""
+        changed = replace(self, **changes)
+        object.__setattr__(changed, "origins", self.origins)
+        return changed
+
 
 def load(cls: type[Config], argv: list[str]) -> Config:
-    """The configuration that `argv` asks for: config files and --key=value. `--help` prints the settings and exits.
+    """The settings in `argv`: config files and --key=value. `--help` prints the settings and exits.
 
-    If the class has a field of type tuple[str, ...], words that are not --key=value go there, in place of config files.
-    Everything that the class's `problems` finds is reported together. Raises ConfigError.
+    If the class has a field of type tuple[str, ...], arguments that are not --key=value go there, and are not config
+    files. Raises ConfigError with all problems together.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text(cls))
@@ -63,12 +79,12 @@ def load(cls: type[Config], argv: list[str]) -> Config:
     values = {field.name: field.default for field in fields(cls)}
     words = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
     origins: dict[str, str] = {}  # setting -> where it was set
-    overridden: dict[str, Any] = {}  # what a config file had set, and the command line set again
+    overridden: dict[str, Any] = {}  # values of config files that the command line replaced
     errors: list[str] = []
 
     def assign(name: str, value: Any, origin: str, from_text: bool) -> None:
         if name not in hints:
-            errors.append(f"{origin}: there is no setting {name}{_did_you_mean(name, hints)}")
+            errors.append(f"{origin}: {name} is not a setting{_did_you_mean(name, hints)}")
             return
         if hints[name] == tuple[str, ...]:
             errors.append(f"{origin}: name the {name} without --{name}=")
@@ -90,7 +106,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             if equals and argument.startswith("--"):
                 assign(name, text, COMMAND_LINE, from_text=True)
             else:
-                errors.append(f"command line: write --{name}=VALUE in place of {argument}")
+                errors.append(f"command line: write --{name}=VALUE instead of {argument}")
         elif (path := _find_config(argument)) is None:
             errors.append(_no_such_file(argument, argv))
         else:
@@ -98,35 +114,80 @@ def load(cls: type[Config], argv: list[str]) -> Config:
                 assign(name, value, f"{argument}:{line}", from_text=False)
     if errors:
         raise ConfigError("\n".join(errors))
-    config = cls(**values).following(origins, overridden)
+    config = cls(**values).with_overrides(origins, overridden)
     object.__setattr__(config, "origins", MappingProxyType(origins))
     check(config)
     return config
 
 
 def check(config: Settings) -> None:
-    """Raise ConfigError with all of the config's problems, each with the setting's value and where it was set."""
+    """Raise ConfigError with all broken rules, each with the setting's value and where it was set.
+
+    Rules across settings see the default of a setting that is invalid by itself.
+    """
     values = {field.name: getattr(config, field.name) for field in fields(config)}
-    problems = [
-        (name, "it must be a finite number")
-        for name, value in values.items()
-        if isinstance(value, float) and not math.isfinite(value)
-    ]
-    lines = [
-        f"{config.origins.get(name, 'default')}: {name}={values[name]}: {problem}"
-        for name, problem in problems or config.problems()
-    ]
+    hints = get_type_hints(type(config), include_extras=True)
+    broken = {name: rule for name, value in values.items() if (rule := broken_rule(value, hints[name]))}
+    valid = replace(config, **{field.name: field.default for field in fields(config) if field.name in broken})
+    problems = [*broken.items(), *(problem for problem in valid.problems() if problem[0] not in broken)]
+    lines = [f"{config.origins.get(name, 'default')}: {name}={values[name]}: {problem}" for name, problem in problems]
     if lines:
         raise ConfigError("\n".join(lines))
 
 
+def broken_rule(value: Any, hint: Any) -> str | None:
+    """What `value` breaks of the rules in its type, or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "it must be a finite number"
+    if type(value) is int and value >= 2**63:
+        return "it must be less than 2**63"
+    options = _options(hint)
+    rules = [rule for option in options if get_origin(option) is Annotated for rule in option.__metadata__]
+    if value is None or all(_obeys(value, rule) for rule in rules):
+        return None
+    or_none = ", or None" if type(None) in options else ""
+    bounds = [_describe_bound(rule) for rule in rules if not isinstance(rule, MinLen)]
+    return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
+
+
+Rule = Ge | Gt | Le | Lt | MinLen
+
+
+def _obeys(value: Any, rule: Rule) -> bool:
+    match rule:
+        case Ge(bound):
+            return value >= bound
+        case Gt(bound):
+            return value > bound
+        case Le(bound):
+            return value <= bound
+        case Lt(bound):
+            return value < bound
+        case MinLen(length):
+            return len(value.strip()) >= length
+    raise TypeError(rule)
+
+
+def _describe_bound(rule: Rule) -> str:
+    match rule:
+        case Ge(bound):
+            return f"at least {bound}"
+        case Gt(bound):
+            return f"above {bound}"
+        case Le(bound):
+            return f"at most {bound}"
+        case Lt(bound):
+            return f"less than {bound}"
+    raise TypeError(rule)
+
+
 def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
-    """Call `main` with the settings that the command line asks for, or, without a class, with its words.
+    """Call `main` with the command line's settings, or, without a class, with its arguments.
 
     A UserError prints its message and exits with its code.
     """
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have encodings of their own
+        stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have other encodings
     try:
         main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
     except UserError as error:
@@ -134,7 +195,7 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever read the output has left, as `| head` does
+    except BrokenPipeError:  # the reader of the output has exited, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 
@@ -143,17 +204,17 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
 
 
 def _find_config(name: str) -> Path | None:
-    """A config file by its path from here, or else from Folio's folder."""
+    """A config file by its path from the working directory, or else from Folio's folder."""
     return next((path for path in (Path(name), ROOT / name) if path.is_file()), None)
 
 
 def _no_such_file(name: str, argv: list[str]) -> str:
     before = argv[argv.index(name) - 1] if argv.index(name) else ""
     if before.startswith("--") and "=" not in before:
-        return f"command line: write {before}={name} as one word"
+        return f"command line: write {before}={name} as one argument"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
-    hint = _did_you_mean(name, known) or f"; there are {', '.join(known)}"
-    return f"command line: there is no config file {name}{hint}"
+    hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
+    return f"command line: no config file {name} exists{hint}"
 
 
 _OPERATORS = {
@@ -171,14 +232,14 @@ _OPERATORS = {
 
 
 def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) -> list[tuple[str, Any, int]]:
-    """The assignments (name, value, line) of a config file; what is wrong with others goes to `errors`."""
+    """The assignments (name, value, line) of a config file; messages about other statements go to `errors`."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=shown)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         errors.append(f"{shown}:{line}: this is not Python: {getattr(error, 'msg', error)}")
         return []
-    scope, found = dict(values), []
+    scope, assignments = dict(values), []
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             continue  # a docstring
@@ -193,18 +254,18 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
                 raise ValueError(f"`{ast.unparse(node).splitlines()[0]}` is not an assignment to a setting")
             value = _evaluate(node.value, scope)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            rule = "a config file holds assignments of constants, arithmetic and names above"
+            rule = "a config file holds assignments of constants, arithmetic and names defined above"
             errors.append(f"{shown}:{node.lineno}: {error}; {rule}")
             continue
         for target in targets:
             scope[target.id] = value
             if not target.id.startswith("_"):
-                found.append((target.id, value, node.lineno))
-    return found
+                assignments.append((target.id, value, node.lineno))
+    return assignments
 
 
 def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
-    """The value of a constant expression. Raises ValueError for anything that is not one."""
+    """The value of a constant expression. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
         return node.value
     if ast.unparse(node) == "str(time.time())":
@@ -218,9 +279,9 @@ def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _evaluate(node.left, scope), _evaluate(node.right, scope)
         numbers = all(isinstance(side, (int, float)) and abs(side) < 1e18 for side in (left, right))
-        joined = isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str)
-        if not (numbers or joined) or (isinstance(node.op, ast.Pow) and abs(right) > 64):
-            raise ValueError(f"`{ast.unparse(node)}` is not arithmetic with numbers of a usual size")
+        concatenates = isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str)
+        if not (numbers or concatenates) or (isinstance(node.op, ast.Pow) and abs(right) > 64):
+            raise ValueError(f"`{ast.unparse(node)}` is not arithmetic with numbers of ordinary size")
         return _OPERATORS[type(node.op)](left, right)
     raise ValueError(f"`{ast.unparse(node)}` is not a constant")
 
@@ -229,7 +290,7 @@ def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
 
 
 def line_breaks(text: str) -> str:
-    """The text with each \\n, as one types it in a shell, made a line break."""
+    """Replace each \\n, as typed in a shell, by a line break."""
     return text.replace("\\n", "\n")
 
 
@@ -238,7 +299,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _coerce(value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` means it: 1 is a float where one is asked for, 5e3 an integer. Raises ValueError."""
+    """Convert `value` to the type `hint`: 1 to a float, 5e3 to an integer. Raises ValueError."""
     for option in _options(hint):
         if get_origin(option) is Literal:
             if value in get_args(option) and isinstance(value, str):
@@ -259,7 +320,7 @@ def _coerce(value: Any, hint: Any) -> Any:
 
 
 def _from_text(text: str, hint: Any) -> Any:
-    """A value from the command line. Raises ValueError."""
+    """Parse a value of the command line. Raises ValueError."""
     options = _options(hint)
     if type(None) in options and text.lower() == "none":
         return None
@@ -271,7 +332,7 @@ def _from_text(text: str, hint: Any) -> Any:
 
 
 def _describe(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "text", type(None): "None"}
     names: list[str] = []
     for option in _options(hint):
         names += [repr(o) for o in get_args(option)] if get_origin(option) is Literal else [words[option]]
@@ -290,7 +351,7 @@ def help_text(cls: type) -> str:
     """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
     lines = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""]
     names = {field.name for field in fields(cls)}
-    bases = [base for base in cls.__mro__ if is_dataclass(base)]  # what a class sets anew is shown where it does so
+    bases = [base for base in cls.__mro__ if is_dataclass(base)]  # a field that a class redefines is shown there
     for line in "\n".join(textwrap.dedent(inspect.getsource(base)) for base in bases).splitlines():
         heading = re.match(r"    # --- (.*?) -*$", line)
         field = re.match(r"    (\w+): .*? = (.*?)(?:  # (.*))?$", line)

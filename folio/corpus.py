@@ -326,8 +326,8 @@ def _character_starts(content: bytes) -> np.ndarray:
 def find_cut(content: bytes, searched: int = 0) -> int:
     """The last index at which a text can be cut without changing its ids, or 0 if there is none.
 
-    It is where a BPE that splits words as GPT-2 does ends a word. In a text of LONGEST_WORD or more without such a
-    place, it is the start of the last character. searched: how many of the first bytes are known to have none.
+    It is where GPT-2's pre-tokenizer ends a word. In a text of LONGEST_WORD or more without such a place, it is the
+    start of the last character. searched: how many of the first bytes are known to have no such place.
     """
     for tail in (1 << 10, 1 << 16, len(content)):
         begin = max(0, len(content) - tail, searched - 4)  # a character of 4 bytes may have been incomplete before

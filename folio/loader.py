@@ -1,4 +1,4 @@
-"""Training batches where the model is: gathered from tokens that are in its device's memory, or copied there.
+"""Training batches on the model's device: gathered from tokens in its memory, or copied there.
 
 Dimensions: B batch, T time (block_size).
 """
@@ -15,7 +15,7 @@ from folio.windows import Mixture
 
 
 def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
-    """Bytes of the training tokens that stay in the device's memory, of which so much is free; 0 where they do not."""
+    """Bytes of the training tokens that stay in the device's memory, of which so much is free; 0 if they do not."""
     size = 4 * data.training_tokens
     return size if device == "cuda" and not data.masked and free is not None and size <= free / 4 else 0
 
@@ -23,19 +23,19 @@ def resident_bytes(data: Mixture, device: str, free: int | None) -> int:
 class BatchLoader:
     """This process's share of each step, in micro-batches, without waiting for the device.
 
-    A step is `accumulation` times `batch_size` sequences, whatever the number of processes. Each takes consecutive ones
-    of them, as many as the others or one more, in micro-batches of at most batch_size. Where it is short, it fills up
-    with sequences that do not count, so that all processes compute alike.
+    A step has accumulation * batch_size sequences, whatever the number of processes. Each process takes consecutive
+    sequences, up to one more than the others, in micro-batches of at most batch_size. Sequences that are not counted
+    pad its share, so that all processes compute the same amount.
 
-    resident: all training tokens are in the device's memory (4 bytes each), and a step is one gather; None: on CUDA,
-    where they take at most a quarter of what is free and all of them count.
+    resident: whether all training tokens stay in the device's memory (4 bytes each), so that a step is one gather;
+    None: on CUDA, if they take at most a quarter of the free memory and all of them are counted.
     """
 
     def __init__(
         self, data: Mixture, runtime: Runtime, batch_size: int, accumulation: int, resident: bool | None = None
     ):
         self.data, self.runtime, group = data, runtime, runtime.group
-        self.sequences = batch_size * accumulation  # a step, of all processes
+        self.sequences = batch_size * accumulation  # per step, of all processes
         begin, end = (self.sequences * rank // group.size for rank in (group.rank, group.rank + 1))
         self.begin, self.mine = begin, end - begin
         longest = -(-self.sequences // group.size)
@@ -49,24 +49,25 @@ class BatchLoader:
             self.window = torch.arange(data.block_size + 1, device=runtime.device)
 
     def micro_batches(self, first: int) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Of the step that begins with sequence `first`: inputs and targets, (B, T) each, and a weight.
+        """The micro-batches of the step from sequence `first` on: inputs and targets, (B, T) each, and a share.
 
-        The weight is the share of the step's counted targets, of all processes, so that each of them weighs the same.
+        The share is the micro-batch's part of the step's counted targets over all processes, so that the sum of
+        share * mean loss is the mean over the step's targets.
         """
         first += self.begin
-        idle = self.count * self.rows - self.mine
+        padding = self.count * self.rows - self.mine
         if self.tokens is not None:
-            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.mine), (0, idle)))
+            (starts,) = self.runtime.to_device(np.pad(self.data.starts(first, self.mine), (0, padding)))
             ids = self.tokens[starts[:, None] + self.window].long()  # (count * B, T + 1)
             ids[self.mine :, 1:] = -1
             counted = np.minimum(np.maximum(self.mine - self.rows * np.arange(self.count), 0), self.rows)
             for rows, share in zip(ids.split(self.rows), counted / self.sequences, strict=True):
-                yield rows[:, :-1].clamp(min=0) if idle else rows[:, :-1], rows[:, 1:], float(share)
+                yield rows[:, :-1].clamp(min=0) if padding else rows[:, :-1], rows[:, 1:], float(share)
             return
         inputs, targets = self.data.batch(first, self.mine)  # (sequences, T) each
-        if idle:
-            inputs = np.pad(inputs, ((0, idle), (0, 0)))
-            targets = np.pad(targets, ((0, idle), (0, 0)), constant_values=-1)
+        if padding:
+            inputs = np.pad(inputs, ((0, padding), (0, 0)))
+            targets = np.pad(targets, ((0, padding), (0, 0)), constant_values=-1)
         counted = (targets.reshape(self.count, -1) != -1).sum(axis=1)  # (count,)
         total = self.sequences * self.data.block_size
         if self.data.masked:

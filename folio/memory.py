@@ -1,30 +1,34 @@
-"""How much memory training takes, counted before any of it is allocated, and how much there is."""
+"""Memory forecasts: what training takes, counted before any of it is allocated, and what is free."""
 
 import math
+import os
 from collections import Counter
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from folio import UserError
-from folio.optim import blocks_matrices
+from folio.configurator import Settings
+from folio.kernels import ManualAttention, attention_for
+from folio.optim import muon_matrices
+from folio.runtime import Runtime
+from model import GPT, GPTConfig
 
 CGROUP = Path("/sys/fs/cgroup")
-HEADROOM = 1.2  # what kernels and allocators take on top (docs/scaling.md)
+HEADROOM = 1.2  # a factor for what kernels and allocators take themselves (docs/scaling.md)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one process needs."""
+    """Bytes per process."""
 
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # what forward keeps for backward, with weights in the dtype of matmuls; or what the update takes
-    data: int = 0  # the training tokens, where they stay on the device
+    activations: int  # kept for the backward pass, with weights cast for matmuls; or the update's, if that is more
+    data: int = 0  # training tokens, if they stay on the device
 
     @property
     def total(self) -> int:
@@ -35,85 +39,148 @@ class Memory:
 
     def __str__(self) -> str:
         sizes = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts = ", ".join(f"{name} {in_words(size)}" for name, size in sizes.items() if size or name != "data")
-        return f"{in_words(self.total)} ({parts})"
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size or name != "data")
+        return f"{format_bytes(self.total)} ({parts})"
 
 
-def in_words(n: float) -> str:
-    """Bytes in words."""
+def format_bytes(n: float) -> str:
     return f"{n / 2**20:,.0f} MiB" if n < 2**30 else f"{n / 2**30:,.1f} GiB"
 
 
-def needed(
-    model: nn.Module,
+def training_memory(
+    model: GPT,
     sequences: int,
     *,
     optimizer: str,
     dtype: torch.dtype,
     device: str,
-    parts: int = 1,
+    shards: int = 1,
     recompute: bool = False,
 ) -> Memory:
-    """What a step of a GPT takes, not compiled, with so many sequences of block_size in a micro-batch.
+    """What a training step of the model takes, not compiled, with micro-batches of so many sequences of block_size.
 
-    model may be on the meta device. parts: over how many processes FSDP2 spreads it. Weights, gradients and moments are
-    float32. The activations are those that autograd keeps for this model's operations, counted by hand and held
-    against its own count in a test; what a kernel takes for itself comes on top.
+    model may be on the meta device. shards: the number of processes that FSDP2 shards it over. Weights, gradients and
+    moments are float32. Activations are what autograd keeps for this model's operations, counted by hand and compared
+    with its own count in a test; memory that a kernel takes for itself is not included.
     """
     config = model.config
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     N, block = sum(sizes.values()), sum(n for name, n in sizes.items() if ".h.0." in name)
-    shapes = [p.shape for p in blocks_matrices(model).values()] if optimizer == "muon" else []
-    orthogonal = sum(map(math.prod, shapes))
+    muon_shapes = [p.shape for p in muon_matrices(model).values()] if optimizer == "muon" else []
+    muon_parameters = sum(map(math.prod, muon_shapes))
     s = 4 if dtype == torch.float32 else 2  # bytes of an activation
 
     tokens = sequences * config.block_size
-    of_block = tokens * kept_by_block(config, s, device)
-    kept = config.n_layer * of_block
+    block_bytes = tokens * bytes_kept_by_block(config, dtype, device)
+    activations = config.n_layer * block_bytes
     if recompute:
-        kept = config.n_layer * tokens * s * config.n_embd + of_block
-    kept += tokens * 2 * s * config.n_embd  # before and behind the last norm
-    logits = tokens * config.vocab_size * (12 if s == 4 else 14)  # at the worst: logarithms and two gradients, float32
-    if parts > 1:
-        cast = s * (N - config.n_layer * block + 2 * block)  # whole: all but the blocks, a block, the next on its way
+        activations = config.n_layer * tokens * s * config.n_embd + block_bytes
+    activations += tokens * 2 * s * config.n_embd  # before and after the last norm
+    logits = tokens * config.vocab_size * (12 if s == 4 else 14)  # at worst: log-probabilities, two float32 gradients
+    if shards > 1:
+        cast = s * (N - config.n_layer * block + 2 * block)  # gathered: all but the blocks, one block, the next block
     else:
         cast = s * (N - sizes["transformer.wpe.weight"]) if s == 2 else 0
-    alike = Counter(shapes)  # which Muon updates together
-    updating = (12 + 5 * s) * max((n * math.prod(shape) for shape, n in alike.items()), default=0)
-    spread = [4 * n // parts for n in (N, N, 2 * N - orthogonal)]
-    return Memory(*spread, max(kept + logits + cast, updating))
+    same_shape = Counter(muon_shapes)  # matrices that Muon updates together
+    update = (12 + 5 * s) * max((n * math.prod(shape) for shape, n in same_shape.items()), default=0)
+    sharded = [4 * n // shards for n in (N, N, 2 * N - muon_parameters)]
+    return Memory(*sharded, max(activations + logits + cast, update))
 
 
-def refuse_too_large(config: Any, optimizer: str, available: float, parts: int = 1) -> None:
-    """Raise UserError for a model whose weights, gradients and optimizer do not fit, before any of it is built."""
+def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> int:
+    """Bytes per token that a block's forward pass keeps for the backward pass."""
+    s = 4 if dtype == torch.float32 else 2
+    C, attention_row = config.n_embd, config.n_head * config.block_size  # elements per token
+    inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # of the norms, c_attn, attention, c_proj, c_fc, the activation, c_proj; in C
+    total = s * inputs * C + 16
+    if s == 2 and device == "cuda":
+        total += 2 * (4 - s) * C  # norms are computed in float32
+    if isinstance(attention_for(device, dtype, config), ManualAttention):
+        total += s * attention_row * (3 if config.pdrop("attn") else 1)
+    else:
+        total += 4 * config.n_head
+    if config.pdrop("resid"):
+        total += 2 * C * (s if device == "cpu" else 1)
+    return total
+
+
+def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards: int = 1) -> None:
+    """Raise UserError if weights, gradients and optimizer of the model do not fit, before any of it is built."""
     blocks = 12 * config.n_layer * config.n_embd**2
     tables = (config.vocab_size + config.block_size) * config.n_embd
-    size = (4 * (3 if optimizer == "muon" else 4) * blocks + 16 * tables) // parts
+    size = (4 * (3 if optimizer == "muon" else 4) * blocks + 16 * tables) // shards
     if size > available:
         raise UserError(
-            f"{blocks + tables:,} parameters take {in_words(size)} for weights, gradients and optimizer, and "
-            f"{in_words(available)} are free: take a smaller n_layer or n_embd"
+            f"{blocks + tables:,} parameters take {format_bytes(size)} for weights, gradients and optimizer, and "
+            f"{format_bytes(available)} are free: use a smaller n_layer or n_embd"
         )
 
 
-def kept_by_block(config: Any, s: int, device: str) -> int:
-    """Bytes a token that a block's forward pass keeps; s: of an activation."""
-    C, weights = config.n_embd, config.n_head * config.block_size  # a token's attention
-    inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # of the norms, c_attn, attention, c_proj, c_fc, the activation, c_proj; in C
-    kept = s * inputs * C + 16
-    if s == 2 and device == "cuda":
-        kept += 2 * (4 - s) * C  # norms are computed in float32
-    if device == "cpu" and (s == 2 or config.pdrop("attn")):  # attention written out
-        kept += s * weights * (3 if config.pdrop("attn") else 1)
-    else:
-        kept += 4 * config.n_head
-    if config.pdrop("resid"):
-        kept += 2 * C * (s if device == "cpu" else 1)
-    return kept
+def memory_of(cfg: Settings, model: GPT, dtype: torch.dtype, device: str, processes: int) -> Memory:
+    """What each of so many processes needs for train.py's settings; the model may be on the meta device."""
+    sequences = min(cfg.batch_size, -(-cfg.accumulation * cfg.batch_size // processes))
+    return training_memory(
+        model,
+        sequences,
+        optimizer=cfg.optimizer,
+        dtype=dtype,
+        device=device,
+        shards=processes if cfg.parallel == "fsdp" else 1,
+        recompute=cfg.recompute,
+    )
+
+
+def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str | None:
+    """Options with which the same steps fit, the cheapest ones first; or None. cfg: train.py's settings."""
+    sequences = cfg.accumulation * cfg.batch_size
+    for recompute in dict.fromkeys((cfg.recompute, True)):
+        for batch_size in range(min(cfg.batch_size, 4096), 0, -1):
+            if sequences % batch_size:
+                continue
+            changes = {"batch_size": batch_size, "recompute": recompute}
+            if cfg.total_batch_tokens is None and batch_size != cfg.batch_size:
+                changes["gradient_accumulation_steps"] = sequences // batch_size
+            if fits(replace(cfg, **changes)):
+                return " ".join(f"--{name}={value}" for name, value in changes.items() if value != getattr(cfg, name))
+    return None
+
+
+def available_to_process(runtime: Runtime) -> float | None:
+    """Free bytes for each process of this run: on a CPU, the processes of a machine share its memory."""
+    if (total := free(runtime.device)) is None:
+        return None
+    shared = runtime.group.gloo and runtime.device.type == "cpu"
+    return total / int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if shared else total
+
+
+def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: int) -> str:
+    """A line: what training will take, what is free, and which options would fit if that is too little.
+
+    cfg: train.py's settings. resident_data: bytes of training tokens on the device. Raises UserError if far too little
+    memory is free.
+    """
+    available = available_to_process(runtime)
+
+    def memory_with(changed: Settings) -> Memory:
+        required = memory_of(changed, model, runtime.dtype, runtime.device.type, runtime.group.size)
+        return replace(required, data=resident_data)
+
+    required = memory_with(cfg)
+    report = f"memory: about {required}"
+    if available is None:
+        return report
+    report += f" of {format_bytes(available)} free"
+    if required.fits(available):
+        return report
+    remedy = suggest_memory_fix(cfg, lambda changed: memory_with(changed).fits(available))
+    if required.total > 2 * available and not cfg.eval_only:
+        raise UserError(f"{report}: far too little; use {remedy or 'a smaller model'}")
+    sharding = "" if cfg.parallel == "fsdp" else "; or shard it over several GPUs with --parallel=fsdp"
+    return f"{report}: too little; what would fit: {remedy or 'no batch_size'}{sharding}"
 
 
 def free(device: torch.device) -> int | None:
-    """Bytes that can still be allocated there, or None where this cannot be told."""
+    """Bytes that can still be allocated on the device, or None if this is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -122,8 +189,9 @@ def free(device: torch.device) -> int | None:
 
     available = psutil.virtual_memory().available
     limit = CGROUP / "memory.max"
-    if limit.exists() and limit.read_text().strip().isdigit():  # a container's share
+    if limit.exists() and limit.read_text().strip().isdigit():  # the limit of a container
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        used = int((CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0))  # a cache that can go
+        droppable = int(stat.get("inactive_file", 0))  # cached files
+        used = int((CGROUP / "memory.current").read_text()) - droppable
         available = min(available, int(limit.read_text()) - used)
     return max(0, available)

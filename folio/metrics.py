@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb when asked for."""
+"""A run's numbers: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb if it is enabled."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from folio.files import atomic_write
 
 
 class Clock:
-    """Steps a second between the steps at which it was started; None before, so that the first step may warm up."""
+    """Steps per second since it was last started; None before the first start, so that the first step is warmup."""
 
     began: tuple[float, int] | None = None
 
@@ -26,25 +26,25 @@ class Clock:
 
 
 class Metrics:
-    """One line of JSON a logged step. A context manager; closing it ends the bar and the wandb run.
+    """One line of JSON per logged step. A context manager, which closes the progress bar and the wandb run.
 
-    step: how many steps are done already; of an earlier run, only the lines up to there are kept. wandb_id: the run
-    that wandb continues, or None for a new one. config: what wandb shows.
+    step: the number of steps done; later lines of an earlier run are dropped. wandb_id: the run that wandb resumes, or
+    None for a new one. config: shown by wandb.
     """
 
     def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
-        self.wandb = self.started_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
+        self.wandb = self.start_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _cut(out_dir / name, step)
+            _drop_lines_after(out_dir / name, step)
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = tqdm(total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05)
         self.val_loss = math.nan
         self.gaps = False  # whether a line could not be written
 
     @staticmethod
-    def started_wandb(out_dir: Path, config: dict[str, Any], wandb_id: str | None) -> Any:
-        """The run of wandb, a new one or that with the id. Raises UserError."""
+    def start_wandb(out_dir: Path, config: dict[str, Any], wandb_id: str | None) -> Any:
+        """Start a new wandb run, or resume the one with the id. Raises UserError."""
         import wandb
 
         try:
@@ -56,7 +56,7 @@ class Metrics:
                 config=config,
                 dir=str(out_dir),
             )
-        except Exception as error:  # no login, no network, and whatever else the service says
+        except Exception as error:  # no login, no network, or any other answer of the service
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"wandb_log=True: wandb cannot start ({first}); use wandb login, WANDB_MODE=offline, or leave it out"
@@ -67,7 +67,7 @@ class Metrics:
         return self.wandb.id if self.wandb else None
 
     def log(self, line: dict[str, Any]) -> None:
-        """Record one step's numbers, None where one is unknown. What is not finite becomes None in the file."""
+        """Record one step's numbers; None is an unknown one. Values that are not finite become None in the file."""
         loss = line["loss"]
         unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
         line = {**line, **dict.fromkeys(unwritable)}
@@ -75,7 +75,7 @@ class Metrics:
         if self.wandb:
             try:
                 self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
-            except Exception as error:  # whatever the service answers
+            except Exception as error:  # any answer of the service
                 self.say(f"step {line['step']:,}: wandb took no metrics ({error}); training continues")
         self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
         text = f"loss {loss:.4f}"
@@ -96,7 +96,7 @@ class Metrics:
             self.say(f"step {step:,}: no sample ({type(error).__name__}: {error}); training continues")
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Add the whole line to the file, or nothing of it if the disk does not take it; that is said once."""
+        """Append a complete line to the file, or nothing if the disk refuses it, which is reported once."""
         file, content = self.files[name], json.dumps(line).encode() + b"\n"
         size = file.seek(0, 2)
         try:
@@ -107,7 +107,7 @@ class Metrics:
             error = refused
         file.truncate(size)
         if not self.gaps:
-            self.say(f"{name} cannot be written ({error}); training goes on without it until it can")
+            self.say(f"{name} cannot be written ({error}); training continues without it")
         self.gaps = True
 
     def say(self, text: str) -> None:
@@ -115,12 +115,12 @@ class Metrics:
         tqdm.write(text)
 
     def lengthen(self, max_iters: int) -> None:
-        """The run has another number of steps now."""
+        """Set a new number of steps."""
         self.bar.total = max_iters
         self.bar.refresh()
 
     def advance(self) -> None:
-        """One more step is done."""
+        """Count a step."""
         self.bar.update()
 
     def __enter__(self) -> "Metrics":
@@ -135,7 +135,7 @@ class Metrics:
 
 
 class NullMetrics(Metrics):
-    """Takes all and writes nothing: for every process but one."""
+    """Writes nothing; for every rank but 0."""
 
     wandb_id = None
 
@@ -145,20 +145,22 @@ class NullMetrics(Metrics):
 
     def log(self, line: dict[str, Any]) -> None: ...
 
+    def sample(self, step: int, generate: Callable[[], str]) -> None: ...
+
     def append(self, name: str, line: dict[str, Any]) -> None: ...
 
     def say(self, text: str) -> None: ...
 
 
-def _cut(path: Path, step: int) -> None:
-    """Drop the lines beyond `step`, and those that are damaged or not whole."""
+def _drop_lines_after(path: Path, step: int) -> None:
+    """Drop the lines after `step`, and those that are damaged or incomplete."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     with atomic_write(path) as temporary:
         temporary.write_bytes(b"".join(line for line in lines if line.endswith(b"\n") and _step(line) <= step))
 
 
 def _step(line: bytes) -> float:
-    """The step of a line, infinity for one that cannot be read."""
+    """The step of a line; infinity if it cannot be parsed."""
     try:
         return json.loads(line)["step"]
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""Parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
+"""Optimizers: parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
 
 import math
 from typing import Any
@@ -19,43 +19,45 @@ def make_optimizer(
     dtype: torch.dtype = torch.float32,
     group: Group = ALONE,
 ) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused where the device has that kernel; or "muon" for the blocks' matrices.
+    """AdamW (Loshchilov & Hutter 2019), fused if the device has that kernel; or "muon" for the blocks' matrices.
 
-    Weights of two and more dimensions decay; biases and norms do not, as in GPT-3's and nanoGPT's training. A group's
-    rate is that of the step times its "lr_scale". dtype: what Muon computes in. group: of the processes
-    that share its work.
+    Weight decay applies to parameters of two and more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. A
+    parameter group's learning rate is the step's times its "lr_scale". dtype: of Muon's matmuls. group: the processes
+    that share Muon's work.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    matrices = blocks_matrices(model) if kind == "muon" else {}
-    alike: dict[tuple[int, int], list[Tensor]] = {}  # by rows and columns; queries, keys and values are three matrices
+    matrices = muon_matrices(model) if kind == "muon" else {}
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}  # queries, keys and values count as three matrices
     for name, p in matrices.items():
-        alike.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
-    taken = {id(p) for p in matrices.values()}
-    rest = [p for p in parameters if id(p) not in taken]
+        by_shape.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
+    of_muon = {id(p) for p in matrices.values()}
+    rest = [p for p in parameters if id(p) not in of_muon]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
     scale = muon_learning_rate / learning_rate if learning_rate else 0.0
-    for (rows, _), params in alike.items():
+    for (rows, _), params in by_shape.items():
         groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
-    fused = parameters[0].device.type in ("cpu", "cuda")  # where found_inf is known to be heeded
+    fused = parameters[0].device.type in ("cpu", "cuda")  # whose kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     return Muon(groups, group, **settings) if matrices else torch.optim.AdamW(groups, **settings)
 
 
-def blocks_matrices(model: nn.Module) -> dict[str, Tensor]:
-    """What Muon takes, by name."""
+def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
+    """The matrices that Muon updates, by name: those of the blocks."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
 
 
 class Muon(torch.optim.AdamW):
-    """Muon (Jordan et al. 2024) for groups that have "rows", AdamW for the others.
+    """Muon (Jordan et al. 2024) for parameter groups with "rows", AdamW for the others.
 
-    A group's matrices, (k * rows, columns) each, count as k matrices, and all of them are orthogonalized together.
-    Nesterov momentum, group["momentum"]; weight decay is decoupled; the update of a tall matrix is scaled by
-    sqrt(rows / columns). Where `found_inf` is 1, everything stays as it is, and nobody waits to know. Of several
-    processes, each orthogonalizes its share of the matrices, gather_like whole where they are spread.
+    A parameter of shape (k * rows, columns) counts as k matrices. Momentum is Nesterov's, group["momentum"]; weight
+    decay is decoupled; the update of a tall matrix is scaled by sqrt(rows / columns).
+
+    torch.optim.Muon updates one matrix after the other. This one orthogonalizes all matrices of a shape in batched
+    matmuls, queries, keys and values as three matrices; skips a step where `found_inf` is 1 without waiting for the
+    device; and divides the work among processes, also with FSDP2's shards.
     """
 
     def __init__(self, groups: list[dict[str, Any]], processes: Group, **settings: Any):
@@ -74,39 +76,39 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:
         for group in self.matrices():
             params, rows, lr, momentum = group["params"], group["rows"], group["lr"], group["momentum"]
-            here, columns = [to_local(p) for p in params], params[0].shape[1]
-            good = here[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf
-            means = [to_local(self.state[p]["momentum_buffer"]) for p in params]
-            gradients = torch.cat([to_local(p.grad).flatten() for p in params])  # what is here of all the matrices
-            gradients = torch.where(good.bool(), gradients, 0)
-            mean = torch.cat([m.flatten() for m in means]).lerp(gradients, (1 - momentum) * good)
-            sizes = [p.numel() for p in here]
-            towards = gradients.lerp(mean, momentum).to(group["dtype"]).split(sizes)
-            stack = torch.cat(
-                [gather_like(part.view_as(p), q) for part, p, q in zip(towards, here, params, strict=True)]
-            )
-            update = self.orthogonalized_by_all(stack.view(-1, rows, columns)).float()  # (n, rows, columns)
-            update *= -lr * max(1, rows / columns) ** 0.5 * good
+            shards, columns = [to_local(p) for p in params], params[0].shape[1]  # what this process holds
+            keep = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
+            buffers = [to_local(self.state[p]["momentum_buffer"]) for p in params]
+            gradients = torch.cat([to_local(p.grad).flatten() for p in params])
+            gradients = torch.where(keep.bool(), gradients, 0)
+            mean = torch.cat([buffer.flatten() for buffer in buffers]).lerp(gradients, (1 - momentum) * keep)
+            sizes = [p.numel() for p in shards]
+            nesterov = gradients.lerp(mean, momentum).to(group["dtype"]).split(sizes)
+            whole = [gather_like(part.view_as(p), q) for part, p, q in zip(nesterov, shards, params, strict=True)]
+            stack = torch.cat(whole).view(-1, rows, columns)  # (n, rows, columns)
+            update = self.orthogonalize_together(stack).float()
+            update *= -lr * max(1, rows / columns) ** 0.5 * keep
             updates = update.reshape(-1, columns).split([len(p) for p in params])
-            torch._foreach_add_([self.state[p]["step"] for p in params], good)
-            torch._foreach_copy_(means, [part.view_as(p) for part, p in zip(mean.split(sizes), here, strict=True)])
-            torch._foreach_mul_(here, 1 - lr * group["weight_decay"] * good)
-            torch._foreach_add_(here, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
+            torch._foreach_add_([self.state[p]["step"] for p in params], keep)
+            torch._foreach_copy_(buffers, [part.view_as(p) for part, p in zip(mean.split(sizes), shards, strict=True)])
+            torch._foreach_mul_(shards, 1 - lr * group["weight_decay"] * keep)
+            torch._foreach_add_(shards, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:
-                p.grad = None  # so that AdamW passes them over
+                p.grad = None  # so that AdamW ignores them
         super().step()
 
-    def orthogonalized_by_all(self, matrices: Tensor) -> Tensor:
-        """`orthogonalized`, of which each process does a share; matrices: (n, rows, columns), the same in each."""
+    def orthogonalize_together(self, matrices: Tensor) -> Tensor:
+        """`orthogonalize`, of which each process does a share. matrices: (n, rows, columns), the same in each."""
         n, (rank, size) = len(matrices), (self.processes.rank, self.processes.size)
         share = -(-n // size)
         mine = matrices[rank * share : (rank + 1) * share]
-        idle = mine.new_zeros(share - len(mine), *mine.shape[1:])
-        return self.processes.all_gather(orthogonalized(torch.cat([mine, idle]) if len(idle) else mine))[:n]
+        padding = mine.new_zeros(share - len(mine), *mine.shape[1:])
+        return self.processes.all_gather(orthogonalize(torch.cat([mine, padding]) if len(padding) else mine))[:n]
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
-    """For each of (n, rows, columns) about the nearest (semi-)orthogonal matrix: singular values between 0.7 and 1.2.
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """An approximation of the nearest (semi-)orthogonal matrix to each of (n, rows, columns): singular values between
+    0.7 and 1.2.
 
     Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/
@@ -122,12 +124,12 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def muon_momentum_at(step: int) -> float:
-    """From 0.85 to 0.95 over the first 300 steps, as in modded-nanogpt."""
+    """Muon's momentum: from 0.85 to 0.95 over the first 300 steps, as in modded-nanogpt."""
     return 0.85 + 0.1 * min(1.0, step / 300)
 
 
 def lr_at(
-    step: int,
+    step: float,
     *,
     schedule: str,
     learning_rate: float,
@@ -138,10 +140,10 @@ def lr_at(
 ) -> float:
     """The learning rate of step 0, 1, 2, ...
 
-    "constant" is `learning_rate` at every step. The others rise linearly over the first `warmup_iters` steps, are at
-    `min_lr` from step `lr_decay_iters` on, and go down between the two: "cosine" along half a cosine (Loshchilov &
-    Hutter 2017), "linear" along a line, "wsd" (warmup, stable, decay: Hu et al. 2024, MiniCPM) not before the last
-    `wsd_decay_iters` of them, and then along a line.
+    "constant" is `learning_rate` at every step. The others rise linearly during the first `warmup_iters` steps, reach
+    `min_lr` at step `lr_decay_iters`, and decay in between: "cosine" along half a cosine (Loshchilov & Hutter 2017),
+    "linear" along a line, "wsd" (warmup, stable, decay: Hu et al. 2024, MiniCPM) along a line during the last
+    `wsd_decay_iters` of these steps.
     """
     if schedule == "constant":
         return learning_rate
@@ -152,19 +154,19 @@ def lr_at(
     begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters
     if step < begin:
         return learning_rate
-    done = (step - begin) / (lr_decay_iters - begin)  # 0 .. 1
-    remaining = 0.5 * (1.0 + math.cos(math.pi * done)) if schedule == "cosine" else 1.0 - done
+    decayed = (step - begin) / (lr_decay_iters - begin)  # 0 .. 1
+    remaining = 0.5 * (1.0 + math.cos(math.pi * decayed)) if schedule == "cosine" else 1.0 - decayed
     return min_lr + remaining * (learning_rate - min_lr)
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as tensors named PARAMETER/KEY, as "transformer.wte.weight/exp_avg"."""
+    """The optimizer's state as tensors named PARAMETER/KEY, such as "transformer.wte.weight/exp_avg"."""
     names = {p: name for name, p in model.named_parameters()}
     return {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
 
 
 def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Take up what `state_tensors` gave. Moments move to their parameter's device; step counts are left to torch."""
+    """Load what `state_tensors` returned. Moments move to their parameter's device; torch places the step counts."""
     places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     parameters = dict(model.named_parameters())
     state: dict[int, dict[str, Tensor]] = {}

@@ -202,7 +202,7 @@ def training_pieces(text: str) -> Iterator[str]:
 
 
 class RankedTokenizer(Tokenizer):
-    """A byte-level BPE that splits words as GPT-2 does, run by tiktoken.
+    """A byte-level BPE with GPT-2's pre-tokenizer, run by tiktoken.
 
     ranks: the bytes of each token, ordered by id, which is also the order of the merges. The end-of-text token has the
     id after the last rank.
@@ -270,7 +270,7 @@ class BPETokenizer(RankedTokenizer):
         is_plain = model["type"] == "BPE" and not any(model.get(option) for option in self.UNSUPPORTED)
         splits_like_gpt2 = words["type"] == "ByteLevel" and not words["add_prefix_space"] and words["use_regex"]
         if not is_plain or not splits_like_gpt2 or content["normalizer"]:
-            raise ValueError("it is not a byte-level BPE that splits words as GPT-2 does")
+            raise ValueError("it is not a byte-level BPE with GPT-2's pre-tokenizer")
         tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
         if [model["vocab"][token] for token in tokens] != list(range(len(tokens))):
             raise ValueError("its token ids are not consecutive numbers from 0")

@@ -75,20 +75,20 @@ def test_arguments(argument, setting, value):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--learning_rat=1"], "command line: there is no setting learning_rat; did you mean learning_rate?"),
-        (["--zzz=1"], "command line: there is no setting zzz"),
-        (["--max_iters", "5"], "command line: write --max_iters=VALUE in place of --max_iters"),
-        (["--max_iters", "5"], "command line: write --max_iters=5 as one word"),
-        (["-max_iters=5"], "command line: write --max_iters=VALUE in place of -max_iters=5"),
+        (["--learning_rat=1"], "command line: learning_rat is not a setting; did you mean learning_rate?"),
+        (["--zzz=1"], "command line: zzz is not a setting"),
+        (["--max_iters", "5"], "command line: write --max_iters=VALUE instead of --max_iters"),
+        (["--max_iters", "5"], "command line: write --max_iters=5 as one argument"),
+        (["-max_iters=5"], "command line: write --max_iters=VALUE instead of -max_iters=5"),
         (
             ["config/shakespear_char.py"],
-            "there is no config file config/shakespear_char.py; did you mean config/shakes",
+            "no config file config/shakespear_char.py exists; did you mean config/shakes",
         ),
-        (["zzzz"], "there is no config file zzzz; there are config/"),
-        (["--max_iters=1.5"], "command line: max_iters=1.5: it takes a whole number"),
-        (["--max_iters=many"], "command line: max_iters=many: it takes a whole number"),
-        (["--max_iters=inf"], "command line: max_iters=inf: it takes a whole number"),
-        (["--eval_iters=x"], "it takes a whole number or None"),
+        (["zzzz"], "no config file zzzz exists; Folio has config/"),
+        (["--max_iters=1.5"], "command line: max_iters=1.5: it takes an integer"),
+        (["--max_iters=many"], "command line: max_iters=many: it takes an integer"),
+        (["--max_iters=inf"], "command line: max_iters=inf: it takes an integer"),
+        (["--eval_iters=x"], "it takes an integer or None"),
         (["--compile=1"], "command line: compile=1: it takes True or False or 'auto'"),
         (["--dtype=fp32"], "it takes 'auto' or 'float32'"),
         (["--flag=yes"], "it takes True or False"),
@@ -119,18 +119,18 @@ def test_a_file_holds_assignments_and_arithmetic(write):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("max_iters = 1\nlerning_rate = 1", "x.py:2: there is no setting lerning_rate; did you mean learning_rate?"),
+        ("max_iters = 1\nlerning_rate = 1", "x.py:2: lerning_rate is not a setting; did you mean learning_rate?"),
         ("import os", "x.py:1: `import os` is not an assignment"),
         ("start = open('f')", "`open('f')` is not a constant"),
         ("start = __import__('os').system('x')", "is not a constant"),
         ("max_iters = steps", "`steps` is not defined above"),
         ("if True:\n    max_iters = 1", "`if True:` is not an assignment"),
-        ("max_iters = 9**9**9", "not arithmetic with numbers of a usual size"),
+        ("max_iters = 9**9**9", "not arithmetic with numbers of ordinary size"),
         ("start = 'a' * 10**10", "not arithmetic"),
         ("max_iters = 1 / 0", "division by zero"),
-        ("max_iters = 'a'", "x.py:1: max_iters=a: it takes a whole number"),
+        ("max_iters = 'a'", "x.py:1: max_iters=a: it takes an integer"),
         ("flag = 1", "it takes True or False"),
-        ("max_iters = True", "it takes a whole number"),
+        ("max_iters = True", "it takes an integer"),
         ("name = 5", "it takes text or None"),
         ("max_iters =", "x.py:1: this is not Python"),
         ("\n\nmax_iters = 0", "x.py:3: max_iters=0: it must be positive"),
@@ -176,7 +176,7 @@ def test_impossible_training_settings_are_told_together():
         configurator.load(TrainConfig, wrong)
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
-    assert "n_embd=30 is not divisible by it; take 2 or 3 or 5" in str(error.value)
+    assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
 
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
@@ -189,7 +189,7 @@ def test_numbers_are_finite(number, write):
         (SampleConfig, "temperature"),
         (SampleConfig, "top_k"),
     ):
-        with pytest.raises(ConfigError, match=rf"^command line: {name}=\S+: it (takes|must be) .*number"):
+        with pytest.raises(ConfigError, match=rf"^command line: {name}=\S+: it (takes|must be) (an integer|.*number)"):
             configurator.load(cls, [f"--{name}={number}"])
     with pytest.raises(ConfigError, match=r"x.py:1: learning_rate=inf: it must be a finite number"):
         configurator.load(TrainConfig, [write("learning_rate = 1e400")])
@@ -198,7 +198,7 @@ def test_numbers_are_finite(number, write):
 
 
 def test_only_fields_are_settings():
-    with pytest.raises(ConfigError, match="there is no setting origins"):
+    with pytest.raises(ConfigError, match="origins is not a setting"):
         configurator.load(Config, ["--origins=x"])
 
 
@@ -211,7 +211,7 @@ def test_settings_remember_where_they_were_set(write):
 def test_total_batch_tokens_gives_the_accumulation():
     config = configurator.load(TrainConfig, ["--total_batch_tokens=1e5", "--batch_size=10", "--block_size=1000"])
     assert config.accumulation == 10
-    with pytest.raises(ConfigError, match="multiple of batch_size \\* block_size = 10,000; take 90000"):
+    with pytest.raises(ConfigError, match="multiple of batch_size \\* block_size = 10,000; use 90000"):
         configurator.load(TrainConfig, ["--total_batch_tokens=91000", "--batch_size=10", "--block_size=1000"])
 
 

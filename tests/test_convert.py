@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_tokenizers import bpe
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
-from folio import UserError, convert
+from folio import UserError, convert, foreign_tokenizers
 from folio.tokenizer import byte_alphabet
 from model import GPT, GPTConfig
 from sample import SampleConfig
@@ -49,7 +49,7 @@ def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
 
 def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
     ids = torch.arange(40).view(2, 20)
-    ours = convert.load(str(init_from)).build(GPT, GPTConfig).eval()
+    ours = convert.load(str(init_from)).build().eval()
     torch.testing.assert_close(ours(ids)[0], theirs(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
 
 
@@ -74,13 +74,13 @@ def test_old_files_with_buffers_and_without_prefix(theirs, folder):
         (dict(model_type="llama"), "config.json has model_type='llama'; Folio supports only 'gpt2'"),
         (
             dict(activation_function="relu"),
-            "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu_pytorch_tanh' or 'gelu'",
+            "has activation_function='relu'; Folio supports only 'gelu_new' or 'gelu' or 'gelu_pytorch_tanh'",
         ),
-        (dict(vocab_size=300), r"transformer\.wte\.weight is \(260, 16\), and should be \(300, 16\)"),
-        (dict(n_embd=None), r"sizes must be whole numbers above 0.*n_embd=None"),
+        (dict(vocab_size=300), r"transformer\.wte\.weight has the shape \(260, 16\) instead of \(300, 16\)"),
+        (dict(n_embd=None), r"sizes must be integers above 0.*n_embd=None"),
     ],
 )
-def test_what_does_not_fit_is_named(change, message, folder):
+def test_an_unsupported_config_is_refused(change, message, folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UserError, match=message):
@@ -90,12 +90,12 @@ def test_what_does_not_fit_is_named(change, message, folder):
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
     with open(folder / "merges.txt", "a", encoding="utf-8") as file:
         file.write("hell o\n")
-    changed(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
-    with pytest.raises(UserError, match=r"the model has 260 tokens, and the tokenizer 261"):
+    change_json(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
+    with pytest.raises(UserError, match=r"the model has 260 tokens, but the tokenizer has 261"):
         convert.load(str(folder))
 
 
-def test_incomplete_folders_are_told(folder):
+def test_incomplete_folders_are_refused(folder):
     save_file({"h.0.ln_1.weight": torch.ones(16)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"has no transformer\.wte\.weight"):
         convert.load(str(folder))
@@ -107,7 +107,7 @@ def test_incomplete_folders_are_told(folder):
         convert.load(str(folder))
 
 
-def changed(folder: Path, name: str, **changes) -> None:
+def change_json(folder: Path, name: str, **changes) -> None:
     """Change fields of a JSON file in the folder."""
     path = folder / name
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -115,8 +115,8 @@ def changed(folder: Path, name: str, **changes) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_an_output_matrix_of_its_own_is_refused(file, theirs, folder):
-    """lm_head.weight was dropped unseen: an untied model computed other logits than transformers."""
+def test_an_untied_output_matrix_is_refused(file, theirs, folder):
+    """lm_head.weight was ignored: an untied model computed different logits than transformers."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save = save_file if file == "model.safetensors" else torch.save
@@ -149,18 +149,19 @@ def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
         (dict(n_layer=1), r"has a tensor 'transformer\.h\.1\..*', which GPT-2 does not have"),
         (dict(n_layer=10**9), r"has no transformer\.h\.2\."),
         (dict(n_layer=10**400), r"has no transformer\.h\.2\."),
-        (dict(n_head=0), "sizes must be whole numbers above 0.*n_head=0"),
+        (dict(n_head=0), "sizes must be integers above 0.*n_head=0"),
     ],
 )
-def test_what_folio_computes_otherwise_is_refused(changes, message, folder):
-    """Another epsilon, scale or width loaded without a word and computed something else, or ended in a traceback."""
-    changed(folder, "config.json", **changes)
+def test_what_folio_computes_differently_is_refused(changes, message, folder):
+    """A different epsilon, scale or width was loaded silently and computed something else, or ended in a traceback."""
+    change_json(folder, "config.json", **changes)
     with pytest.raises(UserError, match=message) as refused:
-        convert.load(str(folder)).build(GPT, GPTConfig)
+        convert.load(str(folder)).build()
     assert len(str(refused.value).splitlines()) == 1
 
 
-def altered_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Change tensors of model.safetensors; None removes one."""
     tensors = {**load_file(folder / "model.safetensors"), **changes}
     save_file({n: t for n, t in tensors.items() if t is not None}, folder / "model.safetensors")
 
@@ -177,24 +178,24 @@ def altered_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> No
         ({"ln_f.bias": torch.ones(16)}, r"holds 'transformer\.ln_f\.bias' twice"),
         (
             {"transformer.ln_f.bias": torch.ones(16).byte()},
-            r"ln_f\.bias is of torch\.uint8, which is not floating-point",
+            r"ln_f\.bias has the dtype torch\.uint8, which is not floating-point",
         ),
-        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"is \(32, 16\), and should be \(64, 16\)"),
+        ({"transformer.h.0.mlp.c_fc.weight": torch.ones(16, 32)}, r"has the shape \(32, 16\) instead of \(64, 16\)"),
     ],
 )
 def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
-    """They were dropped or only found when the model was built, in several lines."""
-    altered_tensors(folder, changes)
+    """They were ignored, or were refused only when the model was built, in several lines."""
+    change_tensors(folder, changes)
     with pytest.raises(UserError, match=message):
         convert.load(str(folder))
 
 
-def sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
-    """The same weights in several files; returns the index."""
+def save_sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
+    """Replace the weights in the folder by shards of them; returns the index."""
     (folder / "model.safetensors").unlink()
     theirs.save_pretrained(folder, max_shard_size="9KB")
     index = folder / "model.safetensors.index.json"
-    if kind == "bin":  # as older versions of transformers wrote it
+    if kind == "bin":  # as older versions of transformers save it
         weight_map = json.loads(index.read_text())["weight_map"]
         for name in set(weight_map.values()):
             torch.save(load_file(folder / name), folder / name.replace("safetensors", "bin"))
@@ -208,42 +209,42 @@ def sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_sharded_weights_are_read(kind, theirs, folder):
-    """A folder with model.safetensors.index.json was said to have no weights."""
-    index = sharded(theirs, folder, kind)
+    """A folder with model.safetensors.index.json was refused as having no weights."""
+    index = save_sharded(theirs, folder, kind)
     assert len(set(json.loads(index.read_text())["weight_map"].values())) > 2
     assert_same(theirs, folder)
 
 
 def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path):
-    index = sharded(theirs, folder, "safetensors")
-    good = json.loads(index.read_text())["weight_map"]
-    name, shard = next(iter(good.items()))
+    index = save_sharded(theirs, folder, "safetensors")
+    original = json.loads(index.read_text())["weight_map"]
+    name, shard = next(iter(original.items()))
     save_file({name: torch.ones(2)}, tmp_path / "outside.safetensors")
     for weight_map, message in (
-        ({**good, name: "../outside.safetensors"}, r"names a file outside its folder: '\.\./outside"),
-        ({**good, name: str(tmp_path / "outside.safetensors")}, "names a file outside its folder"),
-        ({**good, name: "gone.safetensors"}, "gone.safetensors"),
-        ({n: file for n, file in good.items() if file != shard}, r"has no transformer\."),
+        ({**original, name: "../outside.safetensors"}, r"names a file outside its folder: '\.\./outside"),
+        ({**original, name: str(tmp_path / "outside.safetensors")}, "names a file outside its folder"),
+        ({**original, name: "gone.safetensors"}, "gone.safetensors"),
+        ({n: file for n, file in original.items() if file != shard}, r"has no transformer\."),
         ([], "is not a folder of Hugging Face's GPT-2"),
         ({name: 5}, "is not a folder of Hugging Face's GPT-2"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(UserError, match=message):
             convert.load(str(folder))
-    index.write_text(json.dumps({"weight_map": {**good, "again": "again.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": {**original, "again": "again.safetensors"}}))
     (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
-    with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard holds"):
+    with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard also holds"):
         convert.load(str(folder))
     (folder / shard).write_bytes(b"half")
     with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
         convert.load(str(folder))
 
 
-SAID = "hello <|endoftext|> hell wörld's  日本\n"
+TEXT = "hello <|endoftext|> hell wörld's  日本\n"
 
 
-def library_folder(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
-    """The folder with tokenizer.json, as transformers writes it, in the place of merges.txt."""
+def use_tokenizer_json(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
+    """Replace merges.txt and vocab.json by tokenizer.json, as transformers writes it. Returns the folder."""
     (folder / "merges.txt").unlink()
     (folder / "vocab.json").unlink()
     GPT2Tokenizer(vocab=dict(vocab), merges=PAIRS).save_pretrained(folder)
@@ -252,22 +253,25 @@ def library_folder(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
 
 def assert_same_ids(folder: Path) -> None:
     expected = AutoTokenizer.from_pretrained(folder)
-    text = SAID.replace("<|endoftext|>", "")
+    text = TEXT.replace("<|endoftext|>", "")
     assert convert.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
 
 
-def test_the_vocabulary_beside_the_merges_is_heeded(folder):
-    """vocab.json was not read: ids in another order than GPT-2's were tokenized wrongly without a word."""
+def test_the_vocabulary_next_to_the_merges_is_used(folder):
+    """vocab.json was not read: with ids in another order than GPT-2's, text was silently tokenized wrongly."""
     assert_same_ids(folder)
-    exchanged = {**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]}  # bytes may be in any order
-    (folder / "vocab.json").write_text(json.dumps(exchanged), encoding="utf-8")
+    swapped = {**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]}  # bytes may be in any order
+    (folder / "vocab.json").write_text(json.dumps(swapped), encoding="utf-8")
     assert_same_ids(folder)
     assert convert.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
     first = {token: (i + 1) % len(VOCAB) for token, i in VOCAB.items()}  # the end-of-text token first
     for vocab, message in (
-        ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, and by the order of merges 256"),
+        ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, but the order of the merges gives it 256"),
         (first, "vocab.json: .* has the id "),
-        ({**VOCAB, "<pad>": 260}, r"no merge makes the token '<pad>' \(id 260\), and Folio adds no token but"),
+        (
+            {**VOCAB, "<pad>": 260},
+            r"no merge makes the token '<pad>' \(id 260\), and the only token that Folio adds is",
+        ),
         ({token: i for token, i in VOCAB.items() if token != "hell"}, "the vocabulary lacks the token 'hell'"),
         ([], "is not a folder of Hugging Face's GPT-2"),
         ({"a": "b"}, "is not a folder of Hugging Face's GPT-2|vocab.json"),
@@ -298,8 +302,8 @@ def test_the_vocabulary_beside_the_merges_is_heeded(folder):
     ],
 )
 def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder):
-    """What transformers reads beside merges.txt was ignored."""
-    changed(folder, name, **changes)
+    """The files that transformers reads in addition to merges.txt were ignored."""
+    change_json(folder, name, **changes)
     with pytest.raises(UserError, match=message):
         convert.load(str(folder))
 
@@ -307,37 +311,37 @@ def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder
 @pytest.mark.parametrize(
     "merges, message",
     [
-        ("h e\nl l\n", "does not make a new token of two|no merge makes the token 'he'"),
-        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token of two earlier ones"),
+        ("h e\nl l\n", "does not make a new token from two|no merge makes the token 'he'"),
+        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token from two earlier tokens"),
         ("#version: 0.2\nh e\nh e\n", "the merge 'h e' does not make a new token"),
         ("#version: 0.2\nh e l\n", "the merge 'h e l' does not make a new token"),
-        ("#version: 0.2\n日 本\n", "does not make a new token of two earlier ones"),
+        ("#version: 0.2\n日 本\n", "does not make a new token from two earlier tokens"),
         ("", "no merge makes the token 'he'"),
         ("#version: 0.2\nh e\nl l\n", "no merge makes the token 'hell'"),
     ],
 )
-def test_merges_that_are_damaged_are_refused(merges, message, folder):
-    """They ended in a traceback; without its first line, merges.txt lost a merge and all ids moved by one."""
+def test_damaged_merges_are_refused(merges, message, folder):
+    """They ended in a traceback. Without the version line, merges.txt lost a merge and all ids were shifted by one."""
     (folder / "merges.txt").write_text(merges, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         convert.load(str(folder))
 
 
 def test_a_merge_that_never_applies_is_refused(folder):
-    """tiktoken merges by the result: it made "abc" of "ab" and "c", and transformers only of "a" and "bc"."""
+    """tiktoken merges by the result: it merged "ab" and "c" to "abc", and transformers only "a" and "bc"."""
     pairs = [("a", "b"), ("b", "c"), ("a", "bc")]
     vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
     theirs = GPT2Tokenizer(vocab=vocab, merges=pairs)
     ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
-    assert theirs("abc").input_ids != convert.GPT2Tokenizer(ranks).encode("abc").tolist()
+    assert theirs("abc").input_ids != foreign_tokenizers.GPT2Tokenizer(ranks).encode("abc").tolist()
     lines = "".join(" ".join(pair) + "\n" for pair in pairs)
     (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
-    with pytest.raises(UserError, match="the merge 'a bc' never applies, since earlier merges come first"):
+    with pytest.raises(UserError, match="the merge 'a bc' never applies, because earlier merges come first"):
         convert.load(str(folder))
 
 
 def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
-    """Random merges over three letters, against encoding each token with the merges before it, one by one."""
+    """Random merges over three letters. The oracle encodes each token with the merges before it, one by one."""
     rng = random.Random(seed)
     verdicts = set()
     for _ in range(300):
@@ -349,7 +353,7 @@ def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
             if token in rank:
                 continue
             text = list(token)
-            while True:  # byte-pair encoding as it is defined: the lowest rank first, and of those the leftmost
+            while True:  # byte-pair encoding by its definition: the lowest rank first, the leftmost of equal ranks
                 merged = [text[i] + text[i + 1] for i in range(len(text) - 1)]
                 best = min(merged, key=lambda t: rank.get(t, len(rank)))
                 if best not in rank:
@@ -357,27 +361,27 @@ def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
                 at = merged.index(best)
                 text[at : at + 2] = [best]
             verdicts.add(text == pair)
-            assert convert._merge_applies(*pair, rank, parts) == (text == pair), (parts, pair)
+            assert foreign_tokenizers.merge_applies(*pair, rank, parts) == (text == pair), (parts, pair)
             if text == pair:
                 rank[token], parts[token] = len(rank), pair
     assert verdicts == {True, False}
 
 
 @pytest.mark.parametrize("vocab_size", [260, 50304])
-def test_tokenizer_json_is_read_whatever_the_size(vocab_size, folder):
-    """With 50,257 tokens or more, GPT-2's own tokenizer was assumed in the place of the one that was there."""
-    library_folder(folder)
-    changed(folder, "config.json", vocab_size=vocab_size)
+def test_tokenizer_json_is_read_at_any_vocabulary_size(vocab_size, folder):
+    """With 50,257 tokens or more, GPT-2's own tokenizer was used instead of the one in the folder."""
+    use_tokenizer_json(folder)
+    change_json(folder, "config.json", vocab_size=vocab_size)
     rows = torch.zeros(vocab_size - 260, 16)
     wte = load_file(folder / "model.safetensors")["transformer.wte.weight"]
-    altered_tensors(folder, {"transformer.wte.weight": torch.cat([wte, rows])})
+    change_tensors(folder, {"transformer.wte.weight": torch.cat([wte, rows])})
     assert_same_ids(folder)
     assert convert.load(str(folder)).tokenizer.eot == 259
 
 
-def test_tokenizer_json_in_the_older_form_is_read(folder):
-    """GPT-2's own on the hub: merges as strings, and no type of the model."""
-    content = json.loads((library_folder(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+def test_tokenizer_json_in_the_older_format_is_read(folder):
+    """GPT-2's own on the hub: merges are strings, and the model has no type."""
+    content = json.loads((use_tokenizer_json(folder) / "tokenizer.json").read_text(encoding="utf-8"))
     content["model"] = {"vocab": VOCAB, "merges": [" ".join(pair) for pair in PAIRS]}
     content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     content["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
@@ -385,6 +389,7 @@ def test_tokenizer_json_in_the_older_form_is_read(folder):
     assert_same_ids(folder)
 
 
+NOT_GPT2 = "not a byte-level BPE with GPT-2's pre-tokenizer"
 TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
 
 
@@ -395,21 +400,21 @@ TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normal
             lambda c: c["added_tokens"].append({"id": 260, "content": "<|user|>", **TOKEN}),
             r"its one added token must be",
         ),
+        (lambda c: c["pre_tokenizer"].update(add_prefix_space=True), NOT_GPT2),
+        (lambda c: c["pre_tokenizer"].update(use_regex=False), NOT_GPT2),
+        (lambda c: c.update(normalizer={"type": "Lowercase"}), NOT_GPT2),
+        (lambda c: c["model"].update(dropout=0.1), NOT_GPT2),
+        (lambda c: c["model"].update(type="Unigram"), "Unigram is not a byte-level BPE with GPT-2's pre-tokenizer"),
         (
-            lambda c: c["pre_tokenizer"].update(add_prefix_space=True),
-            "not a byte-level BPE that splits words as GPT-2 does",
+            lambda c: c["post_processor"].update(special_tokens={"<s>": {}}),
+            "a post_processor that adds tokens to each text",
         ),
-        (lambda c: c["pre_tokenizer"].update(use_regex=False), "not a byte-level BPE that splits words as GPT-2 does"),
-        (lambda c: c.update(normalizer={"type": "Lowercase"}), "not a byte-level BPE that splits words as GPT-2 does"),
-        (lambda c: c["model"].update(dropout=0.1), "not a byte-level BPE that splits words as GPT-2 does"),
-        (lambda c: c["model"].update(type="Unigram"), "no byte-level BPE with GPT-2's rule for words"),
-        (lambda c: c["post_processor"].update(special_tokens={"<s>": {}}), "a post_processor that adds tokens"),
         (lambda c: c["model"]["vocab"].update(he=257, ll=256), "'he' has the id 257"),
         (lambda c: c.pop("model"), "it has no 'model'"),
     ],
 )
 def test_tokenizer_json_of_another_kind_is_refused(change, message, folder):
-    content = json.loads((library_folder(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+    content = json.loads((use_tokenizer_json(folder) / "tokenizer.json").read_text(encoding="utf-8"))
     change(content)
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(UserError, match=message):
@@ -418,35 +423,35 @@ def test_tokenizer_json_of_another_kind_is_refused(change, message, folder):
 
 def test_tokenizer_files_that_disagree_are_refused(folder):
     saved = {name: (folder / name).read_text(encoding="utf-8") for name in ("merges.txt", "vocab.json")}
-    library_folder(folder)
+    use_tokenizer_json(folder)
     for name, content in saved.items():
         (folder / name).write_text(content, encoding="utf-8")
     assert_same_ids(folder)
     (folder / "merges.txt").write_text("#version: 0.2\nh e\nl l\nl o\n", encoding="utf-8")
     (folder / "vocab.json").write_text(saved["vocab.json"].replace('"hell"', '"lo"'), encoding="utf-8")
-    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json disagree about the tokens"):
+    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json have different tokens"):
         convert.load(str(folder))
 
 
 @pytest.mark.parametrize(
     "vocab_size, gpt2", [(50257, True), (50304, True), (50260, False), (60000, False), (260, False)]
 )
-def test_without_a_tokenizer_the_size_must_be_gpt2s(vocab_size, gpt2, folder, monkeypatch):
-    """Any vocabulary of 50,257 tokens or more was taken for GPT-2's."""
-    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+def test_without_a_tokenizer_the_vocabulary_size_must_be_gpt2s(vocab_size, gpt2, folder, monkeypatch):
+    """Any vocabulary of 50,257 tokens or more was assumed to be GPT-2's."""
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     (folder / "merges.txt").unlink()
     (folder / "vocab.json").unlink()
-    changed(folder, "config.json", vocab_size=vocab_size)
-    altered_tensors(folder, {"transformer.wte.weight": torch.zeros(vocab_size, 16)})
+    change_json(folder, "config.json", vocab_size=vocab_size)
+    change_tensors(folder, {"transformer.wte.weight": torch.zeros(vocab_size, 16)})
     if gpt2:
         assert convert.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
         return
-    with pytest.raises(UserError, match=f"no tokenizer.json, and {vocab_size:,} tokens are not GPT-2's"):
+    with pytest.raises(UserError, match=f"no tokenizer.json, and a vocabulary of {vocab_size:,} tokens is not GPT-2's"):
         convert.load(str(folder))
 
 
-def nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
-    """ckpt.pt as nanoGPT's train.py saves it, with its data set beside."""
+def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
+    """Write ckpt.pt and its data set as nanoGPT's train.py and prepare.py do. Returns the model."""
     shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
     ours = GPT(GPTConfig(**shape, activation="gelu"), 5).eval()
     arguments = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, bias=False, vocab_size=3, dropout=0.0)
@@ -465,16 +470,16 @@ def nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
 
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod."])
 def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
-    ours = nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt", prefix)
+    ours = save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt", prefix)
     loaded = convert.load(str(tmp_path / "out" / "ckpt.pt"))
     ids = torch.randint(3, (2, 10))
-    assert torch.equal(loaded.build(GPT, GPTConfig).eval()(ids)[0], ours(ids)[0])
+    assert torch.equal(loaded.build().eval()(ids)[0], ours(ids)[0])
     assert loaded.tokenizer.characters == "\nab"
 
 
-def altered_checkpoint(path: Path, **changes) -> None:
-    """nanoGPT's checkpoint with other arguments of the model (model_args), tensors (model) or settings (config)."""
-    nanogpt_checkpoint(path, prefix="")
+def save_changed_checkpoint(path: Path, **changes) -> None:
+    """The same with changes in the model's arguments (model_args), tensors (model) or settings (config)."""
+    save_nanogpt_checkpoint(path, prefix="")
     saved = torch.load(path, weights_only=True)
     for name, change in changes.items():
         saved[name] = {**saved[name], **change}
@@ -489,35 +494,41 @@ def altered_checkpoint(path: Path, **changes) -> None:
         (dict(model_args={"bias": True}), r"has no transformer\..*\.bias"),
         (dict(model={"transformer.h.0.attn.q_norm": torch.ones(2)}), r"has a tensor 'transformer\.h\.0\.attn\.q_norm'"),
         (dict(model={"module.transformer.ln_f.weight": torch.ones(16)}), r"holds 'transformer\.ln_f\.weight' twice"),
-        (dict(config={"dataset": "gone"}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/gone beside"),
-        (dict(config={"dataset": None}), "3 tokens are not GPT-2's, and there is no meta.pkl .* data/NAME beside"),
+        (
+            dict(config={"dataset": "gone"}),
+            "a vocabulary of 3 tokens is not GPT-2's, and no meta.pkl .* data/gone next to ckpt.pt",
+        ),
+        (
+            dict(config={"dataset": None}),
+            "a vocabulary of 3 tokens is not GPT-2's, and no meta.pkl .* data/NAME next to ckpt.pt",
+        ),
         (dict(config={"dataset": "x" * 5000}), "ckpt.pt"),
     ],
 )
-def test_a_nanogpt_checkpoint_that_folio_computes_otherwise_is_refused(changes, message, tmp_path):
-    """An untied lm_head was dropped, and settings of nanoGPT's descendants were ignored."""
-    altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
+def test_a_nanogpt_checkpoint_that_folio_computes_differently_is_refused(changes, message, tmp_path):
+    """An untied lm_head and the settings of nanoGPT's forks were ignored."""
+    save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     with pytest.raises(UserError, match=message):
         convert.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
 @pytest.mark.parametrize("vocab_size, gpt2", [(50257, True), (50304, True), (50300, False), (100288, False)])
 def test_a_nanogpt_checkpoint_without_meta_pkl_must_have_gpt2s_size(vocab_size, gpt2, tmp_path, monkeypatch):
-    """Any vocabulary of 50,257 tokens or more was taken for GPT-2's; nanoGPT pads it to 50,304."""
-    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    """Any vocabulary of 50,257 tokens or more was assumed to be GPT-2's; nanoGPT pads it to 50,304."""
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     rows = {"transformer.wte.weight": torch.zeros(vocab_size, 16), "lm_head.weight": torch.zeros(vocab_size, 16)}
     changes = dict(model=rows, model_args={"vocab_size": vocab_size}, config={"dataset": "openwebtext"})
-    altered_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
+    save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     if gpt2:
         assert convert.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
         return
-    with pytest.raises(UserError, match=f"{vocab_size:,} tokens are not GPT-2's, and there is no meta.pkl"):
+    with pytest.raises(UserError, match=f"a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl"):
         convert.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
 def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
-    """A data set that was prepared again with fewer characters decoded the model's ids as other characters."""
-    nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
+    """With a data set that was prepared again with fewer characters, the model's ids decoded to other characters."""
+    save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     (tmp_path / "data" / "abc" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b"}}))
     with pytest.raises(UserError, match=r"meta\.pkl has a vocabulary of 2, but the model has one of 3"):
         convert.load(str(tmp_path / "out" / "ckpt.pt"))
@@ -525,15 +536,15 @@ def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path, monkeypatch):
-    """A tensor can repeat one stored number without end: a file of 2 kB asked for terabytes."""
-    monkeypatch.setattr(convert, "gpt2_tokenizer", bpe)
+    """A tensor can be one stored number that is expanded: a file of 2 kB requested terabytes."""
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     shape = dict(block_size=2**25, vocab_size=50257, n_layer=1, n_head=1, n_embd=2**15, bias=False)
     one = torch.zeros(1, dtype=torch.float16)
-    model = {name: one.expand(size) for name, size in convert._parameter_shapes(shape).items()}
+    model = {name: one.expand(size) for name, size in convert.parameter_shapes(shape).items()}
     saved = {"model": model, "model_args": shape, "config": {}}
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
-    with pytest.raises(UserError, match="its tensors are larger than what it stores"):
+    with pytest.raises(UserError, match="its tensors are larger than the data that it stores"):
         convert.load(str(tmp_path / "ckpt.pt"))
 
 
@@ -543,36 +554,36 @@ class Bomb:
 
 
 @pytest.mark.parametrize("content", [Bomb(), {"model": Bomb()}, 5, {"model": {}}])
-def test_a_pickle_that_wants_to_run_code_is_refused(content, tmp_path, capfd):
+def test_a_pickle_that_would_run_code_is_refused(content, tmp_path, capfd):
     torch.save(content, tmp_path / "ckpt.pt")
-    with pytest.raises(UserError, match=r"ckpt\.pt (was not opened, since it may run code|is not nanoGPT's)"):
+    with pytest.raises(UserError, match=r"ckpt\.pt (was not opened: it may run code|is not nanoGPT's)"):
         convert.load(str(tmp_path / "ckpt.pt"))
     assert "this must not run" not in capfd.readouterr().out
 
 
-def test_a_pytorch_model_bin_that_wants_to_run_code_is_refused(folder, capfd):
+def test_a_pytorch_model_bin_that_would_run_code_is_refused(folder, capfd):
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened, since it may run code"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened: it may run code"):
         convert.load(str(folder))
     assert "this must not run" not in capfd.readouterr().out
 
 
 def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):
-    nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
+    save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     for init_from, start in ((folder, "hello"), (tmp_path / "out" / "ckpt.pt", "ab")):
         out = io.StringIO()
         with redirect_stdout(out):
             sample(SampleConfig(init_from=str(init_from), start=start, max_new_tokens=10, dtype="float32"))
         assert out.getvalue().startswith(start)
-    shape = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024)  # the defaults give way to the checkpoint's
+    shape = dict(n_layer=12, n_head=12, n_embd=768, block_size=1024)  # replaced by the checkpoint's shape
     cfg = tiny(**shape, init_from=str(tmp_path / "out" / "ckpt.pt"), dataset="abc", data_dir=str(tmp_path / "data"))
-    assert train(cfg) < 1.3
+    assert train(cfg).best_val_loss < 1.3
     with pytest.raises(UserError, match="it is not scratch, resume, gpt2, gpt2-medium"):
         train(tiny(init_from="gtp2"))
 
 
-def test_without_a_network_it_is_told_which_files_to_put_where(monkeypatch):
+def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
@@ -581,9 +592,9 @@ def test_without_a_network_it_is_told_which_files_to_put_where(monkeypatch):
         convert.load("gpt2")
 
 
-def converted(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
-    """The model as llama.cpp's convert_hf_to_gguf.py writes it, some of its fields and tensors changed (None: left
-    out). Tensors are named and transposed as there; matrices are float16 if their dtype is.
+def write_gguf(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+    """Write the model as llama.cpp's convert_hf_to_gguf.py does, with some of its fields and tensors changed (None:
+    left out). Tensors are named and transposed in the same way; matrices are float16 if their dtype is.
     """
     kinds = [1] * 259 + [3]
     content = {
@@ -620,7 +631,7 @@ def converted(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, t
     for name, value in {**data, **(tensors or {})}.items():
         if value is not None:
             kind = None
-            if value.dtype == np.uint8:  # what numpy has no type for
+            if value.dtype == np.uint8:  # a type that numpy does not have
                 kind = gguf.GGMLQuantizationType.Q8_0 if value is QUANTIZED else gguf.GGMLQuantizationType.BF16
             writer.add_tensor(name, value, raw_dtype=kind)
     writer.write_header_to_file()
@@ -637,27 +648,27 @@ def embeddings(theirs: GPT2LMHeadModel) -> np.ndarray:
     return theirs.transformer.wte.weight.detach().numpy().copy()
 
 
-def test_what_llama_cpps_converter_writes_computes_the_same(theirs, tmp_path):
-    assert_same(theirs, converted(theirs, tmp_path / "a.gguf"))
+def test_the_output_of_llama_cpps_converter_computes_the_same(theirs, tmp_path):
+    assert_same(theirs, write_gguf(theirs, tmp_path / "a.gguf"))
     assert convert.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
-    # older converters repeat the embeddings as output.weight, and do not name the rule for words
+    # older converters repeat the embeddings as output.weight, and do not record the pre-tokenizer
     older = {"tokenizer.ggml.pre": None}
-    assert_same(theirs, converted(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
+    assert_same(theirs, write_gguf(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gguf_in_16_bits_is_read(dtype, theirs, tmp_path):
-    """bfloat16, which llama.cpp's converter may choose by itself, was said to be quantized."""
+    """bfloat16, which llama.cpp's converter may choose by default, was refused as quantized."""
     rounded = theirs.transformer.wte.weight.detach().to(dtype)
     theirs.transformer.wte.weight.data.copy_(rounded)
     data = rounded.numpy() if dtype == torch.float16 else rounded.view(torch.uint8).numpy()
-    assert_same(theirs, converted(theirs, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
+    assert_same(theirs, write_gguf(theirs, tmp_path / "x.gguf", tensors={"token_embd.weight": data}))
 
 
-def test_the_vocabularys_padding_is_read(theirs, tmp_path):
+def test_a_padded_vocabulary_is_read(theirs, tmp_path):
     pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
     rows = {"token_embd.weight": np.concatenate([embeddings(theirs), np.ones((1, 16), np.float32)])}
-    loaded = convert.load(str(converted(theirs, tmp_path / "x.gguf", pads, rows)))
+    loaded = convert.load(str(write_gguf(theirs, tmp_path / "x.gguf", pads, rows)))
     assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
 
 
@@ -669,8 +680,8 @@ TOKENS = list(VOCAB)
     [
         ({"gpt2.attention.layer_norm_epsilon": 1e-6}, "epsilon=9.99.*e-07; Folio supports only 9.99.*e-06"),
         ({"gpt2.attention.causal": False}, "causal=False; Folio supports only True"),
-        ({"gpt2.attention.head_count": [2, 2]}, "sizes must be whole numbers above 0"),
-        ({"gpt2.attention.head_count": 0}, "sizes must be whole numbers above 0"),
+        ({"gpt2.attention.head_count": [2, 2]}, "sizes must be integers above 0"),
+        ({"gpt2.attention.head_count": 0}, "sizes must be integers above 0"),
         ({"gpt2.block_count": 3}, r"has no transformer\.h\.2"),
         ({"gpt2.block_count": 2**31 - 1}, r"has no transformer\.h\.2"),
         ({"gpt2.block_count": 1}, r"has a tensor 'blk\.1\..*', which GPT-2 does not have"),
@@ -679,20 +690,23 @@ TOKENS = list(VOCAB)
         ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre='llama-bpe'; Folio supports only 'gpt-2'"),
         ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token=True; Folio supports only False"),
         ({"tokenizer.ggml.merges": None}, "it has no 'tokenizer.ggml.merges'"),
-        ({"tokenizer.ggml.merges": ["l l", "h e", "he ll"]}, "'he' has the id 256, and by the order of merges 257"),
+        (
+            {"tokenizer.ggml.merges": ["l l", "h e", "he ll"]},
+            "'he' has the id 256, but the order of the merges gives it 257",
+        ),
         ({"tokenizer.ggml.merges": ["h e", "l l"]}, "no merge makes the token 'hell'"),
-        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special, and Folio supports only one, .* 259"),
+        ({"tokenizer.ggml.eos_token_id": 0}, "the token 0 is special; Folio supports only one special token, .* 259"),
         ({"tokenizer.ggml.eos_token_id": None}, "it has no 'tokenizer.ggml.eos_token_id'"),
         (
             {"tokenizer.ggml.tokens": [*TOKENS[:256], "ll", "he", *TOKENS[258:]]},
-            "'ll' has the id 256, and by the order",
+            "'ll' has the id 256, but the order of the merges",
         ),
         ({"tokenizer.ggml.tokens": [*TOKENS[:256], "he", "he", *TOKENS[258:]]}, "'he' has the id 257"),
         ({"tokenizer.ggml.tokens": TOKENS[:250], "tokenizer.ggml.token_type": [1] * 250}, "lacks the token"),
         ({"tokenizer.ggml.token_type": [1] * 258 + [4, 3]}, "lacks the token 'hell'"),
         (
             {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 3]},
-            "the token 260 is special, and Folio supports only one, after the last merge's: 259",
+            "the token 260 is special; Folio supports only one special token, the one after the last merge: 259",
         ),
         (
             {"tokenizer.ggml.tokens": [*TOKENS, "<|user|>"], "tokenizer.ggml.token_type": [1] * 259 + [3, 1]},
@@ -702,10 +716,10 @@ TOKENS = list(VOCAB)
         ({"tokenizer.ggml.token_type": [77] * 260}, "no merge makes|lacks the token"),
     ],
 )
-def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs, tmp_path):
-    """Another epsilon, tokens in another order or of another kind, and added tokens loaded without a word."""
+def test_a_gguf_that_folio_computes_differently_is_refused(fields, message, theirs, tmp_path):
+    """A different epsilon, tokens in another order or of another kind, and added tokens were loaded silently."""
     with pytest.raises(UserError, match=message) as refused:
-        convert.load(str(converted(theirs, tmp_path / "x.gguf", fields)))
+        convert.load(str(write_gguf(theirs, tmp_path / "x.gguf", fields)))
     assert len(str(refused.value).splitlines()) == 1 and "x.gguf" in str(refused.value)
 
 
@@ -718,12 +732,12 @@ def test_a_gguf_that_folio_computes_otherwise_is_refused(fields, message, theirs
             r"has a tensor 'rope_freqs\.weight', which GPT-2 does not have",
         ),
         ({"blk.1.ffn_up.bias": None}, r"has no transformer\.h\.1\.mlp\.c_fc\.bias"),
-        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"is \(63,\), and should be \(64,\)"),
+        ({"blk.1.ffn_up.bias": np.ones(63, np.float32)}, r"has the shape \(63,\) instead of \(64,\)"),
         ({"blk.1.ffn_up.bias": np.ones(64, np.int32)}, r"'blk\.1\.ffn_up\.bias' is I32: convert the model to F32"),
         ({"blk.1.ffn_down.weight": QUANTIZED}, r"'blk\.1\.ffn_down\.weight' is Q8_0: convert the model to F32"),
     ],
 )
 def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
-    """output.weight was dropped unseen, even where it was another matrix than the token embeddings."""
+    """output.weight was ignored, even if it differed from the token embeddings."""
     with pytest.raises(UserError, match=message):
-        convert.load(str(converted(theirs, tmp_path / "x.gguf", tensors=tensors)))
+        convert.load(str(write_gguf(theirs, tmp_path / "x.gguf", tensors=tensors)))

@@ -82,7 +82,7 @@ def test_two_processes_compute_what_one_does(tiny, tmp_path):
     for mode in ("ddp", "fsdp"):
         two = tiny(**LONG, parallel=mode, out_dir=str(tmp_path / mode))
         told = run(2, two)
-        assert "2 processes, the first on cpu" in told and "each process computes 2 x 2 sequences" in told
+        assert "2 processes, the first on cpu" in told and "each process computes 2 x 2 of the sequences" in told
         assert largest_difference(one, two, "loss", "val_loss") < 1e-5
         a, b = checkpoint.load(Path(one.out_dir)), checkpoint.load(Path(two.out_dir))
         assert a.model.keys() == b.model.keys() and a.optimizer().keys() == b.optimizer().keys()
@@ -172,7 +172,7 @@ def test_a_lost_worker_is_started_again_and_changes_no_bit(tiny, tmp_path):
     wait_for_step(killed, 120)
     os.kill(workers(agent)[1], signal.SIGKILL)
     assert agent.wait(timeout=300) == 0, output(killed)
-    assert "going on from" in output(killed) and "rank 0 of 2, step " in output(killed)
+    assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)
     assert_same_end(straight.out_dir, killed.out_dir)
 
 
@@ -222,7 +222,7 @@ def test_a_machine_is_lost(tiny, tmp_path):
         os.kill(pid, signal.SIGKILL)
     second.wait()
     assert first.wait(timeout=300) == 0, output(cfg)
-    assert "going on from" in output(cfg)
+    assert "resuming from" in output(cfg)
     assert largest_difference(straight, cfg, "loss", "val_loss") < 1e-5
 
 
@@ -239,7 +239,7 @@ def test_a_machine_is_added(tiny, tmp_path, monkeypatch):
     wait_for_step(cfg, 120)
     second = start(cfg, *options)
     assert first.wait(timeout=300) == 0 and second.wait(timeout=300) == 0, output(cfg)
-    assert "2 processes" in output(cfg) and "going on from" in output(cfg)
+    assert "2 processes" in output(cfg) and "resuming from" in output(cfg)
     (resume,) = checkpoint.load(Path(cfg.out_dir)).state["resumes"]
     assert resume["after"] == "SIGTERM" and resume["step"] >= 120
     assert largest_difference(straight, cfg, "loss") < 1e-4

@@ -21,24 +21,23 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from folio import UserError
+from folio import UserError, kernels
 from folio import generate as generation
 from folio.generate import (
-    Int8Linear,
-    PackedLinear,
     Sampling,
-    Text,
+    TextStream,
     default_prompt,
-    drawing_device,
     generate,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     next_token_probabilities,
-    pack,
     sample_token,
+    sampling_device,
     uniforms,
 )
+from folio.kernels import Int8Linear, PackedLinear, pack
+from folio.kv_cache import KVCache
 from folio.runtime import Runtime, resolve_runtime
 from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
@@ -323,7 +322,7 @@ def test_weights_in_bfloat16_are_not_cast_again(model):
 
 def test_packed_layers_compute_the_same(runtime, monkeypatch, seed):
     """In float32 the same greedy text, up to and beyond the context; in bfloat16 the same logits but for rounding."""
-    monkeypatch.setattr(generation, "PACKED_FROM", {torch.bfloat16: 0, torch.float32: 0})
+    monkeypatch.setattr(kernels, "PACKED_FROM", {torch.bfloat16: 0, torch.float32: 0})
     torch.manual_seed(seed)
     plain = GPT(GPTConfig(block_size=16, vocab_size=60, n_layer=2, n_head=2, n_embd=64)).eval()
     for p in plain.parameters():
@@ -384,7 +383,7 @@ def test_int8_models_of_any_width(n_embd, seed):
 def test_bfloat16_on_a_cpu_without_avx512():
     """oneDNN has no bfloat16 there, and packing the layers crashed; torch computes in it by itself."""
     code = (
-        "import torch; from model import *; from folio.generate import pack; m = GPT(GPTConfig(8, 9, 1, 1, 4)).eval();"
+        "import torch; from model import *; from folio.kernels import pack; m = GPT(GPTConfig(8, 9, 1, 1, 4)).eval();"
         "m.bfloat16(); pack(m); assert m(torch.tensor([[1, 2]]))[0].isfinite().all()"
     )
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -421,8 +420,8 @@ class WithoutFloat64(TorchDispatchMode):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.2, 0.9, top_k=5, top_p=0.9, min_p=0.01)])
 def test_on_devices_without_float64_tokens_are_drawn_on_the_cpu(sampling, monkeypatch):
     """On Apple's GPUs the cumulative sum in float64 is an error. None was here to run on; another device stands in."""
-    assert drawing_device(torch.device("mps")) == torch.device("cpu")
-    assert drawing_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert sampling_device(torch.device("mps")) == torch.device("cpu")
+    assert sampling_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # which does not know meta
     monkeypatch.setattr(generation, "to_host", lambda chosen: lambda: [[1]] * len(chosen))
     with torch.device("meta"):
@@ -439,7 +438,7 @@ def test_on_devices_without_float64_tokens_are_drawn_on_the_cpu(sampling, monkey
 @pytest.mark.parametrize("stop", ["\n\n", "aab", "x", "🎉", None])
 def test_text_ends_before_the_stop_and_never_shows_half_a_character(stop):
     written = "caaab\n \n\nmore 🎉 aab"
-    text, shown = Text(bpe(), stop), []
+    text, shown = TextStream(bpe(), stop), []
     for token in bpe().encode(written).tolist():
         shown.append(text.push(token))
         if text.ended:
@@ -455,7 +454,7 @@ def test_stops_that_overlap_themselves_are_found(seed):
     for _ in range(300):
         written = "".join(rng.choices("ab", k=rng.randint(0, 30)))
         stop = "".join(rng.choices("ab", k=rng.randint(1, 6)))
-        text, shown, seen = Text(CharTokenizer("ab"), stop), "", ""
+        text, shown, seen = TextStream(CharTokenizer("ab"), stop), "", ""
         for character in written:
             shown, seen = shown + text.push("ab".index(character)), seen + character
             assert seen.split(stop)[0].startswith(shown)
@@ -464,13 +463,13 @@ def test_stops_that_overlap_themselves_are_found(seed):
 
 
 def test_a_text_never_shows_half_a_character():
-    text = Text(bpe())
+    text = TextStream(bpe())
     pieces = [text.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]
     assert pieces == ["a", "", "", "", "🎉", "b", ""]
 
 
 def test_half_a_character_at_the_end_is_shown_as_such():
-    text = Text(bpe())
+    text = TextStream(bpe())
     assert [text.push(token) for token in [*bpe().encode("a🎉")[:3].tolist(), None]] == ["a", "", "", "\ufffd"]
 
 
@@ -481,46 +480,46 @@ def test_text_out_of_nothing():
 
 @torch.inference_mode()
 def test_the_cache_holds_what_was_asked_for(model):
-    cache = model.new_cache(3, torch.float32)
+    cache = KVCache(model.config, 3, torch.float32, torch.device("cpu"))
     assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, T, D)
     x = torch.from_numpy(np.array([[1, 2, 3]] * 3))
     whole, _ = model(torch.cat([x, x[:, :1]], dim=1))
-    model(x, cache=cache)
-    one, _ = model(x[:, :1], cache=cache)
+    model(x, attend=cache)
+    one, _ = model(x[:, :1], attend=cache)
     torch.testing.assert_close(one, whole)
     assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()
 
 
 @torch.inference_mode()
 def test_a_step_that_can_be_captured_computes_the_same(model):
-    """With `reach` set, positions and masks come from tensors alone, whatever the number of positions that are read."""
+    """With `capacity` set, positions and masks come from tensors alone, whatever the number of tokens."""
     prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
     new = torch.tensor([[7], [8]])
-    plain, fixed = model.new_cache(2, torch.float32), model.new_cache(2, torch.float32)
-    place = fixed.at.data_ptr()
+    plain, fixed = (KVCache(model.config, 2, torch.float32, torch.device("cpu")) for _ in range(2))
+    place = fixed.last.data_ptr()
     for cache in (plain, fixed):
-        model(prompts, cache=cache)
+        model(prompts, attend=cache)
         cache.set_lengths([3, 2])  # the second row forgets its last
-    assert fixed.at.data_ptr() == place  # where a graph reads it
-    fixed.reach = 8
+    assert fixed.last.data_ptr() == place  # where a graph reads it
+    fixed.capacity = 8
     for _ in range(3):
-        torch.testing.assert_close(model(new, cache=fixed)[0], model(new, cache=plain)[0])
+        torch.testing.assert_close(model(new, attend=fixed)[0], model(new, attend=plain)[0])
     assert fixed.lengths == plain.lengths == [6, 5]
 
 
 def test_tokens_that_are_fetched_late_are_the_same(model, runtime, monkeypatch):
     """As on CUDA, where the next step is launched before a step's tokens are known on the host."""
     for settings in (dict(eot=3), dict(max_new_tokens=1), dict(stride=1, sampling=Sampling(repetition_penalty=1.2))):
-        monkeypatch.setattr(generation, "LATE", {})
+        monkeypatch.setattr(generation, "STEPS_AHEAD", {})
         expected = tokens(model, [[1, 2], [3, 4, 5]], runtime, **settings)
-        monkeypatch.setattr(generation, "LATE", {"cpu": 1})
+        monkeypatch.setattr(generation, "STEPS_AHEAD", {"cpu": 1})
         assert tokens(model, [[1, 2], [3, 4, 5]], runtime, **settings) == expected
 
 
 @pytest.mark.gpu
 def test_captured_graphs_write_the_same(model, monkeypatch):
     """Across several graphs, in rows of unequal length, and beyond block_size."""
-    monkeypatch.setattr(generation.CUDAGraphDecoder, "READ", 4)
+    monkeypatch.setattr(generation.CUDAGraphDecoder, "GRANULARITY", 4)
     here, there = resolve_runtime("cpu", "float32", False), resolve_runtime("cuda", "float32", False)
     for settings in (dict(), dict(stride=1), dict(sampling=Sampling(top_k=5))):
         prompts = [[1, 2], [3, 4, 5]]

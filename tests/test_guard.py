@@ -97,7 +97,7 @@ def test_numbers_are_read_only_after_the_copy_is_done():
 
     found = guard()
     found.judge(torch.tensor(1.0), torch.tensor(1.0))
-    found.seen = [one.as_subclass(Watched) for one in found.seen]
+    found.judged = [one.as_subclass(Watched) for one in found.judged]
     found.send()
     assert copies == [False]
 

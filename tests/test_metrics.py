@@ -54,7 +54,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, capsys):
         metrics.files["metrics.jsonl"] = whole
         metrics.log({**LINE, "step": 4, "loss": 2.0})
     assert [line["step"] for line in lines(tmp_path)] == [1, 4]
-    assert capsys.readouterr().out.count("cannot be written (the disk is full); training goes on") == 1
+    assert capsys.readouterr().out.count("cannot be written (the disk is full); training continues") == 1
 
 
 def test_damaged_lines_are_dropped(tmp_path):

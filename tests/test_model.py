@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model import ACTIVATIONS, GPT, SHAPES, CausalSelfAttention, Dropout, GPTConfig, attention, main
+from folio.kernels import CPUDropout, ManualAttention, attention_weights
+from model import ACTIVATIONS, GPT, SHAPES, Attention, CausalSelfAttention, GPTConfig, main
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 
@@ -31,19 +32,20 @@ def test_activations_are_those_of_transformers():
 def test_bfloat16_on_a_cpu_is_attended_to_as_elsewhere(seed):
     """There attention is written out, which is faster."""
     torch.manual_seed(seed)
-    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=2, attn_pdrop=0.5), layer=0)
-    x = torch.randn(2, 16, 32)
-    expected = layer.eval()(x)
+    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=2, attn_pdrop=0.5), index=0)
+    x, positions, manual = torch.randn(2, 16, 32), torch.arange(16), ManualAttention()
+    expected = layer.eval()(x, positions, Attention())
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x).float(), expected, atol=0.02, rtol=0.02)
-        assert not torch.equal(layer.train()(x), layer(x))  # dropout
+        torch.testing.assert_close(layer(x, positions, manual).float(), expected, atol=0.02, rtol=0.02)
+        assert not torch.equal(layer.train()(x, positions, manual), layer(x, positions, manual))  # dropout
 
 
 def test_attention_equals_the_fused_kernel(seed):
     torch.manual_seed(seed)
     q, k, v = torch.randn(3, 2, 4, 16, 8)
-    y, weights = attention(q, k, v)
-    torch.testing.assert_close(y, F.scaled_dot_product_attention(q, k, v, is_causal=True), atol=1e-5, rtol=1e-5)
+    weights = attention_weights(q, k)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(weights @ v, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 16))
     assert (weights.triu(diagonal=1) == 0).all()
 
@@ -133,7 +135,7 @@ def test_crop_block_size_keeps_the_first_positions(seed):
     model.crop_block_size(8)
     assert torch.equal(model(idx, idx)[0], before)
     assert model.transformer.wpe.weight.requires_grad
-    with pytest.raises(ValueError, match="more than the 8 positions"):
+    with pytest.raises(ValueError, match="more than the model's 8 positions"):
         model.crop_block_size(9)
     with pytest.raises(ValueError, match="longer than block_size=8"):
         model(tokens(1, 9))
@@ -170,7 +172,7 @@ def test_the_table_shows_the_counts(capsys):
 def test_dropout_is_that_of_torch(p, dtype, seed):
     """Each element goes with probability p, whatever its neighbours do; the same seed, the same; none in evaluation."""
     torch.manual_seed(seed)
-    layer, x = Dropout(p), torch.ones(501, 403, dtype=dtype, requires_grad=True)
+    layer, x = CPUDropout(p), torch.ones(501, 403, dtype=dtype, requires_grad=True)
     y = layer(x)
     y.float().sum().backward()
     gone = (y == 0).double()

@@ -11,7 +11,7 @@ from folio.optim import (
     lr_at,
     make_optimizer,
     muon_momentum_at,
-    orthogonalized,
+    orthogonalize,
     state_tensors,
 )
 from model import GPT, GPTConfig
@@ -149,17 +149,17 @@ def test_muon_equals_torchs_matrix_by_matrix(seed):
             assert torch.equal(p, other), name
 
 
-def test_what_is_orthogonalized_has_singular_values_near_one(seed):
+def test_what_is_orthogonalize_has_singular_values_near_one(seed):
     torch.manual_seed(seed)
     for rows, columns in ((16, 16), (64, 16), (16, 64)):
         matrices = torch.randn(3, rows, columns) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
-        found = orthogonalized(matrices)
+        found = orthogonalize(matrices)
         assert found.shape == matrices.shape
         wanted_u, wanted_s, wanted_vh = torch.linalg.svd(matrices, full_matrices=False)
         large = wanted_s > 0.1 * wanted_s[:, :1]  # what is much smaller is not there yet after five iterations
         values = (wanted_u.mT @ found @ wanted_vh.mT).diagonal(dim1=1, dim2=2)
         assert ((values > 0.6) & (values < 1.25))[large].all()
-    assert orthogonalized(torch.zeros(1, 4, 4)).eq(0).all()
+    assert orthogonalize(torch.zeros(1, 4, 4)).eq(0).all()
 
 
 def test_a_bad_step_leaves_muon_as_it_was():

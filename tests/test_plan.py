@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from folio import UserError, configurator
-from folio.runtime import GPUS
+from folio.gpus import GPUS
 from tools import plan, report
 from train import train
 
@@ -28,7 +28,7 @@ def test_by_a_data_sheet(tmp_path, capsys):
     assert found["kilowatt_hours"] == pytest.approx(8 * 0.7 * found["seconds"] / 3600)
     assert found["price"] == pytest.approx(8 * 2 * found["seconds"] / 3600)
     told = capsys.readouterr().out
-    assert "8 x H100" in told and "as openwebtext is not prepared" in told and "too little" not in told
+    assert "8 x H100" in told and "because openwebtext is not prepared" in told and "too little" not in told
     _, hour = planned(*words, "--gpus=8", "--mfu=0.5", "--minutes=60")
     assert 3570 < hour["seconds"] <= 3600 and hour["steps"] == pytest.approx(19072 * 3600 / found["seconds"], rel=0.01)
     planned(*words[:-1], "--device=T4", "--batch_size=64")
@@ -42,20 +42,20 @@ def test_by_measuring_and_then_by_what_happened(tiny, capsys):
     assert "steps measured on cpu" in capsys.readouterr().out
     train(cfg)  # a folder with a plan in it is no earlier run
     run = report.Run.of(Path(cfg.out_dir))
-    happened = run.happened()
-    assert happened["steps"] == run.plan["steps"] == 40 and happened["tokens"] == run.plan["tokens"] == 40 * 4 * 32
+    measured = run.measured()
+    assert measured["steps"] == run.plan["steps"] == 40 and measured["tokens"] == run.plan["tokens"] == 40 * 4 * 32
     lines = run.lines[1:]
     by_hand = sum((b["tokens"] - a["tokens"]) / b["tokens_per_second"] for a, b in zip(run.lines, lines, strict=False))
-    assert happened["seconds"] == pytest.approx(by_hand * 40 / 39)
+    assert measured["seconds"] == pytest.approx(by_hand * 40 / 39)
     page = report.report([run])
-    assert "happened / planned" in page and "steps measured on cpu" in page
+    assert "measured / planned" in page and "steps measured on cpu" in page
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--device=H1000"], "device=H1000: take auto, cpu, cuda, mps, or one of B200"),
-        (["--gpus=8"], "gpus=8: say which, by --device=B200"),
+        (["--device=H1000"], "device=H1000: use auto, cpu, cuda, mps, or one of B200"),
+        (["--gpus=8"], "gpus=8: name the GPU with --device=B200"),
         (["--dataset=nothing"], "dataset=nothing: prepare it to measure steps here, or name a GPU"),
         (["--gpus=0", "--mfu=2"], "gpus=0: it must be at least 1"),
     ],

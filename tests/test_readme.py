@@ -1,4 +1,4 @@
-"""The README's commands, typed as they stand in a copy of the tree, with small overrides."""
+"""Run the README's commands in a copy of the repository, with overrides that make them small."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ COMMANDS = [
 
 
 @pytest.fixture
-def clone(tmp_path: Path, text: str) -> Path:
+def repo_copy(tmp_path: Path, text: str) -> Path:
     for name in ("folio", "prepare", "config", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model.py", "train.py", "sample.py"):
@@ -32,56 +32,54 @@ def clone(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, encoding="utf-8")
-    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-    assert "Warning" not in done.stderr, done.stderr
-    return done.stdout
+def run_python(args: list[str], folder: Path) -> str:
+    """Standard output of Python with these arguments."""
+    result = subprocess.run([sys.executable, *args], cwd=folder, capture_output=True, text=True, encoding="utf-8")
+    assert result.returncode == 0, f"{args}\n{result.stdout}\n{result.stderr}"
+    assert "Warning" not in result.stderr, result.stderr
+    return result.stdout
 
 
-def typed(command: str, folder: Path) -> str:
-    program, *words = shlex.split(command, comments=True)
-    if program == "torchrun":  # on two processes, and on text that is here
-        words = ["-m", "torch.distributed.run", *words, "--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
-        return run([word.replace("nproc_per_node=8", "nproc_per_node=2") for word in words], folder)
+def run_small(command: str, folder: Path) -> str:
+    """Standard output of a command of the README, run with a tiny model."""
+    program, *args = shlex.split(command, comments=True)
+    if program == "torchrun":  # two processes instead of eight, and a data set that exists
+        args = ["-m", "torch.distributed.run", *args, "--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
+        return run_python([arg.replace("nproc_per_node=8", "nproc_per_node=2") for arg in args], folder)
     assert program == "python"
-    if words[0] == "train.py":
-        words += SMALL.split()
-    elif words == ["prepare/shakespeare_char.py"]:  # the tests have no network
-        words = ["prepare/text.py", "novel.txt", "--name=shakespeare_char"]
-    elif words[0] == "sample.py":
-        words += ["--max_new_tokens=5"]
-    return run(words, folder)
+    if args[0] == "train.py":
+        args += SMALL.split()
+    elif args == ["prepare/shakespeare_char.py"]:  # the tests run offline
+        args = ["prepare/text.py", "novel.txt", "--name=shakespeare_char"]
+    elif args[0] == "sample.py":
+        args += ["--max_new_tokens=5"]
+    return run_python(args, folder)
 
 
-def test_commands(clone):
+def test_commands(repo_copy):
     assert len(COMMANDS) >= 8
-    typed("python prepare/shakespeare_char.py", clone)
-    said = [typed(command, clone) for command in COMMANDS]
-    first = next(out for out, command in zip(said, COMMANDS, strict=True) if command.startswith("python train.py"))
-    proposed = [line.split(":", 1)[1] for line in first.splitlines() if line.startswith(("sample:", "continue:"))]
+    run_small("python prepare/shakespeare_char.py", repo_copy)
+    outputs = [run_small(command, repo_copy) for command in COMMANDS]
+    first_run = next(i for i, command in enumerate(COMMANDS) if command.startswith("python train.py"))
+    lines = outputs[first_run].splitlines()
+    proposed = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]
     assert len(proposed) == 2 and "--init_from=resume" in proposed[1]
     assert any(command.startswith("torchrun ") for command in COMMANDS)
-    assert not list(clone.glob("*.html")) and (clone / "out-shakespeare-char" / "report.html").exists()
-    for command in proposed:  # what the run itself says to type next
-        run(shlex.split(command)[1:], clone)
+    assert not list(repo_copy.glob("*.html")) and (repo_copy / "out-shakespeare-char" / "report.html").exists()
+    for command in proposed:  # the commands that the run prints at its end
+        run_python(shlex.split(command)[1:], repo_copy)
 
 
 @pytest.mark.parametrize(
     "file", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 )
-def test_links_lead_somewhere(file):
+def test_linked_files_exist(file):
     for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / file).read_text(encoding="utf-8")):
         assert (ROOT / file).parent.joinpath(target).exists(), target
 
 
-def test_every_file_is_in_the_tree():
+def test_readme_lists_every_file():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    paths = [*ROOT.glob("*.py"), *(ROOT / "folio").glob("[a-z]*.py"), *(ROOT / "docs").glob("*.md")]
-    for path in [
-        *paths,
-        *(ROOT / "prepare").glob("*.py"),
-        *(ROOT / "config").glob("*.py"),
-        *(ROOT / "tools").glob("*.py"),
-    ]:
+    patterns = ["*.py", "folio/[a-z]*.py", "docs/*.md", "prepare/*.py", "config/*.py", "tools/*.py"]
+    for path in [path for pattern in patterns for path in ROOT.glob(pattern)]:
         assert re.search(rf"\b{re.escape(path.name)}\b", readme), path.name

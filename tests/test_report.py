@@ -15,7 +15,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.w
 
 @pytest.fixture
 def runs(tiny, tmp_path) -> list[Path]:
-    """Two runs, the second of which was continued with another rate."""
+    """Two runs; the second one was resumed with another learning rate."""
     first, second = tiny(out_dir=str(tmp_path / "first")), tiny(out_dir=str(tmp_path / "a<b>"), n_layer=1, max_iters=8)
     train(first)
     train(second)
@@ -23,7 +23,7 @@ def runs(tiny, tmp_path) -> list[Path]:
     return [Path(first.out_dir), Path(second.out_dir)]
 
 
-def test_the_page_holds_the_runs_and_needs_no_network(runs, tmp_path, capsys):
+def test_the_page_contains_the_runs_and_needs_no_network(runs, tmp_path, capsys):
     output = tmp_path / "page.html"
     main([*map(str, runs), f"--output={output}"])
     page = output.read_text(encoding="utf-8")
@@ -33,38 +33,38 @@ def test_the_page_holds_the_runs_and_needs_no_network(runs, tmp_path, capsys):
     for value in (
         "n_layer",
         "learning_rate",
-        "where it was continued",
+        "where it was resumed",
         "float32",
         "peak memory (GiB)",
         "its end",
-        "what it wrote",
+        "a&lt;b&gt;: samples",
     ):
         assert value in page
     last = json.loads((runs[0] / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert f"{last['val_loss']:.4f}" in page
 
 
-def test_without_a_place_the_page_goes_into_the_first_runs_folder(runs, tmp_path, monkeypatch):
-    """It went into the current folder: into the checkout, where git sees it."""
+def test_the_default_output_is_in_the_first_runs_folder(runs, tmp_path, monkeypatch):
+    """It was in the current folder, which may be the git checkout."""
     monkeypatch.chdir(tmp_path)
     main([str(run) for run in runs])
     assert (runs[0] / "report.html").exists() and not list(tmp_path.glob("*.html"))
 
 
-def test_what_cannot_be_read_or_written_is_one_line(runs, tmp_path):
-    with pytest.raises(UserError, match=r"output=.*: it cannot be written"):
+def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
+    with pytest.raises(UserError, match=r"output=.* cannot be written"):
         main([str(runs[0]), f"--output={tmp_path}"])
     (runs[0] / "plan.json").write_text("{")
-    with pytest.raises(UserError, match="is not a run's folder, or damaged"):
+    with pytest.raises(UserError, match="is not a run's folder, or is damaged"):
         main([str(runs[0])])
 
 
-def test_one_run_has_no_differences(runs):
+def test_differing_settings_are_shown_for_several_runs(runs):
     assert "Settings that differ" not in report([Run.of(runs[0])])
     assert "Settings that differ" in report([Run.of(run) for run in runs])
 
 
-def test_what_is_no_run_is_told(tmp_path):
+def test_a_folder_without_a_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match="is not a run's folder"):
         Run.of(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
@@ -76,7 +76,7 @@ def test_what_is_no_run_is_told(tmp_path):
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_a_browser_draws_every_curve(runs, tmp_path):
-    """Two runs: six panels and a validation curve each, drawn by plotly's script in a real browser, offline."""
+    """Each of the two runs has six panels and a validation curve, drawn by plotly's script in a browser, offline."""
     page = tmp_path / "page.html"
     page.write_text(report([Run.of(run) for run in runs]), encoding="utf-8")
     options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

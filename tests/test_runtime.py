@@ -8,7 +8,8 @@ import torch
 
 from folio import UserError, runtime
 from folio.randomness import derive_seed
-from folio.runtime import Length, Signals, resolve_runtime
+from folio.runtime import Length, resolve_runtime
+from folio.session import Signals
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def test_auto_on_a_cpu_takes_what_is_fast(monkeypatch):
         monkeypatch.setattr(runtime, "_cpu_bf16_feature", lambda feature=feature: feature)
         chosen = resolve_runtime("auto", "auto", "auto")
         assert chosen.device.type == "cpu" and chosen.dtype == dtype and not chosen.compile
-        assert (feature or "no known instructions for bfloat16") in chosen.described
+        assert (feature or "no known instructions for bfloat16") in chosen.description
         assert torch.get_float32_matmul_precision() == precision
 
 
@@ -69,10 +70,10 @@ def test_float32_by_name_is_true_float32(monkeypatch):
 def test_a_run_that_goes_on_keeps_what_auto_meant():
     earlier = {"device": "cpu", "dtype": "bfloat16", "compile": False}
     again = resolve_runtime("cpu", "auto", "auto", earlier=earlier)
-    assert again.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in again.described
+    assert again.dtype == torch.bfloat16 and "bfloat16 (as before), eager (as before)" in again.description
     assert resolve_runtime("cpu", "float32", "auto", earlier=earlier).dtype == torch.float32
     elsewhere = resolve_runtime("cpu", "auto", "auto", earlier={**earlier, "device": "cuda"})
-    assert "no longer bit for bit" in elsewhere.described
+    assert "no longer bitwise identical" in elsewhere.description
     assert earlier == resolve_runtime("cpu", "auto", "auto", earlier=earlier).resolved
 
 
@@ -87,7 +88,7 @@ def test_a_run_that_goes_on_keeps_its_float32_mode():
     [
         (("cuda:99", "auto", False), "device=cuda:99: it cannot be used here"),
         (("gpu", "auto", False), r"device=gpu: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
-        (("cpu", "foo", False), "dtype=foo: take auto, float32, bfloat16, float16"),
+        (("cpu", "foo", False), "dtype=foo: use auto, float32, bfloat16, float16"),
         (("meta", "auto", False), r"device=meta: it cannot be used here \(Folio runs on cpu, cuda, mps\); use"),
         (("cpu", "float16", False), "dtype=float16: it needs a CUDA GPU"),
     ],
@@ -106,7 +107,7 @@ def test_compile_falls_back_on_auto_and_fails_by_name(monkeypatch):
         resolve_runtime("cpu", "float32", True)
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
-    assert runtime._whether_to_compile(cuda, "auto", None) == (
+    assert runtime._resolve_compile(cuda, "auto", None) == (
         False,
         "torch.compile does not work here: no compiler here",
     )
@@ -124,18 +125,18 @@ def test_short_runs_are_not_compiled(monkeypatch):
         (Length(1e15, seconds=3600), True),
         (None, True),
     ):
-        assert runtime._whether_to_compile(cuda, "auto", length)[0] == compiles
-    assert runtime._whether_to_compile(cuda, "auto", Length(1e15)) == (
+        assert runtime._resolve_compile(cuda, "auto", length)[0] == compiles
+    assert runtime._resolve_compile(cuda, "auto", Length(1e15)) == (
         False,
         "a run of about 4 s is too short to compile for",
     )
-    assert not runtime._whether_to_compile(torch.device("cpu"), "auto", Length(1e21))[0]
+    assert not runtime._resolve_compile(torch.device("cpu"), "auto", Length(1e21))[0]
 
 
 def test_work_for_one_process_is_refused_to_several(monkeypatch):
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="work for one process: start it with python, without torchrun"):
+    with pytest.raises(UserError, match="runs in one process: start it with python, without torchrun"):
         resolve_runtime("cpu", "float32", False)
 
 

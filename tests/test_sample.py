@@ -85,7 +85,7 @@ def test_a_prompt_from_a_file(run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("The crown\n", encoding="utf-8")
     assert written(run, start=f"FILE:{path}").startswith("The crown\n")
-    with pytest.raises(UserError, match=r"start=FILE:gone\.txt: there is no file gone\.txt"):
+    with pytest.raises(UserError, match=r"start=FILE:gone\.txt: the file gone\.txt does not exist"):
         written(run, start="FILE:gone.txt")
     path.write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="not UTF-8 at byte 3"):
@@ -115,7 +115,10 @@ def test_impossible_settings_are_told_together():
         seed=-1, num_samples=0, batch_size=0, max_new_tokens=0, context_stride=0, temperature=-1.0, top_k=0, top_p=1.5
     )
     wrong |= dict(min_p=0.0, repetition_penalty=0.0, logprobs=-1, compile=True, stop="")
-    assert {name for name, _ in SampleConfig(**wrong).problems()} == wrong.keys()
+    with pytest.raises(UserError) as error:
+        configurator.check(SampleConfig(**wrong))
+    named = {line.removeprefix("default: ").split("=")[0] for line in str(error.value).splitlines()}
+    assert named == wrong.keys()
     assert [name for name, _ in SampleConfig(prompts="a.jsonl", start="b").problems()] == ["prompts"]
 
 
@@ -140,7 +143,7 @@ def test_prompts_from_a_file_come_out_as_json_lines(run, tmp_path):
     with pytest.raises(UserError, match="there is no such file"):
         written(run, prompts="gone.jsonl")
     path.write_text('{"text": "a"}')
-    with pytest.raises(UserError, match=r"prompts\.jsonl:1: it has no \"prompt\" that is text; write"):
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1: it has no text \"prompt\"; write"):
         written(run, prompts=str(path))
 
 
@@ -148,7 +151,7 @@ def test_log_probabilities_are_those_of_the_model(run):
     lines = written(run, start="The", logprobs=2, max_new_tokens=3, temperature=0.0).splitlines()
     text = written(run, start="The", max_new_tokens=3, temperature=0.0).removeprefix("The").removesuffix("\n")
     loaded = checkpoint.load(Path(run), "best")
-    model = loaded.build(GPT, GPTConfig).eval()
+    model = loaded.build().eval()
     for n, line in enumerate(lines):
         ids = torch.from_numpy(loaded.tokenizer.encode("The" + text[:n]).astype(int))[None]
         expected, likeliest = model(ids)[0][0, -1].log_softmax(-1).topk(2)
@@ -165,7 +168,7 @@ def test_a_conversation_goes_on_after_a_mistake_and_ctrl_c(run, monkeypatch, cap
         except StopIteration:
             raise EOFError from None
 
-    push, pushed = sample.Text.push, 0
+    push, pushed = sample.TextStream.push, 0
 
     def interrupted(text, token):
         nonlocal pushed
@@ -175,7 +178,7 @@ def test_a_conversation_goes_on_after_a_mistake_and_ctrl_c(run, monkeypatch, cap
         return push(text, token)
 
     monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr(sample.Text, "push", interrupted)
+    monkeypatch.setattr(sample.TextStream, "push", interrupted)
     sample.main(SampleConfig(out_dir=run, interactive=True, max_new_tokens=40, dtype="float32", on_unknown="error"))
     out, err = capsys.readouterr()
     assert out.startswith("The king") and "\nA" in out and "the character 'Ω'" in err and "Ω" not in out
@@ -185,7 +188,7 @@ def test_a_conversation_goes_on_after_a_mistake_and_ctrl_c(run, monkeypatch, cap
 def test_standard_input_and_a_start_that_is_too_long(run, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The king " * 10)))
     assert written(run, start="-", max_new_tokens=None).startswith("The king " * 10)
-    assert "the start has 90 tokens, of which the model sees the last 32" in capsys.readouterr().err
+    assert "the prompt has 90 tokens, of which the model sees the last 32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -232,20 +235,20 @@ def typed(out_dir: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("--seed=-1", r"seed=-1: it must be from 0 to 2\*\*63 - 1"),
-        (f"--seed={2**63}", r"seed=9223372036854775808: it must be from 0"),
-        ("--start=FILE:folder", r"start=FILE:folder: folder is not a file; name one, or pipe the text to --start=-"),
+        ("--seed=-1", r"seed=-1: it must be at least 0"),
+        (f"--seed={2**63}", r"seed=9223372036854775808: it must be less than 2\*\*63"),
+        ("--start=FILE:folder", r"start=FILE:folder: folder is not a file; give a file, or pipe the text to --start=-"),
         ("--start=FILE:", r"start=FILE:: \. is not a file"),
         ("--start=FILE:pipe", r"start=FILE:pipe: pipe is not a file"),
         ("--prompts=pipe", r"prompts=pipe: it is not a file; name a \.jsonl file"),
         ("--prompts=-", r"prompts=-: it is not a file; name a \.jsonl file"),
-        ("--start=FILE:gone.txt", r"start=FILE:gone\.txt: there is no file gone\.txt"),
+        ("--start=FILE:gone.txt", r"start=FILE:gone\.txt: the file gone\.txt does not exist"),
         ("--start=FILE:binary", r"start=FILE:binary: it is not UTF-8 at byte 1; save it as UTF-8"),
         ("--prompts=folder", r"prompts=folder: it is not a file; name a \.jsonl file"),
         ("--prompts=gone.jsonl", r"gone\.jsonl: there is no such file"),
         ("--prompts=empty.jsonl", r"prompts=empty\.jsonl: the file is empty; write \{"),
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: this line is not JSON"),
-        ("--prompts=null.jsonl", r'null\.jsonl:1: it has no "prompt" that is text; write \{"prompt": "TEXT"\}'),
+        ("--prompts=null.jsonl", r'null\.jsonl:1: it has no text "prompt"; write \{"prompt": "TEXT"\}'),
         ("--prompts=number.jsonl", r'number\.jsonl:1: it has no "prompt" that is text'),
         ("--prompts=other.jsonl", r'other\.jsonl:1: it has no "prompt" that is text'),
         (
@@ -379,14 +382,14 @@ def test_ragged_prompts_in_each_dtype(dtype, trained, tmp_path):
 
 def test_ctrl_c_ends_a_text_and_the_speed_is_still_true(trained, monkeypatch, capsys):
     """The time of a text that was ended was not counted, while its tokens were."""
-    push, pushed = sample.Text.push, itertools.count(1)
+    push, pushed = sample.TextStream.push, itertools.count(1)
 
     def interrupted(text, token):
         if next(pushed) == 10:
             raise KeyboardInterrupt
         return push(text, token)
 
-    monkeypatch.setattr(sample.Text, "push", interrupted)
+    monkeypatch.setattr(sample.TextStream, "push", interrupted)
     assert len(typed(trained, "--start=The", "--max_new_tokens=40")) == 3 + 9 + 1
     assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", capsys.readouterr().err)[1].replace(",", "")) > 0
 

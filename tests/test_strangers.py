@@ -1,4 +1,4 @@
-"""Files from strangers: whatever stands in them, opening them works or ends in UserError, and runs no code."""
+"""Files from strangers: whatever their content, reading them succeeds or raises UserError, and runs no code."""
 
 import copy
 import json
@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tiny_tokenizers import bpe
 
-from folio import UserError, checkpoint, configurator, convert
+from folio import UserError, checkpoint, configurator, convert, foreign_tokenizers
 from folio.checkpoint import Checkpoint
+from folio.export_formats import FORMATS
 from folio.files import read_json, sha256, write_json
 from folio.shards import nanogpt_tokenizer, open_dataset
 from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
-from tools.export import WRITERS
 from train import TrainConfig, train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,40 +42,46 @@ VALUES = st.recursive(
 
 
 @st.composite
-def altered(draw: st.DrawFn, content: bytes) -> bytes:
-    """Other bytes; the content cut, with bits flipped, or with a length somewhere overwritten; or its JSON with a value
-    somewhere replaced or removed.
+def mutated(draw: st.DrawFn, content: bytes) -> bytes:
+    """Random bytes; the content cut short, with bits flipped, or with a length overwritten; or its JSON with a value
+    replaced or removed.
     """
-    way = draw(st.sampled_from(["bytes", "cut", "flip", "length", "json", "json", "json"]))
-    if way == "bytes":
+    mutation = draw(st.sampled_from(["bytes", "cut", "flip", "length", "json", "json", "json"]))
+    if mutation == "bytes":
         return draw(st.binary(max_size=200))
-    if way == "cut":
+    if mutation == "cut":
         return content[: draw(st.integers(0, len(content) - 1))]
-    if way == "json":
+    if mutation == "json":
         try:
             document = json.loads(content)
         except ValueError:
-            way = draw(st.sampled_from(["flip", "length"]))
-    if way == "length":
+            mutation = draw(st.sampled_from(["flip", "length"]))
+    if mutation == "length":
         number = draw(st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]))
         at = draw(st.integers(0, len(content) - 1))
         return content[:at] + number.to_bytes(8, "little") + content[at + 8 :]
-    if way == "flip":
+    if mutation == "flip":
         flipped = bytearray(content)
         for _ in range(draw(st.integers(1, 4))):
             flipped[draw(st.integers(0, len(content) - 1))] ^= 1 << draw(st.integers(0, 7))
         return bytes(flipped)
-    box = {"": document}
-    place: dict | list = box
+    root = {"": document}
+    parent: dict | list = root
     key: str | int = ""
-    while draw(st.booleans()) and isinstance(place[key], (dict, list)) and place[key]:
-        place = place[key]
-        key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-    if place is not box and draw(st.booleans()):
-        del place[key]
+    while draw(st.booleans()) and isinstance(parent[key], (dict, list)) and parent[key]:
+        parent = parent[key]
+        key = draw(st.sampled_from(sorted(parent) if isinstance(parent, dict) else range(len(parent))))
+    if parent is not root and draw(st.booleans()):
+        del parent[key]
     else:
-        place[key] = draw(VALUES)
-    return json.dumps(box[""]).encode()
+        parent[key] = draw(VALUES)
+    return json.dumps(root[""]).encode()
+
+
+# The valid content of a file, and a function that reads the file with other content
+Prepared = tuple[bytes, Callable[[bytes], object]]
+# From a checkpoint, a data set and an empty folder to the file that is tested, in that folder
+Case = Callable[[Path, Path, Path], Prepared]
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +93,10 @@ def run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint.load(out_dir).path
 
 
-def in_checkpoint(name: str) -> Callable[[Path, Path, Path], tuple[bytes, Callable[[bytes], object]]]:
-    """A file of a checkpoint, with a manifest that fits, as somebody would make it who wants it to be opened."""
+def in_checkpoint(name: str) -> Case:
+    """A file of a checkpoint whose manifest is made to fit, as an attacker would do."""
 
-    def prepare(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
         step = Path(shutil.copytree(run, folder / "step-000002"))
         manifest = read_json(step / "manifest.json")
 
@@ -101,7 +107,7 @@ def in_checkpoint(name: str) -> Callable[[Path, Path, Path], tuple[bytes, Callab
                 described[name] = {"bytes": len(content), "sha256": sha256(step / name)}
                 (step / "manifest.json").write_text(json.dumps(described), encoding="utf-8")
             loaded = checkpoint.load(step)
-            loaded.build(GPT, GPTConfig)
+            loaded.build()
             loaded.tokenizer.decode([0])
 
         return (step / name).read_bytes(), attempt
@@ -109,7 +115,7 @@ def in_checkpoint(name: str) -> Callable[[Path, Path, Path], tuple[bytes, Callab
     return prepare
 
 
-def meta_json(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+def meta_json(run: Path, data: Path, folder: Path) -> Prepared:
     copied = Path(shutil.copytree(data, folder / "data"))
 
     def attempt(content: bytes) -> None:
@@ -121,20 +127,20 @@ def meta_json(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[byt
     return (copied / "meta.json").read_bytes(), attempt
 
 
-def shard_header(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+def shard_header(run: Path, data: Path, folder: Path) -> Prepared:
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, 10
-    good = header.tobytes() + bytes(20)
-    (folder / "x_val_0.bin").write_bytes(good)
+    content = header.tobytes() + bytes(20)
+    (folder / "x_val_0.bin").write_bytes(content)
 
     def attempt(content: bytes) -> None:
         (folder / "x_train_0.bin").write_bytes(content)
         open_dataset(folder)
 
-    return good, attempt
+    return content, attempt
 
 
-def meta_pkl(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+def meta_pkl(run: Path, data: Path, folder: Path) -> Prepared:
     def attempt(content: bytes) -> None:
         (folder / "meta.pkl").write_bytes(content)
         nanogpt_tokenizer(folder / "meta.pkl").decode([0])
@@ -142,38 +148,40 @@ def meta_pkl(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[byte
     return pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "b", 2: "c"}, "stoi": {"a": 0, "b": 1, "c": 2}}), attempt
 
 
-def foreign(to: str, name: str) -> Callable[[Path, Path, Path], tuple[bytes, Callable[[bytes], object]]]:
-    """A file of a model in the format of others, which `convert.load` opens."""
+def foreign(to: str, name: str) -> Case:
+    """A file of a model in the format of another program, which `convert.load` reads."""
 
-    def prepare(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
-        made = CharTokenizer("abc") if to == "nanogpt" else bpe()
-        shape = dict(block_size=4, vocab_size=made.vocab_size, n_layer=1, n_head=1, n_embd=2, bias=True)
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        tokenizer = CharTokenizer("abc") if to == "nanogpt" else bpe()
+        shape = dict(block_size=4, vocab_size=tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=2, bias=True)
         shape["activation"] = "gelu" if to == "nanogpt" else "gelu_new"
         tensors = {name: p.detach() for name, p in GPT(GPTConfig(**shape)).named_parameters()}
-        place = folder / ("made.gguf" if to == "gguf" else "made")
-        WRITERS[to](Checkpoint(Path("random"), tensors, made, {"model": shape}), place)
+        path = folder / f"exported{FORMATS[to].suffix}"
+        FORMATS[to].write(Checkpoint(Path("random"), tensors, tokenizer, {"model": shape}), path)
         if to == "hf":
-            spelled = convert.spelled_out(made.ranks)
-            pairs = [f"{spelled[first]} {spelled[second]}\n" for first, second in convert.merges_of(made.ranks)]
+            spelled = foreign_tokenizers.spell_tokens(tokenizer.ranks)
+            pairs = [
+                f"{spelled[left]} {spelled[right]}\n" for left, right in foreign_tokenizers.merge_pairs(tokenizer.ranks)
+            ]
             if name != "tokenizer.json":
-                (place / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
-            write_json(place / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
+                (path / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
+            write_json(path / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
         if name.startswith("pytorch_model.bin"):
             zipped = name == "pytorch_model.bin"
-            saved = load_file(place / "model.safetensors")
-            torch.save(saved, place / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-            (place / "model.safetensors").unlink()
+            saved = load_file(path / "model.safetensors")
+            torch.save(saved, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+            (path / "model.safetensors").unlink()
         if name.endswith("index.json"):
-            (place / "model.safetensors").rename(place / "part.safetensors")
-            weights = load_file(place / "part.safetensors")
-            write_json(place / name, {"weight_map": dict.fromkeys(weights, "part.safetensors")})
-        changed = place if to == "gguf" else place / name.removesuffix(" (old)")
-        init_from = place / "ckpt.pt" if to == "nanogpt" else place
+            (path / "model.safetensors").rename(path / "part.safetensors")
+            weights = load_file(path / "part.safetensors")
+            write_json(path / name, {"weight_map": dict.fromkeys(weights, "part.safetensors")})
+        changed = path if to == "gguf" else path / name.removesuffix(" (old)")
+        init_from = path / "ckpt.pt" if to == "nanogpt" else path
 
         def attempt(content: bytes) -> None:
             changed.write_bytes(content)
             loaded = convert.load(str(init_from))
-            loaded.build(GPT, GPTConfig)
+            loaded.build()
             loaded.tokenizer.decode([0])
 
         return changed.read_bytes(), attempt
@@ -185,7 +193,7 @@ HUGGING_FACE = "config.json merges.txt vocab.json tokenizer.json tokenizer_confi
 HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin (old)"]
 
 
-def config_text(run: Path, data: Path, folder: Path) -> tuple[bytes, Callable[[bytes], object]]:
+def config_text(run: Path, data: Path, folder: Path) -> Prepared:
     def attempt(content: bytes) -> None:
         (folder / "config.py").write_bytes(content)
         configurator.load(TrainConfig, [str(folder / "config.py")])
@@ -212,26 +220,26 @@ CASES = {
 
 @pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_a_strangers_file_works_or_is_refused(case, examples, run, data_dir, tmp_path, seed):
-    """The long form, 40,000 cases: python -m pytest -m slow tests/test_strangers.py"""
+def test_a_strangers_file_is_read_or_refused(case, examples, run, data_dir, tmp_path, seed):
+    """The long version has 40,000 cases: python -m pytest -m slow tests/test_strangers.py"""
     content, attempt = CASES[case](run, data_dir / "verse", tmp_path)
     attempt(content)
 
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=examples, deadline=None, database=None)
-    @hypothesis.given(altered(content))
-    def ends_well(stranger: bytes) -> None:
+    @hypothesis.given(mutated(content))
+    def is_read_or_refused(stranger: bytes) -> None:
         try:
             attempt(stranger)
         except UserError as error:
             assert str(error)
             assert case not in FOREIGN or len(str(error).splitlines()) == 1
 
-    ends_well()
+    is_read_or_refused()
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, "x = " + "-" * 100_000 + "1", "x = " + "(" * 300 + ")" * 300])
-def test_what_is_nested_beyond_reason_is_refused(nested, run, data_dir, tmp_path):
+def test_deeply_nested_content_is_refused(nested, run, data_dir, tmp_path):
     for case in CASES:
         (tmp_path / case).mkdir()
         _, attempt = CASES[case](run, data_dir / "verse", tmp_path / case)
@@ -262,7 +270,7 @@ def gguf_field(kind: int, content: bytes, name: bytes = b"x") -> bytes:
 
 
 def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: int = 1) -> bytes:
-    """A file with one tensor's description, `copies` times under different names, and 64 bytes of data."""
+    """A file that describes one tensor `copies` times under different names, with 64 bytes of data."""
     content = struct.pack("<4sIQQ", b"GGUF", 3, copies, 0)
     for i in range(copies):
         content += gguf_text(b"t%d" % i)
@@ -271,7 +279,7 @@ def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: i
 
 
 def test_a_small_file_with_a_huge_array_ends(tmp_path):
-    """The package's reader took what is past the end of the file for empty, and looped over 2**62 of it."""
+    """The package's reader took what is past the end of the file as empty, and looped over 2**62 elements of it."""
     path = tmp_path / "x.gguf"
     path.write_bytes(GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 4, 2**62)))
     assert path.stat().st_size == 49
@@ -282,7 +290,7 @@ def test_a_small_file_with_a_huge_array_ends(tmp_path):
 
 
 ENDS = "it ends at byte"
-GGUF_LIES = {
+GGUF_WITH_WRONG_LENGTHS = {
     "string": (GGUF_HEADER + gguf_field(8, struct.pack("<Q", 2**64 - 1)), ENDS),
     "name": (GGUF_HEADER + struct.pack("<Q", 2**63), ENDS),
     "array of strings": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 8, 2**62)), ENDS),
@@ -302,15 +310,15 @@ GGUF_LIES = {
 }
 
 
-@pytest.mark.parametrize("case", GGUF_LIES)
-def test_gguf_that_lies_about_its_lengths_is_refused(case, tmp_path):
-    content, reason = GGUF_LIES[case]
+@pytest.mark.parametrize("case", GGUF_WITH_WRONG_LENGTHS)
+def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
+    content, reason = GGUF_WITH_WRONG_LENGTHS[case]
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(UserError, match=rf"x\.gguf is not a GGUF file of GPT-2: .*{reason}"):
         convert.load(str(tmp_path / "x.gguf"))
 
 
-def test_gguf_that_is_cut_anywhere_is_refused(tmp_path):
+def test_gguf_that_is_cut_short_is_refused(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
     writer.add_bool("a.bool", True)
     writer.add_float64("a.float64", 0.1)

@@ -112,7 +112,7 @@ def test_a_bpe_trained_on_a_small_text_is_small():
     assert 257 <= BPETokenizer.train(["ab"], 1000).vocab_size < 300
 
 
-NOT_BPE = "not a byte-level BPE that splits words as GPT-2 does"
+NOT_BPE = "not a byte-level BPE with GPT-2's pre-tokenizer"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,16 +20,20 @@ from torch import nn
 
 import sample
 import train as train_script
-from folio import UserError, checkpoint, configurator
-from folio.budget import Budget
-from folio.configurator import COMMAND_LINE
+from folio import UserError, checkpoint, configurator, convert, find_data
+from folio.budget import Budget, evaluation_seconds, with_time_budget
+from folio.configurator import COMMAND_LINE, ROOT
+from folio.find_data import find_datasets
+from folio.kernels import compile_loss
 from folio.metrics import Metrics
-from folio.runtime import Runtime, compiled, resolve_runtime
+from folio.runtime import Runtime, resolve_runtime
+from folio.schedule import STEP_COUNTS, Schedule, StepCounts
+from folio.session import TrainingError
 from folio.shards import DatasetError, Shard
-from folio.windows import ValidationWindows
+from folio.windows import Mixture, ValidationWindows
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
-from train import TrainConfig, TrainingError, evaluate, train
+from train import TrainConfig, mean_loss, train
 
 
 def logged(out_dir: str) -> list[dict]:
@@ -53,7 +57,7 @@ def assert_same_end(first: str, second: str) -> None:
 
 def test_a_run_learns_and_leaves_its_record(tiny, text, capsys):
     cfg = tiny(max_iters=60, eval_interval=20, log_interval=5)
-    best = train(cfg)
+    best = train(cfg).best_val_loss
     record = logged(cfg.out_dir)
     assert [line["step"] for line in record] == [1, *range(5, 61, 5)]
     assert [line["step"] for line in record if line["val_loss"] is not None] == [20, 40, 60]
@@ -144,7 +148,7 @@ def test_one_by_eight_is_eight_by_one_with_unequal_masks(tiny, masked_dir, tmp_p
         train(tiny(**same, batch_size=B, gradient_accumulation_steps=accumulation))
         runs[B] = losses(out)
     assert "of which some do not count" in capsys.readouterr().out
-    windows = train_script.Mixture(train_script.find_datasets(tiny(data_dir=masked_dir)), 32, 1337, "epoch")
+    windows = Mixture(find_datasets("verse", masked_dir), 32, 1337, "epoch")
     _, y = windows.batch(0, 64)
     counted = (y != -1).sum(axis=1)
     assert counted.min() == 0 and len(set(counted.tolist())) > 3
@@ -155,7 +159,7 @@ def test_one_by_eight_is_eight_by_one_with_unequal_masks(tiny, masked_dir, tmp_p
 
 def test_the_loss_is_that_of_the_counted_targets(tiny, masked_dir):
     """Against torch's own cross-entropy over the chosen logits; and what is not chosen has exactly no gradient."""
-    data = train_script.Mixture(train_script.find_datasets(tiny(data_dir=masked_dir)), 32, 1337, "epoch")
+    data = Mixture(find_datasets("verse", masked_dir), 32, 1337, "epoch")
     x, y = map(torch.from_numpy, data.batch(0, 32))  # so many that some target counts, whatever the seed
     model = GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1)
     logits, loss = model(x, y)
@@ -210,7 +214,7 @@ def test_a_mixture_trains_resumes_and_tells_its_epochs(tiny, mixed_dir, tmp_path
     assert last["val_loss"] == pytest.approx(0.7 * last["val_loss/verse"] + 0.3 * last["val_loss/prose"])
     assert last["epochs/prose"] == pytest.approx(15 / ((6480 - 32) // 32))
     for other in ("verse:0.5,prose:0.5", "verse"):
-        with pytest.raises(UserError, match="is not the data that this run began with"):
+        with pytest.raises(UserError, match="is not the data that this run was started with"):
             train(tiny(**{**mixed, "dataset": other}, out_dir=split, init_from="resume", max_iters=20))
     with pytest.raises(UserError, match=r"bytes was made with another tokenizer \(byte, 257 tokens\) than .*verse"):
         train(tiny(dataset="verse,bytes", data_dir=mixed_dir, out_dir=str(tmp_path / "new")))
@@ -226,9 +230,9 @@ def test_the_validation_loss_is_that_of_every_token(seed):
         row = torch.from_numpy(data[0].ids[None, start : start + 9].astype(int))
         total += model(row[:, :-1], row[:, 1:])[1].item() * (row.shape[1] - 1)
     expected = total / 202
-    loss_of = compiled(model, runtime)
+    loss_fn = compile_loss(model, runtime)
     for batch_size in (1, 3, 26, 100):
-        assert evaluate(loss_of, ValidationWindows(data, 8, 20), runtime, batch_size) == pytest.approx(
+        assert mean_loss(loss_fn, ValidationWindows(data, 8, 20), runtime, batch_size) == pytest.approx(
             expected, rel=1e-5
         )
 
@@ -248,7 +252,7 @@ def test_a_run_does_not_go_on_as_another(tiny):
     train(tiny(max_iters=3))
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
         train(tiny(init_from="resume", n_layer=3))
-    with pytest.raises(UserError, match="block_size: 32 then, 16 now; seed: 1337 then, 5 now"):
+    with pytest.raises(UserError, match="block_size: 32 before, 16 now; seed: 1337 before, 5 now"):
         train(tiny(init_from="resume", block_size=16, seed=5))
     with pytest.raises(UserError, match="holds no checkpoint"):
         train(tiny(init_from="resume", out_dir="nowhere"))
@@ -266,10 +270,10 @@ def test_what_defines_a_run_does_not_change_in_it(tiny, change):
 
 def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path, capsys):
     first = tiny(max_iters=30, eval_interval=30)
-    before = train(first)
+    before = train(first).best_val_loss
     new = dict(init_from=first.out_dir, out_dir=str(tmp_path / "new"), max_iters=6, learning_rate=1e-5)
     default = {name: getattr(train_script.TrainConfig, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
-    after = train(tiny(**new, **default))
+    after = train(tiny(**new, **default)).best_val_loss
     assert after == pytest.approx(before, abs=0.05)
     assert checkpoint.load(tmp_path / "new").state["config"]["n_layer"] == 2
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
@@ -301,7 +305,7 @@ def nanogpt_folder(folder: Path) -> Path:
 
 def test_a_data_folder_of_nanogpt_trains_and_samples(tiny, tmp_path, capsys):
     cfg = tiny(dataset=str(nanogpt_folder(tmp_path / "theirs")), max_iters=150, learning_rate=1e-2, dropout=0.0)
-    assert train(cfg) < 0.5
+    assert train(cfg).best_val_loss < 0.5
     capsys.readouterr()
     sample.main(sample.SampleConfig(out_dir=cfg.out_dir, start="\na", max_new_tokens=6, temperature=0.0))
     assert capsys.readouterr().out == "\naba\naba\n\n"[: 2 + 6] + "\n"
@@ -422,7 +426,7 @@ def test_what_changes_in_a_run_is_told_and_recorded(tiny, capsys):
     train(tiny(max_iters=6, learning_rate=1e-3, init_from="resume"))
     assert "learning_rate 0.001 (was 0.003)" in capsys.readouterr().out
     train(tiny(max_iters=9, learning_rate=1e-3, init_from="resume", batch_size=2, gradient_accumulation_steps=2))
-    assert "no longer bit for bit" in capsys.readouterr().out
+    assert "not bitwise identical" in capsys.readouterr().out
     first, second = checkpoint.load(Path(tiny().out_dir)).state["resumes"]
     assert first == {
         "step": 3,
@@ -516,9 +520,7 @@ def test_a_last_step_that_cannot_be_saved_is_an_error(tiny, small_disk):
     out_dir = small_disk / "out"
     train(tiny(out_dir=str(out_dir), max_iters=2, warmup_iters=0))
     (small_disk / "ballast").write_bytes(bytes(900_000))
-    with pytest.raises(
-        TrainingError, match=r"step 4 could not be saved .*; the checkpoints before it are as they were"
-    ):
+    with pytest.raises(TrainingError, match=r"step 4 could not be saved .*; the checkpoints before it are unchanged"):
         train(tiny(out_dir=str(out_dir), max_iters=4, warmup_iters=0, init_from="resume"))
     assert checkpoint.load(out_dir).state["step"] == 2
 
@@ -552,23 +554,23 @@ def test_only_better_ones_are_saved_if_asked(tiny, monkeypatch):
 
 
 def test_eval_only_says_the_loss_and_touches_nothing(tiny, capsys):
-    best = train(tiny())
+    best = train(tiny()).best_val_loss
     files = {path: path.stat().st_mtime_ns for path in Path(tiny().out_dir).rglob("*")}
-    again = train(tiny(eval_only=True, init_from="resume"))
+    again = train(tiny(eval_only=True, init_from="resume")).best_val_loss
     assert again == logged(tiny().out_dir)[-1]["val_loss"] >= best
     assert files == {path: path.stat().st_mtime_ns for path in Path(tiny().out_dir).rglob("*")}
 
 
 def test_a_missing_data_set_is_prepared_by_the_script_of_its_name(tiny, tmp_path, monkeypatch):
     (tmp_path / "prepare").mkdir()
-    source = Path(train_script.ROOT, "prepare", "shakespeare_char.py").read_text(encoding="utf-8")
-    root = f"Path({str(train_script.ROOT)!r})"
+    source = Path(ROOT, "prepare", "shakespeare_char.py").read_text(encoding="utf-8")
+    root = f"Path({str(ROOT)!r})"
     source = source.replace("Path(__file__).resolve().parent.parent", root)
     text = tmp_path / "text.txt"
     text.write_text("some words of my own\n" * 100, encoding="utf-8")
     source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
     (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
-    monkeypatch.setattr(train_script, "ROOT", tmp_path)
+    monkeypatch.setattr(find_data, "ROOT", tmp_path)
     train(tiny(dataset="mine", data_dir=None, max_iters=3))
     assert (tmp_path / "data" / "mine" / "meta.json").exists()
 
@@ -576,7 +578,7 @@ def test_a_missing_data_set_is_prepared_by_the_script_of_its_name(tiny, tmp_path
 def test_all_settings_are_printed_before_any_work(tiny, capsys):
     train_script.main(tiny(print_config=True, dataset="prose"))
     out = capsys.readouterr().out.splitlines()
-    assert "n_layer = 2" in out and "dataset = 'prose'" in out and len(out) == len(train_script.fields(tiny()))
+    assert "n_layer = 2" in out and "dataset = 'prose'" in out and len(out) == len(fields(tiny()))
     assert not Path(tiny().out_dir).exists()
 
 
@@ -588,11 +590,11 @@ def test_only_the_projects_own_scripts_are_run(tiny, tmp_path):
 
 
 def test_a_missing_data_set_says_what_to_do(tiny, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="prepared are: verse; for a text of your own: python prepare"):
+    with pytest.raises(UserError, match="prepared data sets: verse; to use your own text: python prepare"):
         train(tiny(dataset="prose"))
     (tmp_path / "prepare").mkdir()
     (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)")
-    monkeypatch.setattr(train_script, "ROOT", tmp_path)
+    monkeypatch.setattr(find_data, "ROOT", tmp_path)
     with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
         train(tiny(dataset="broken"))
 
@@ -606,7 +608,7 @@ def test_wandb_offline_goes_on_in_its_run(tiny):
 
 
 def test_bfloat16_on_a_cpu(tiny):
-    assert train(tiny(dtype="bfloat16", max_iters=30)) < 3.2
+    assert train(tiny(dtype="bfloat16", max_iters=30)).best_val_loss < 3.2
 
 
 def test_float16_finds_its_loss_scale_and_keeps_it(tiny, tmp_path, monkeypatch):
@@ -630,22 +632,23 @@ def test_float16_finds_its_loss_scale_and_keeps_it(tiny, tmp_path, monkeypatch):
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("mode", [True, "reduce-overhead"])
 def test_compiled_on_a_cpu(tiny, tmp_path, mode):
-    eager = train(tiny(dropout=0.0))
-    assert train(tiny(dropout=0.0, compile=mode, out_dir=str(tmp_path / "compiled"))) == pytest.approx(eager, abs=1e-3)
+    eager = train(tiny(dropout=0.0)).best_val_loss
+    compiled = train(tiny(dropout=0.0, compile=mode, out_dir=str(tmp_path / "compiled")))
+    assert compiled.best_val_loss == pytest.approx(eager, abs=1e-3)
 
 
 @pytest.mark.gpu
 def test_captured_graphs_on_a_gpu(tiny, tmp_path):
-    eager = train(tiny(device="cuda", dropout=0.0))
+    eager = train(tiny(device="cuda", dropout=0.0)).best_val_loss
     captured = tiny(device="cuda", dropout=0.0, compile="reduce-overhead", out_dir=str(tmp_path / "captured"))
-    assert train(captured) == pytest.approx(eager, abs=1e-3)
+    assert train(captured).best_val_loss == pytest.approx(eager, abs=1e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_on_a_gpu(tiny, dtype, monkeypatch):
     cfg = tiny(device="cuda", dtype=dtype, max_iters=60)
-    assert train(cfg) < 3.0
+    assert train(cfg).best_val_loss < 3.0
     train(tiny(device="cuda", dtype=dtype, max_iters=70, init_from="resume"))
     assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 70
 
@@ -663,20 +666,26 @@ def test_a_gpu_repeats_itself_when_deterministic(tiny, tmp_path):
 # --- a budget in minutes ----------------------------------------------------------------------------------------------
 
 
+def counts_in(cfg: TrainConfig, seconds: float, step_seconds: float, val_tokens: int = 0, origins: dict | None = None):
+    """The counts of steps that fit into so many seconds."""
+    evaluation = evaluation_seconds(val_tokens, cfg.step_tokens, step_seconds)
+    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {})
+
+
 def test_minutes_stretch_the_recipe():
     recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=500, minutes=1)
     recipe = replace(recipe, lr_schedule="wsd", wsd_decay_iters=700)
-    found = recipe.within(61, step_seconds=0.1, val_tokens=0)
+    found = counts_in(recipe, 61, step_seconds=0.1)
     counts = (found.max_iters, found.warmup_iters, found.wsd_decay_iters, found.eval_interval, found.lr_decay_iters)
     assert counts == (600, 30, 420, 300, None)
-    assert recipe.within(61, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 2 evaluations of 10 s
+    assert counts_in(recipe, 61, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 2 evaluations of 10 s
     given = dict(eval_interval=COMMAND_LINE)  # an evaluation of 10 s every 500 steps
-    assert recipe.within(71.01, 0.1, 6000, given).max_iters == 500
-    assert replace(recipe, warmup_iters=0).within(61, 0.1, 0).warmup_iters == 0
-    odd = recipe.within(57.95, step_seconds=0.1, val_tokens=0)  # rounded down, there would be a third evaluation
+    assert counts_in(recipe, 71.01, 0.1, 6000, given).max_iters == 500
+    assert counts_in(replace(recipe, warmup_iters=0), 61, 0.1).warmup_iters == 0
+    odd = counts_in(recipe, 57.95, step_seconds=0.1)  # rounded down, there would be a third evaluation
     assert (odd.max_iters, odd.eval_interval) == (569, 285)
-    with pytest.raises(UserError, match="minutes=1: it is too short where a step takes 30 s, and an evaluation 0 s"):
-        recipe.within(20, step_seconds=30, val_tokens=0)
+    with pytest.raises(UserError, match="minutes=1: it is too short: a step takes 30 s and an evaluation 0 s here"):
+        counts_in(recipe, 20, step_seconds=30)
 
 
 def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, capsys):
@@ -687,14 +696,14 @@ def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, ca
         tries.append(measured(*args))
         return 0.2
 
-    monkeypatch.setattr(Budget, "max_iters", lambda self, step, plan, interval: plan.max_iters)  # nothing changes
-    measured = train_script.seconds_a_step
-    monkeypatch.setattr(train_script, "seconds_a_step", short)
+    monkeypatch.setattr(Budget, "max_iters", lambda self, step, schedule: schedule.max_iters)  # nothing changes
+    measured = train_script.measure_step
+    monkeypatch.setattr(train_script, "measure_step", short)
     budget = tiny(minutes=0.1, optimizer="muon", out_dir=str(tmp_path / "budget"), eval_interval=4)
     train(budget)
     told = capsys.readouterr().out
     config = checkpoint.load(Path(budget.out_dir)).state["config"]
-    counts = {name: config[name] for name in train_script.STEP_COUNTS}
+    counts = {name: config[name] for name in STEP_COUNTS}
     assert 3 <= counts["max_iters"] < 12 and f"max_iters {counts['max_iters']}" in told
     assert len(tries) == 1 and 0 < tries[0] < 1
     by_hand = replace(budget, minutes=None, **counts, out_dir=str(tmp_path / "by hand"))
@@ -703,8 +712,8 @@ def test_a_run_of_some_minutes_is_a_run_like_any(tiny, monkeypatch, tmp_path, ca
     shutil.rmtree(budget.out_dir)
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "log", lambda self, line: line["step"] == 2 and os.kill(os.getpid(), signal.SIGINT))
-        patch.setattr(train_script, "seconds_a_step", lambda *args: 0.2)
-        patch.setattr(TrainConfig, "within", lambda self, *args: replace(self, **counts))
+        patch.setattr(train_script, "measure_step", lambda *args: 0.2)
+        patch.setattr(train_script, "with_time_budget", lambda *args: StepCounts(**counts))
         train(budget)
     assert checkpoint.last_state(Path(budget.out_dir))["step"] == 3
     train(replace(budget, init_from="resume"))
@@ -724,10 +733,10 @@ class Machine:
         self.now = self.device = 0.0  # what the host's clock says; when the device will have done all it has been given
         self.steps = 0
         self.finished: dict[tuple, float] = {}  # by guard and step
-        take_step, evaluate, read = train_script.take_step, train_script.evaluate, train_script.StepGuard.read
+        train_step, evaluate, read = train_script.train_step, train_script.evaluate, train_script.StepGuard.read
 
-        def timed_step(cfg, plan, state, *args):
-            take_step(cfg, plan, state, *args)
+        def timed_step(state, *args):
+            train_step(state, *args)
             self.device = max(self.device, self.now) + step_seconds(self.steps)
             self.finished[state.guard, state.step] = self.device
             self.now = self.now if ahead else self.device
@@ -741,7 +750,7 @@ class Machine:
             self.now = self.device = max(self.now, self.device) + evaluation_seconds(self.steps)
             return evaluate(*args)
 
-        monkeypatch.setattr(train_script, "take_step", timed_step)
+        monkeypatch.setattr(train_script, "train_step", timed_step)
         monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
         monkeypatch.setattr(train_script.StepGuard, "read", timed_read)
         monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
@@ -775,28 +784,28 @@ def test_a_budget_holds_whatever_the_machine_does(tiny, monkeypatch, name, ahead
     assert 4 <= len(evaluated) <= 7  # as many as in the recipe
     rates = [line["lr"] for line in record]
     assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
-    plan = train_script.Plan(state["config"]["max_iters"], decisions)
-    recipe_of_run = TrainConfig(**state["config"])
+    counts = StepCounts(**{name: state["config"][name] for name in STEP_COUNTS})
+    schedule = Schedule(counts, "wsd", cfg.learning_rate, cfg.min_lr, decisions)
     if name == "a steady machine":
         assert all(abs(max_iters / decisions[0][1] - 1) < 0.05 for _, max_iters in decisions)
-    assert rates == [recipe_of_run.learning_rate_at(plan.recipe_step(line["step"] - 1)) for line in record]
+    assert rates == [schedule.learning_rate_at(line["step"] - 1) for line in record]
 
 
 def test_decisions_after_a_kill_are_taken_again(tiny, monkeypatch):
     """The plan comes back with the checkpoint; what was decided after it is decided anew, and `resumes` says so."""
     Machine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
     settings = dict(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
-    decide, decided = train_script.Plan.decide, []
+    decide, decided = Schedule.decide, []
 
     def killed_after_it(self, step, max_iters):
-        at_evaluation = self.evaluates(step, 26)
+        at_evaluation = self.evaluates(step)
         decide(self, step, max_iters)
         if not at_evaluation:  # where it would be saved
             decided.append(step)
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_script.Plan, "decide", killed_after_it)
+        patch.setattr(Schedule, "decide", killed_after_it)
         with pytest.raises(KeyboardInterrupt):
             train(tiny(**settings))
     before = checkpoint.load(Path(tiny().out_dir)).state
@@ -814,13 +823,13 @@ def test_decisions_after_a_kill_are_taken_again(tiny, monkeypatch):
 def test_a_budget_counts_what_a_restart_takes_and_the_last_sample(tiny, monkeypatch):
     """A resumed run kept its plan, whatever its start took; and the last sample of 300 tokens took no time."""
     machine = Machine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
-    written = train_script.written
+    sample_text = train_script.sample_text
 
-    def slow_sample(model, tokenizer, runtime, cfg, tokens):
+    def slow_sample(model, tokenizer, runtime, seed, tokens):
         machine.now += 0.02 * tokens
-        return written(model, tokenizer, runtime, cfg, 1)
+        return sample_text(model, tokenizer, runtime, seed, 1)
 
-    monkeypatch.setattr(train_script, "written", slow_sample)
+    monkeypatch.setattr(train_script, "sample_text", slow_sample)
     settings = dict(max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
     log = Metrics.log
     with monkeypatch.context() as patch:
@@ -851,7 +860,7 @@ def test_a_budget_that_is_used_up_ends_the_run(tiny, monkeypatch):
 def test_what_is_decided_while_a_checkpoint_is_written_is_not_in_it(tiny, monkeypatch):
     """The writing thread got the list itself, which the loop went on appending to."""
     Machine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
-    decided, save, decide = threading.Event(), checkpoint.save, train_script.Plan.decide
+    decided, save, decide = threading.Event(), checkpoint.save, Schedule.decide
 
     def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
         decided.clear()  # what the evaluation before this save has decided belongs into it
@@ -864,7 +873,7 @@ def test_what_is_decided_while_a_checkpoint_is_written_is_not_in_it(tiny, monkey
         decided.set()
 
     monkeypatch.setattr(checkpoint, "save", slow_save)
-    monkeypatch.setattr(train_script.Plan, "decide", decide_and_tell)
+    monkeypatch.setattr(Schedule, "decide", decide_and_tell)
     train(tiny(max_iters=100, eval_interval=30, minutes=0.5, sample_tokens=0))
 
 
@@ -883,7 +892,7 @@ def test_a_shorter_run_of_a_config_file_is_the_same_recipe(tmp_path, monkeypatch
     assert counts() == (5000, 5000, 100, 250, None) and capsys.readouterr().out == ""
     assert counts("--max_iters=30") == (30, 30, 1, 2, None)
     assert capsys.readouterr().out == (
-        "max_iters=30 in place of the config file's 5,000, and in proportion: warmup_iters=1 (was 100), "
+        "max_iters=30 instead of the config file's 5,000, and in proportion: warmup_iters=1 (was 100), "
         "lr_decay_iters=30 (was 5,000), eval_interval=2 (was 250)\n"
     )
     assert counts("--max_iters=10000") == (10000, 10000, 200, 500, None)
@@ -895,8 +904,8 @@ def test_a_shorter_run_of_a_config_file_is_the_same_recipe(tmp_path, monkeypatch
 @pytest.mark.parametrize("max_iters", [1, 2, 5, 30, 1000, 600_000])
 def test_counts_that_nobody_set_follow_the_length(max_iters):
     cfg = TrainConfig(max_iters=max_iters)
-    assert cfg.warmup_steps <= max_iters / 20 and cfg.warmup_steps <= 2000
-    evaluations = -(-max_iters // cfg.eval_steps)
+    warmup, evaluations = cfg.step_counts.warmup_steps, cfg.step_counts.evaluations
+    assert warmup <= max_iters / 20 and warmup <= 2000
     assert evaluations >= min(10, max_iters) / 2 and (max_iters < 20 or evaluations >= 10)
 
 
@@ -936,7 +945,7 @@ def test_a_warmup_of_a_config_file_that_is_over_stays_over(tiny, tmp_path, monke
 
 def test_the_recipes_curve_has_nine_points():
     cfg = configurator.load(TrainConfig, ["config/shakespeare_char.py"])
-    assert -(-cfg.max_iters // cfg.eval_steps) >= 8 and cfg.eval_iters is None
+    assert cfg.step_counts.evaluations >= 8 and cfg.eval_iters is None
 
 
 # --- what a user types next -------------------------------------------------------------------------------------------
@@ -1066,7 +1075,7 @@ def test_numbers_of_any_size_end_at_once(tiny, setting):
 
 def test_what_takes_twice_the_memory_is_refused(tiny):
     """It was only said, and the system killed the run."""
-    with pytest.raises(UserError, match=r"too little by far; take --batch_size="):
+    with pytest.raises(UserError, match=r"far too little; use --batch_size="):
         train(tiny(batch_size=2**22, block_size=1024))
 
 
@@ -1096,7 +1105,7 @@ def test_what_is_given_stays_under_minutes(tmp_path, monkeypatch, words, counts)
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text("max_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
     cfg = configurator.load(TrainConfig, words)
-    found = cfg.within(601, step_seconds=1.0, val_tokens=0, origins=cfg.origins)
+    found = counts_in(cfg, 601, step_seconds=1.0, origins=cfg.origins)
     assert found.max_iters == 600 and {name: getattr(found, name) for name in counts} == counts
 
 
@@ -1115,7 +1124,7 @@ def test_samples_draw_no_padding(tiny, monkeypatch):
         model={**start.model, "transformer.wte.weight": table},
         state={"model": {**start.state["model"], "vocab_size": V + 500}},
     )
-    monkeypatch.setattr(train_script.convert, "load", lambda path: padded)
+    monkeypatch.setattr(convert, "load", lambda path: padded)
     (Path(tiny().out_dir).parent / "padded").mkdir()
     cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
     train(cfg)
@@ -1148,9 +1157,9 @@ def test_a_loss_that_is_overwritten_is_not_read_later(seed):
     data = [Shard(np.random.default_rng(seed).integers(20, size=203).astype("<u2"))]
     model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8), seed)
     runtime, replayed = resolve_runtime("cpu", "float32", False), torch.zeros(())
-    plain = compiled(model, runtime)
-    expected = evaluate(plain, ValidationWindows(data, 8, 20), runtime, 3)
-    assert evaluate(lambda x, y: replayed.copy_(plain(x, y)), ValidationWindows(data, 8, 20), runtime, 3) == expected
+    plain = compile_loss(model, runtime)
+    expected = mean_loss(plain, ValidationWindows(data, 8, 20), runtime, 3)
+    assert mean_loss(lambda x, y: replayed.copy_(plain(x, y)), ValidationWindows(data, 8, 20), runtime, 3) == expected
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

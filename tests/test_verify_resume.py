@@ -35,7 +35,7 @@ def test_a_run_too_short_for_its_kills_says_so(tiny, tmp_path):
 def test_a_budget_of_time_is_refused(tiny):
     """Each of the two runs would measure the machine for itself, and come to another length."""
     problems = VerifyConfig(**asdict(tiny(minutes=1))).problems()
-    assert problems == [("minutes", "both runs must be of one length; give --max_iters")]
+    assert problems == [("minutes", "both runs must have the same length; give --max_iters")]
 
 
 def test_a_single_bit_is_found(tiny, tmp_path):

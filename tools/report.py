@@ -1,11 +1,11 @@
-"""Runs as a page that one can look at: one HTML file that opens offline.
+"""Show runs on a page: one HTML file that opens offline.
 
     python tools/report.py out-shakespeare-char
     python tools/report.py out-a out-b out-c --output=compared.html
 
-Shows loss and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a line wherever a
-run was continued (dashed after a kill); what tools/plan.py had said, beside what came to pass; what the model wrote at
-each evaluation; the settings in which the runs differ, and each run's settings and environment in full.
+The page shows the loss and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a
+vertical line wherever a run was resumed (dashed after a kill); the forecast of tools/plan.py and the measured values;
+the samples of each evaluation; the settings that differ between the runs; all settings and the environment of each run.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from folio import UserError, checkpoint  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
 
-PANELS = {  # title -> the key in metrics.jsonl, and what it is multiplied by
-    "loss (nats a token)": ("loss", 1.0),
+PANELS = {  # title -> (key in metrics.jsonl, factor)
+    "loss (nats per token)": ("loss", 1.0),
     "learning rate": ("lr", 1.0),
     "gradient norm": ("grad_norm", 1.0),
-    "tokens a second": ("tokens_per_second", 1.0),
+    "tokens per second": ("tokens_per_second", 1.0),
     "peak memory (GiB)": ("peak_memory", 2.0**-30),
     "skipped steps": ("skipped", 1.0),
 }
@@ -45,17 +45,17 @@ summary { cursor: pointer; font-weight: 600; margin: .6em 0 }
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder tells: metrics.jsonl, samples.jsonl, and state.json of its last checkpoint, if it has one."""
+    """The content of a run's folder."""
 
     name: str
-    lines: list[dict[str, Any]]
-    samples: list[dict[str, Any]]
-    state: dict[str, Any]
-    plan: dict[str, Any]  # plan.json, if there is one
+    lines: list[dict[str, Any]]  # metrics.jsonl
+    samples: list[dict[str, Any]]  # samples.jsonl
+    state: dict[str, Any]  # state.json of the last checkpoint; empty without one
+    plan: dict[str, Any]  # plan.json; empty without one
 
     @classmethod
     def of(cls, folder: Path) -> "Run":
-        """Raises UserError if there is no metrics.jsonl with a line in it."""
+        """Read a run's folder. Raises UserError unless metrics.jsonl has at least one line."""
         try:
             lines, samples = (
                 [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
@@ -63,19 +63,21 @@ class Run:
             )
             plan = read_json(folder / "plan.json") if (folder / "plan.json").exists() else {}
         except (OSError, ValueError) as error:
-            raise UserError(f"{folder} is not a run's folder, or damaged ({error})") from None
+            raise UserError(f"{folder} is not a run's folder, or is damaged ({error})") from None
         if not lines:
             raise UserError(f"{folder}: the run has not logged a step yet")
         state = checkpoint.load(folder).state if checkpoint.exists(folder) else {}
         return cls(folder.name, lines, samples, state, plan)
 
-    def happened(self) -> dict[str, float | None]:
-        """What became of the figures of a plan, up to the last step that was logged. Seconds are those of steps."""
-        last, timed = self.lines[-1], [line for line in self.lines if line["tokens_per_second"]]
-        before = [0, *(line["tokens"] for line in self.lines)]
-        tokens = {line["step"]: line["tokens"] - first for line, first in zip(self.lines, before, strict=False)}
-        seconds = sum(tokens[line["step"]] / line["tokens_per_second"] for line in timed)
-        timed_tokens = sum(tokens[line["step"]] for line in timed)
+    def measured(self) -> dict[str, float | None]:
+        """The measured values of what a plan forecasts, up to the last logged step. Seconds are those of steps only."""
+        last = self.lines[-1]
+        tokens_before = [0, *(line["tokens"] for line in self.lines[:-1])]
+        timed_tokens, seconds = 0, 0.0
+        for line, before in zip(self.lines, tokens_before, strict=True):
+            if line["tokens_per_second"]:
+                timed_tokens += line["tokens"] - before
+                seconds += (line["tokens"] - before) / line["tokens_per_second"]
         return {
             "steps": last["step"],
             "tokens": last["tokens"],
@@ -87,50 +89,92 @@ class Run:
 
 def report(runs: list[Run]) -> str:
     """The page."""
-    title = "Folio: " + ", ".join(run.name for run in runs)
+    title = escape("Folio: " + ", ".join(run.name for run in runs))
+    parts = [
+        f"<!doctype html><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>",
+        f"<h1>{title}</h1>",
+        summary(runs),
+        curves(runs),
+        different_settings(runs),
+    ]
+    for run in runs:
+        parts += [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
+    return "\n".join(part for part in parts if part)
+
+
+def summary(runs: list[Run]) -> str:
+    """A table with a row per run: its length and its best validation loss."""
     rows = []
     for run in runs:
-        measured = [line["val_loss"] for line in run.lines if line["val_loss"] is not None]
-        best = f"{min(measured):.4f}" if measured else "none yet"
+        val_losses = [line["val_loss"] for line in run.lines if line["val_loss"] is not None]
+        best = f"{min(val_losses):.4f}" if val_losses else "none yet"
         last = run.lines[-1]
         rows.append([run.name, f"{last['step']:,}", f"{last['tokens']:,}", best, str(last["skipped"])])
-    parts = [
-        f"<!doctype html><meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>",
-        f"<h1>{escape(title)}</h1>",
-        table(["run", "steps", "tokens", "best validation loss", "skipped steps"], rows),
-        curves(runs),
-    ]
+    return table(["run", "steps", "tokens", "best validation loss", "skipped steps"], rows)
+
+
+def different_settings(runs: list[Run]) -> str:
+    """The settings that differ between the runs, or nothing."""
     configs = [run.state.get("config", {}) for run in runs]
-    names = list(dict.fromkeys(name for config in configs for name in config))
-    different = [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
-    if len(runs) > 1 and different:
-        parts.append("<h2>Settings that differ</h2>")
-        values = [[name, *(json.dumps(config.get(name)) for config in configs)] for name in different]
-        parts.append(table(["setting", *(run.name for run in runs)], values))
-    for run in runs:
-        if run.plan:
-            happened = run.happened()
-            rows = [
-                [name, f"{run.plan[name]:,.0f}", f"{happened[name]:,.0f}", f"{happened[name] / run.plan[name]:.2f}"]
-                for name in happened
-                if run.plan.get(name) and happened[name]
-            ]
-            told = f"{run.plan['by']}; memory in bytes, and planned without what the process itself takes"
-            parts.append(f"<h2>{escape(run.name)}: the plan</h2><p>{escape(told)}</p>")
-            parts.append(table(["", "planned", "happened", "happened / planned"], rows))
-        if resumes := run.state.get("resumes"):
-            parts.append(f"<h2>{escape(run.name)}: where it was continued</h2>")
-            told = [
-                [f"{r['step']:,}", r["after"], json.dumps(r["changes"]), "yes" if r["exact"] else "no"] for r in resumes
-            ]
-            parts.append(table(["step", "stopped by", "changed settings: [then, now]", "to the bit"], told))
-        texts = "".join(f"<h4>step {s['step']:,}</h4><pre>{escape(s['text'])}</pre>" for s in reversed(run.samples))
-        parts.append(f"<details><summary>{escape(run.name)}: what it wrote</summary>{texts}</details>")
-        environment = {**run.state.get("versions", {}), **run.state.get("resolved", {})}
-        for heading, values in (("environment", environment), ("all settings", run.state.get("config", {}))):
-            shown = table([heading, "value"], [[name, json.dumps(value)] for name, value in values.items()])
-            parts.append(f"<details><summary>{escape(run.name)}: {heading}</summary>{shown}</details>")
-    return "\n".join(parts)
+    names = dict.fromkeys(name for config in configs for name in config)
+    rows = []
+    for name in names:
+        values = [json.dumps(config.get(name)) for config in configs]
+        if len(set(values)) > 1:
+            rows.append([name, *values])
+    if not rows:
+        return ""
+    return "<h2>Settings that differ</h2>\n" + table(["setting", *(run.name for run in runs)], rows)
+
+
+def plan_section(run: Run) -> str:
+    """The forecast of tools/plan.py next to the measured values, or nothing."""
+    if not run.plan:
+        return ""
+    rows = []
+    for name, value in run.measured().items():
+        planned = run.plan.get(name)
+        if planned and value:
+            rows.append([name, f"{planned:,.0f}", f"{value:,.0f}", f"{value / planned:.2f}"])
+    note = f"{run.plan['by']}; memory is in bytes, and the plan leaves out what the process itself takes"
+    heading = f"<h2>{escape(run.name)}: the plan</h2><p>{escape(note)}</p>\n"
+    return heading + table(["", "planned", "measured", "measured / planned"], rows)
+
+
+def resumes_section(run: Run) -> str:
+    """Where the run was resumed, or nothing."""
+    resumes = run.state.get("resumes")
+    if not resumes:
+        return ""
+    rows = [
+        [f"{resume['step']:,}", resume["after"], json.dumps(resume["changes"]), "yes" if resume["exact"] else "no"]
+        for resume in resumes
+    ]
+    heading = f"<h2>{escape(run.name)}: where it was resumed</h2>\n"
+    return heading + table(["step", "stopped by", "changed settings: [before, after]", "bitwise identical"], rows)
+
+
+def samples_section(run: Run) -> str:
+    """The samples of each evaluation, the latest first."""
+    texts = "".join(
+        f"<h4>step {sample['step']:,}</h4><pre>{escape(sample['text'])}</pre>" for sample in reversed(run.samples)
+    )
+    return details(f"{run.name}: samples", texts)
+
+
+def settings_section(run: Run) -> str:
+    """The run's environment and all its settings."""
+    environment = {**run.state.get("versions", {}), **run.state.get("resolved", {})}
+    sections = []
+    for heading, values in (("environment", environment), ("all settings", run.state.get("config", {}))):
+        rows = [[name, json.dumps(value)] for name, value in values.items()]
+        sections.append(details(f"{run.name}: {heading}", table([heading, "value"], rows)))
+    return "\n".join(sections)
+
+
+def details(heading: str, content: str) -> str:
+    """Content that is shown when its heading is clicked."""
+    return f"<details><summary>{escape(heading)}</summary>{content}</details>"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -140,7 +184,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def curves(runs: list[Run]) -> str:
-    """The panels as a piece of HTML, plotly's script in it."""
+    """The panels as HTML that contains plotly's script."""
     from plotly.graph_objects import Figure, Scatter
     from plotly.subplots import make_subplots
 
@@ -149,15 +193,14 @@ def curves(runs: list[Run]) -> str:
         row_heights=[3.0] + [1.0] * (len(PANELS) - 1),
     )  # fmt: skip
     for run, color in zip(runs, cycle(COLORS), strict=False):
-        for row, (key, scale) in enumerate(PANELS.values(), start=1):
-            points = [(line["step"], line[key] * scale) for line in run.lines if line[key] is not None]
-            group = {"name": run.name, "legendgroup": run.name, "showlegend": row == 1}
+        for row, (key, factor) in enumerate(PANELS.values(), start=1):
+            logged = [line for line in run.lines if line[key] is not None]
+            x, y = [line["step"] for line in logged], [line[key] * factor for line in logged]
             style = {"color": color, "width": 1}
-            figure.add_trace(
-                Scatter(x=[x for x, _ in points], y=[y for _, y in points], mode="lines", line=style, **group), row, 1
-            )
-        evaluated = [(line["step"], line["val_loss"]) for line in run.lines if line["val_loss"] is not None]
-        x, y = [x for x, _ in evaluated], [y for _, y in evaluated]
+            group = {"name": run.name, "legendgroup": run.name, "showlegend": row == 1}
+            figure.add_trace(Scatter(x=x, y=y, mode="lines", line=style, **group), row, 1)
+        evaluated = [line for line in run.lines if line["val_loss"] is not None]
+        x, y = [line["step"] for line in evaluated], [line["val_loss"] for line in evaluated]
         style = {"color": color, "width": 3}
         group = {"name": f"{run.name}: validation", "legendgroup": run.name}
         figure.add_trace(Scatter(x=x, y=y, mode="lines+markers", line=style, **group), 1, 1)
@@ -171,17 +214,17 @@ def curves(runs: list[Run]) -> str:
     return figure.to_html(full_html=False, include_plotlyjs=True)
 
 
-def main(argv: list[str]) -> None:
+def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out_dir", nargs="+", type=Path, help="folder of a run")
-    parser.add_argument("--output", type=Path, help="the page; report.html in the first run's folder otherwise")
-    given = parser.parse_args(argv)
-    page = report([Run.of(folder) for folder in given.out_dir])
-    output = given.output or given.out_dir[0] / "report.html"
+    parser.add_argument("--output", type=Path, help="the page; default: report.html in the first run's folder")
+    args = parser.parse_args(words)
+    page = report([Run.of(folder) for folder in args.out_dir])
+    output = args.output or args.out_dir[0] / "report.html"
     try:
         output.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"output={output}: it cannot be written ({error}); choose another --output") from None
+        raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
     print(f"{output}: {len(page) / 2**20:.1f} MiB; open it in a browser")
 
 

@@ -1,11 +1,11 @@
-"""Prove on this machine that a run survives SIGKILL to the bit.
+"""Check on this machine that a run killed by SIGKILL resumes bitwise identically.
 
     python tools/verify_resume.py config/shakespeare_char.py --kills=20 --eval_interval=10 --eval_iters=1
     python tools/verify_resume.py config/shakespeare_char.py --processes=2 --device=cpu    kills one of the two
 
-Trains once undisturbed. Then trains again with the same settings, killed at random steps and each time continued
-with --init_from=resume, and compares weights, optimizer, place in the data and all logged numbers bit for bit. Prints a
-certificate; exits with 1 on any difference. Every setting of train.py is taken; on a GPU, add --deterministic=True.
+Trains once undisturbed. Then trains again with the same settings, killed at random steps and resumed each time with
+--init_from=resume, and compares weights, optimizer, data state and all logged numbers bit by bit. Prints a certificate;
+exits with 1 on any difference. Every setting of train.py is accepted; on a GPU, add --deterministic=True.
 """
 
 import hashlib
@@ -21,45 +21,43 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import psutil
 import torch
+from annotated_types import Ge, Le
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, checkpoint, configurator  # noqa: E402
-from train import TrainConfig, find_datasets, versions  # noqa: E402
+from folio.configurator import PositiveInt  # noqa: E402
+from folio.find_data import find_datasets  # noqa: E402
+from folio.start import versions  # noqa: E402
+from folio.state import PROGRESS  # noqa: E402
+from train import TrainConfig  # noqa: E402
 
-LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # not the speed
-KEPT = ("step", "next_sequence", "best_val_loss", "best_step", "evaluations_since_best", "guard", "grad_scaler")
+LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all but speed and memory
 
 
 @dataclass(frozen=True)
 class VerifyConfig(TrainConfig):
     # --- verification ---
-    kills: int = 20  # times the second run is killed
-    processes: int = 1  # more: trained by torchrun, and of them a random one is killed
-    kills_in_write: float = 0.3  # share of them that waits for a checkpoint to be half-written
-    work_dir: str | None = None  # where both runs go; None: a temporary folder, removed at the end
+    kills: PositiveInt = 20  # times that the second run is killed
+    processes: PositiveInt = 1  # more than 1: trained by torchrun, and a random process is killed
+    kills_in_write: Annotated[float, Ge(0), Le(1)] = 0.3  # share of kills that wait for a half-written checkpoint
+    work_dir: str | None = None  # folder of both runs; None: a temporary folder, removed at the end
 
     def problems(self) -> list[tuple[str, str]]:
         """As for training."""
-        found = super().problems()
-        if self.kills < 1:
-            found.append(("kills", "it must be at least 1"))
-        if self.processes < 1:
-            found.append(("processes", "it must be at least 1"))
         if self.minutes:
-            found.append(("minutes", "both runs must be of one length; give --max_iters"))
-        if not 0 <= self.kills_in_write <= 1:
-            found.append(("kills_in_write", "it must be from 0 to 1"))
-        return found
+            return [*super().problems(), ("minutes", "both runs must have the same length; give --max_iters")]
+        return super().problems()
 
 
 def main(cfg: VerifyConfig) -> None:
-    find_datasets(cfg)  # prepared before anything is timed
+    find_datasets(cfg.dataset, cfg.data_dir)  # prepared before anything is timed
     with work_folder(cfg) as folder:
         straight, killed = folder / "straight", folder / "killed"
         began = time.perf_counter()
@@ -77,7 +75,7 @@ def main(cfg: VerifyConfig) -> None:
             "machine": f"{platform.platform()}, {platform.machine()}, {torch.get_num_threads()} threads",
             "versions": versions(),
             "kills": kills,
-            "kills inside a checkpoint write": in_write,
+            "kills during a checkpoint write": in_write,
             "runs lost": lost,
             "differences": differences or "none: 0 bits of weights, optimizer, data state and logged numbers",
             "sha256 of the weights": digest,
@@ -119,34 +117,34 @@ def finish(process: subprocess.Popen, out_dir: Path) -> None:
 
 
 def kill_and_resume(cfg: VerifyConfig, out_dir: Path) -> tuple[int, int, int]:
-    """Kill the run in `out_dir` cfg.kills times. Returns the kills, those inside a write, and the checkpoints lost.
+    """Kill the run in `out_dir` cfg.kills times. Returns the kills, those during a write, and the checkpoints lost.
 
-    A kill waits for progress and never for a time, so that it comes at the same place on a slow or busy machine: for a
-    checkpoint that is half-written, for a line that the run prints while it starts, or for a step of the next few
-    checkpoints.
+    A kill waits for progress and never for a time, so that it happens at the same place on a slow or busy machine: at a
+    half-written checkpoint, at a line that the run prints while it starts, or at a step of the next few checkpoints.
     """
     rng = random.Random(cfg.seed)
     in_write = lost = reached = 0
     for kill in range(1, cfg.kills + 1):
-        before = half_written(out_dir)  # by processes that were killed
+        before = half_written(out_dir)  # by processes killed earlier
         printed = lines_in(Path(f"{out_dir}.log"))
         process = start(cfg, out_dir)
         if rng.random() < cfg.kills_in_write:
             wait_until(process, lambda before=before: not before >= half_written(out_dir))
-            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))  # at another place of the write
+            time.sleep(rng.choice((0, rng.uniform(0, 0.03))))  # at a random point of the write
         elif rng.random() < 0.2:
             wanted = printed + rng.randint(0, 4)
             wait_until(process, lambda wanted=wanted: lines_in(Path(f"{out_dir}.log")) >= wanted)
         else:
-            log, wanted = Log(out_dir / "metrics.jsonl"), max(reached, 0) + rng.randint(1, 4 * cfg.eval_steps)
+            log = Log(out_dir / "metrics.jsonl")
+            wanted = max(reached, 0) + rng.randint(1, 4 * cfg.step_counts.eval_steps)
             wait_until(process, lambda log=log, wanted=wanted: log.step() >= wanted)
         ended = process.poll()
         victims = psutil.Process(process.pid).children() if cfg.processes > 1 and ended is None else []
         (rng.choice(victims) if victims else process).kill()
-        process.wait()  # torchrun ends the others
+        process.wait()  # torchrun ends the other processes
         if ended is not None:
             finish(process, out_dir)
-            raise UserError(f"the run was over after {kill - 1} kills; give it more --max_iters, or take fewer --kills")
+            raise UserError(f"the run ended after {kill - 1} kills; use more --max_iters or fewer --kills")
         in_write += not before >= half_written(out_dir)
         if checkpoint.exists(out_dir) or reached:
             try:
@@ -155,7 +153,7 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path) -> tuple[int, int, int]:
                 step = -1
             lost += step < reached
             reached = max(step, reached)
-        print(f"kill {kill} of {cfg.kills}: {in_write} inside a write, step {reached:,} is safe", flush=True)
+        print(f"kill {kill} of {cfg.kills}: {in_write} during a write, step {reached:,} is safe", flush=True)
     return cfg.kills, in_write, lost
 
 
@@ -170,7 +168,7 @@ def lines_in(path: Path) -> int:
 
 
 class Log:
-    """metrics.jsonl, which a run replaces when it starts: what an earlier process wrote is not this one's progress."""
+    """metrics.jsonl. A run replaces it when it starts, so lines of an earlier process are not this one's progress."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -180,12 +178,12 @@ class Log:
         return self.path.stat().st_ino if self.path.exists() else None
 
     def step(self) -> int:
-        """The newest step that the process has logged; 0 before the first."""
+        """The latest step that the process has logged; 0 before the first."""
         if self.inode() in (None, self.before):
             return 0
         with open(self.path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
-            lines = file.read().split(b"\n")[:-1]  # what follows the last line break is not whole
+            lines = file.read().split(b"\n")[:-1]  # without an incomplete last line
         return json.loads(lines[-1])["step"] if lines else 0
 
 
@@ -194,26 +192,27 @@ def half_written(out_dir: Path) -> set[Path]:
 
 
 def compare(first: Path, second: Path) -> list[str]:
-    """What differs between two finished runs; an empty list if nothing does."""
-    found = []
+    """The differences between two finished runs; empty if there are none."""
+    differences = []
     for which in ("last", "best"):
         a, b = checkpoint.load(first, which), checkpoint.load(second, which)
         for part, mine, other in (("weights", a.model, b.model), ("optimizer", a.optimizer(), b.optimizer())):
             if mine.keys() != other.keys():
-                found.append(f"{which}: {part} have other names")
+                differences.append(f"{which}: the names of the {part} differ")
                 continue
             bits = sum(different_bits(mine[name], other[name]) for name in mine)
             if bits:
-                found.append(f"{which}: {bits:,} bits of the {part}")
-        found += [f"{which}: {key}: {a.state[key]} and {b.state[key]}" for key in KEPT if a.state[key] != b.state[key]]
+                differences.append(f"{which}: {bits:,} bits of the {part}")
+        changed = [key for key in PROGRESS if a.state[key] != b.state[key]]
+        differences += [f"{which}: {key}: {a.state[key]} and {b.state[key]}" for key in changed]
     logs = []
     for out_dir in (first, second):
         lines = map(json.loads, (out_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         logs.append([[line[name] for name in LOGGED] for line in lines])
     if logs[0] != logs[1]:
         at = next((a for a, b in zip(*logs, strict=False) if a != b), "their length")
-        found.append(f"metrics.jsonl, first at {at}")
-    return found
+        differences.append(f"metrics.jsonl, first at {at}")
+    return differences
 
 
 def different_bits(a: torch.Tensor, b: torch.Tensor) -> int:

@@ -1,0 +1,209 @@
+"""Faster forms of the model's parts for particular hardware. model.py has the equations; nothing here changes them.
+
+Dimensions: B batch, T time, H heads, D head size.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from folio import distributed
+from folio.runtime import Runtime
+from model import GPT, Attention, CausalSelfAttention, GPTConfig
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def adapt(model: GPT, runtime: Runtime) -> None:
+    """Give the model the forms of attention, dropout and residual stream that suit the runtime. Bring it to the
+    device, wrap it and compile it afterwards.
+    """
+    model.attend = attention_for(runtime.device.type, runtime.dtype, model.config)
+    if runtime.device.type == "cpu":
+        keep_freed_memory()
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.Dropout) and child.p:
+                    setattr(module, name, CPUDropout(child.p).train(child.training))
+    if runtime.dtype == torch.bfloat16:
+        model.transformer.drop.register_forward_hook(_residual_stream_in_bfloat16)
+
+
+def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> Tensor:
+    """Autocast computes matmuls in bfloat16, but would add their outputs to a float32 stream."""
+    return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
+
+
+def attention_for(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
+    """The form of attention that is fastest in training. torch's CPU kernel is slow in bfloat16 and with dropout."""
+    if device_type == "cpu" and dtype == torch.bfloat16:
+        return ManualAttention()
+    if device_type == "cpu" and config.pdrop("attn"):
+        return ManualAttentionInTraining()
+    return Attention()
+
+
+class ManualAttention(Attention):
+    """Attention by two matmuls and a softmax, which keep the weights, (B, H, T, T), for the backward pass."""
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        return layer.attn_dropout(attention_weights(q, k)) @ v
+
+
+class ManualAttentionInTraining(ManualAttention):
+    """In evaluation, where no dropout is applied, torch's kernel is the faster one again."""
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        form = ManualAttention if layer.training else Attention
+        return form.__call__(self, layer, q, k, v, positions)
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(D) + causal mask). q, k: (B, H, T, D). Returns (B, H, T, T); each row sums to 1."""
+    T, D = q.shape[-2:]
+    future = q.new_full((T, T), -math.inf).triu(diagonal=1)
+    return ((q / math.sqrt(D)) @ k.transpose(-2, -1) + future).softmax(dim=-1)
+
+
+def describe_attention(runtime: Runtime, model: GPT) -> str:
+    """How the model's attention is computed in training, for the startup line."""
+    if isinstance(model.attend, ManualAttention):
+        return "matmuls"
+    if runtime.device.type == "cpu":
+        return "torch's flash kernel"
+    if runtime.device.type != "cuda":
+        return "scaled_dot_product_attention"
+    config = model.config
+    shape = (1, config.n_head, config.block_size, config.n_embd // config.n_head)
+    q = torch.empty(shape, dtype=runtime.dtype, device=runtime.device)
+    call = torch.backends.cuda.SDPAParams(q, q, q, None, config.pdrop("attn"), True, False)
+    if torch.backends.cuda.can_use_flash_attention(call):
+        return "the flash kernel"
+    return f"the {'memory-efficient' if torch.backends.cuda.can_use_efficient_attention(call) else 'math'} kernel"
+
+
+class CPUDropout(nn.Dropout):
+    """nn.Dropout for a CPU, where torch draws random numbers one by one: here a 64-bit draw serves four elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        keep = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
+        return x * (keep.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # converting bool itself is slow
+
+
+def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean loss as a function of inputs and targets, (B, T) each; model and loss are one graph if it is compiled.
+
+    A sharded model is compiled block by block already (distributed.shard).
+    """
+
+    def loss_fn(idx: Tensor, targets: Tensor) -> Tensor:
+        with runtime.compute():
+            return model(idx, targets)[1]
+
+    if not runtime.compile or distributed.is_sharded(next(model.parameters())):
+        return loss_fn
+    return torch.compile(loss_fn, mode=runtime.compile if isinstance(runtime.compile, str) else None)
+
+
+# --- decoding on a CPU ------------------------------------------------------------------------------------------------
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weights in the layout of oneDNN's kernels, as torch.compile would pack them."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with int8 weights and one scale per output; activations stay bfloat16.
+
+    torch's kernel (aten/src/ATen/native/cpu/int8mm_kernel.cpp) reads 16 inputs at a time from aligned addresses without
+    checks, so activations must be contiguous and the number of inputs a multiple of 16.
+    """
+
+    ALIGNMENT = 16
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
+        self.padding = -linear.in_features % self.ALIGNMENT  # inputs of 0
+        self.weight = pad((weight / scale[:, None]).round().to(torch.int8), (0, self.padding))
+        self.scale, self.bias = scale.bfloat16(), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        if self.padding:
+            rows = pad(rows, (0, self.padding))
+        y = torch._weight_int8pack_mm(rows, self.weight, self.scale).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+PACKED_FROM = {torch.bfloat16: 0, torch.float32: 400_000}  # a layer's weights from which packing pays off
+
+
+def onednn_computes_in(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is available with kernels for this dtype; bfloat16 requires AVX-512 on an x86 CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@torch.no_grad()
+def pack(model: nn.Module, int8: bool = False) -> None:
+    """Make a model that only decodes on a CPU faster (docs/performance.md): packed or int8 linear layers, and modules
+    that call each other directly. Hooks and training no longer work on it.
+    """
+    keep_freed_memory()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if not isinstance(child, nn.Linear):
+                continue
+            if int8:
+                setattr(module, name, Int8Linear(child))
+            elif onednn_computes_in(child.weight.dtype) and child.weight.numel() >= PACKED_FROM[child.weight.dtype]:
+                setattr(module, name, PackedLinear(child))
+    for module in model.modules():
+        for name, child in module.named_children():
+            if not isinstance(child, (nn.ModuleDict, nn.Embedding)):  # whose attributes the model uses
+                vars(module)[name] = direct(child)  # nn.Module's lookup takes microseconds
+
+
+def direct(module: nn.Module) -> Any:
+    """A function that computes what the module does in eval mode, without nn.Module's overhead per call."""
+    if isinstance(module, nn.ModuleList):
+        return [direct(child) for child in module]
+    if isinstance(module, nn.Dropout):
+        return lambda x: x
+    if isinstance(module, nn.Linear):
+        weight, bias = module.weight, module.bias
+        return lambda x: linear(x, weight, bias)
+    if isinstance(module, nn.LayerNorm):
+        shape, gain, shift, eps = module.normalized_shape, module.weight, module.bias, module.eps
+        return lambda x: torch.layer_norm(x, shape, gain, shift, eps)
+    return module.forward
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory for the next step. By default it returns large blocks to the system, and Linux has
+    to clear each page again: 13 to 18 % of a training step (docs/performance.md).
+    """
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+    with suppress(OSError, AttributeError):  # not glibc
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -1,0 +1,291 @@
+"""What surrounds the steps of a run: metrics, checkpoints, signals, the time budget, and steps that were skipped."""
+
+import math
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from folio import UserError, checkpoint, distributed
+from folio.budget import Budget
+from folio.checkpoint import NullSaver, Saver
+from folio.distributed import Requests
+from folio.guard import Step
+from folio.metrics import Clock, Metrics, NullMetrics
+from folio.runtime import Runtime
+from folio.schedule import Schedule
+from folio.start import Start, cannot_write
+from folio.state import TrainState
+from folio.windows import Mixture
+
+
+class TrainingError(UserError):
+    """A run that cannot continue, though its settings are valid."""
+
+    exit_code = 1
+
+
+class Session:
+    """A run's surroundings, on every rank: stopping, gathering weights and failed saves concern all ranks. Only rank
+    0's metrics and saver write anything.
+
+        with Session(...) as session:
+            while not session.finished:
+                train_step(...)
+                session.end_step()  # decides what `logs`, `evaluates` and `saves` after this step
+
+    start: of train.py's settings. record: what a checkpoint says of the run, besides its progress. sample: generates
+    text for samples.jsonl, so many tokens; None: no samples.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        state: TrainState,
+        schedule: Schedule,
+        budget: Budget | None,
+        data: Mixture,
+        runtime: Runtime,
+        record: dict[str, Any],
+        sample: Callable[[int], Iterator[str]] | None,
+    ):
+        self.cfg, self.state, self.schedule, self.budget = start.cfg, state, schedule, budget
+        self.data, self.runtime, self.record, self.sample_text = data, runtime, record, sample
+        self.group, self.out_dir, self.resuming = runtime.group, Path(self.cfg.out_dir), start.resuming
+        self.sequences = self.cfg.accumulation * self.cfg.batch_size  # per step
+        self.tokens = self.sequences * self.cfg.block_size
+        self.metrics, self.saver = self._open_writers(start)
+        self.signals, self.requests, self.clock = Signals(), Requests(self.group), Clock()
+        self.saved_at = time.perf_counter()
+        self.unread: int | None = None  # a step whose numbers are on their way from the device
+        self.losses: dict[str, float] = {}  # of the last evaluation
+        self.stopped_by = 0  # the signal that ends the run
+        self.logs = self.evaluates = self.saves = False  # after the step that has just ended
+
+    def _open_writers(self, start: Start) -> tuple[Metrics, Saver]:
+        if self.group.rank:
+            return NullMetrics(), NullSaver()
+        replaces = self.cfg.overwrite and not start.resuming
+        try:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+            checkpoint.clear_unfinished(self.out_dir)
+            if replaces:
+                shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
+            wandb_id, config = start.earlier.get("wandb_id"), self.record["config"]
+            metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id)
+        except OSError as error:
+            raise cannot_write(self.out_dir, error) from None
+        return metrics, Saver(self.out_dir, self.data.tokenizer, self.cfg.keep_last, replaces)
+
+    def __enter__(self) -> "Session":
+        with ExitStack() as stack:
+            for part in (self.metrics, self.saver, self.signals):
+                stack.enter_context(part)
+            if self.resuming:
+                self.replan()
+            self.stack = stack.pop_all()  # closed by __exit__
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, Exception) and self.group.gloo:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            where = f"rank {self.group.rank} of {self.group.size}, step {self.state.step:,}"
+            print(f"{where}: {lines[0]}", file=sys.stderr)
+        self.stack.__exit__(kind, error, traceback)
+
+    @property
+    def out_of_patience(self) -> bool:
+        return self.state.evaluations_since_best >= (self.cfg.patience or math.inf)
+
+    @property
+    def finished(self) -> bool:
+        return self.state.step >= self.schedule.max_iters or self.stopped_by != 0 or self.out_of_patience
+
+    def end_step(self) -> None:
+        """Decide what to do after this step, the same on every rank, and read the numbers that are to be logged."""
+        step = self.state.step
+        self.metrics.advance()
+        if self.unread:  # only now, when the device has the next step to work on
+            self._read(self.unread)
+            self.log({})
+            self.unread = None
+        if self.budget and not self.runtime.runs_ahead:
+            self.budget.mark(step)
+        minutes = (time.perf_counter() - self.saved_at) / 60
+        save = self.signals.save or minutes >= (self.cfg.save_interval_minutes or math.inf)
+        late = self.budget is not None and self.budget.is_late
+        self.stopped_by, save, late = self.requests.agree(self.signals.stop, save, late)  # every step, to obey signals
+        if late and not self.schedule.evaluates(step):
+            self.replan()
+        self.evaluates, self.saves = self.schedule.evaluates(step), bool(self.stopped_by or save)
+        self.logs = self.evaluates or self.saves or step % self.cfg.log_interval == 0 or step == 1
+        if not self.logs:
+            return
+        self.state.guard.send()
+        if self.runtime.runs_ahead and not (self.evaluates or self.saves):
+            self.unread, self.logs = step, False
+            return
+        self._read(step)
+        if self.evaluates or self.saves:
+            self._wait_for_checkpoint()
+            self.best_before = self.state.best_val_loss, self.state.best_step
+        self.read_at = time.perf_counter()
+
+    def _read(self, step: int) -> None:
+        """Wait for the device to finish `step`; report steps that were skipped since the last time."""
+        self.read_step, self.steps = step, self.state.guard.read(step)
+        self.rate = self.clock.rate(step)
+        if self.budget:
+            self.budget.mark(step)
+        for judged in self.steps:
+            if judged.skipped:
+                self.metrics.say(self._record_skipped(judged))
+
+    def _record_skipped(self, judged: Step) -> str:
+        """Write what a skipped step had read into skipped/; returns a line about it."""
+        if self.group.rank:
+            return ""
+        first = (judged.step - 1) * self.sequences
+        inputs, _ = self.data.batch(first, self.sequences)
+        return self.state.guard.record(self.out_dir, judged, first, inputs, self.data.tokenizer)
+
+    def log(self, losses: dict[str, float]) -> None:
+        """Write the line of metrics.jsonl of the step that was read. losses: of an evaluation after it.
+
+        Raises TrainingError if the run cannot continue.
+        """
+        step, newest, guard = self.read_step, self.steps[-1], self.state.guard
+        if losses and self.budget:
+            self.budget.note_evaluation(time.perf_counter() - self.read_at)
+        if reason := guard.diagnose(self.state.model, self.cfg.max_bad_steps, losses.get("val_loss")):
+            raise TrainingError(f"stopped at step {step:,}: {reason}")
+        tokens_per_second = self.rate and self.rate * self.tokens
+        peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
+        flops = self.state.model.config.flops_per_token()["total"]
+        line = {
+            "step": step,
+            "tokens": step * self.tokens,
+            "loss": newest.loss,
+            "val_loss": None,
+            **losses,
+            **{f"epochs/{name}": n for name, n in self.data.epochs(step * self.sequences).items()},
+            "lr": self.schedule.learning_rate_at(step - 1),
+            "grad_norm": newest.grad_norm,
+            "skipped": guard.skipped,
+            "tokens_per_second": tokens_per_second,
+            "mfu": tokens_per_second * flops / peak_flops if tokens_per_second and peak_flops else None,
+            "peak_memory": self.runtime.peak_memory(),
+        }
+        self.metrics.log(line)
+        self.clock.start(step)
+        if losses:
+            self._count_evaluation(losses)
+
+    def _count_evaluation(self, losses: dict[str, float]) -> None:
+        self.losses, self.logged_at = losses, time.perf_counter()
+        self.replan()  # before the checkpoint, which holds the decision
+        self.improved = self.state.note_evaluation(losses["val_loss"])
+        self.saves = self.saves or self.finished or self.improved or self.cfg.always_save_checkpoint
+
+    def save(self) -> None:
+        """Write a checkpoint; in the background, unless the run ends with it."""
+        reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
+        kept = {
+            **self.record,
+            **self.state.progress(),
+            "stopped_by": reason,
+            "wandb_id": self.metrics.wandb_id,
+            "decisions": list(self.schedule.decisions),
+            "budget": self.budget and self.budget.state(),
+        }
+        weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
+        self.saver.begin(self.state.step, weights, optimizer, kept, self.evaluates and self.improved)
+        if self.finished or not self.cfg.async_save:
+            self._wait_for_checkpoint(last=self.finished)
+        self.saved_at, self.signals.save = time.perf_counter(), False
+        self._continue_together()
+
+    def _wait_for_checkpoint(self, last: bool = False) -> None:
+        """Wait for the checkpoint that is being written. One that failed is not the best; training continues unless it
+        is the `last`. Raises TrainingError.
+        """
+        failure = self.group.broadcast(self.saver.wait())
+        if not failure:
+            return
+        self.state.best_val_loss, self.state.best_step = self.best_before
+        if last:
+            raise TrainingError(f"{failure}; the checkpoints before it are unchanged")
+        self.metrics.say(f"{failure}; training continues, and the next save tries again")
+
+    def sample(self) -> None:
+        """Add a sample to samples.jsonl after an evaluation. It is optional: it comes last and cannot fail the run."""
+        began = time.perf_counter()
+        tokens = self.cfg.sample_tokens
+        if self.sample_text and tokens:
+            self.metrics.sample(self.state.step, lambda: "".join(self.sample_text(tokens)))
+        self._continue_together()
+        if self.budget:
+            self.budget.note_saving(time.perf_counter() - self.logged_at)
+            if self.sample_text and tokens:
+                self.budget.note_sample(tokens, time.perf_counter() - began)
+            self.budget.start_stretch(self.state.step)
+
+    def _continue_together(self) -> None:
+        self.group.barrier()  # rank 0 may have written or sampled for a long time
+        self.clock.start(self.state.step)
+
+    def replan(self) -> None:
+        """Decide the run's length again by what steps and evaluations take now; the same on every rank."""
+        step = self.state.step
+        if self.budget is None or step >= self.schedule.max_iters:
+            return
+        before, max_iters = self.schedule.max_iters, self.group.broadcast(self.budget.max_iters(step, self.schedule))
+        if max_iters != before:
+            self.metrics.say(
+                f"step {step:,}: a step takes {1000 * self.budget.step_seconds:,.1f} ms now, so "
+                f"{self.budget.minutes:g} minutes are {max_iters:,} steps, not {before:,}"
+            )
+            self.schedule.decide(step, max_iters)
+            self.metrics.lengthen(max_iters)
+        self.budget.start_stretch(step)
+
+
+class Signals:
+    """What signals ask of a run, while the block lasts.
+
+    The first SIGINT or SIGTERM asks it to save and stop (`stop` is the signal's number). The second has its usual
+    effect, except under torchrun, which forwards a signal that the terminal has sent already, and kills in the end.
+    SIGUSR1, on systems that have it, asks it to save and continue (`save`, which the run resets). Outside the main
+    thread, where Python allows no signal handlers, nothing is asked.
+    """
+
+    stop: int = 0
+    save: bool = False
+
+    def __enter__(self) -> "Signals":
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, self.ask_to_stop)
+            if hasattr(signal, "SIGUSR1"):
+                self.previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self.ask_to_save)
+        return self
+
+    def ask_to_stop(self, number: int, frame: Any) -> None:
+        self.stop = number
+        if distributed.under_torchrun():
+            return
+        for handled in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(handled, self.previous[handled])
+
+    def ask_to_save(self, number: int, frame: Any) -> None:
+        self.save = True
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)

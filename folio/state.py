@@ -1,0 +1,89 @@
+"""What a training step changes, and the schema of state.json, in which a checkpoint holds it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from folio.distributed import full_tensor
+from folio.guard import StepGuard
+from folio.optim import load_state_tensors, state_tensors
+from model import GPT
+
+PROGRESS = {  # how far a run has come; bitwise identical after a resume
+    "step": int,  # steps done
+    "next_sequence": int,  # the whole data state, because sequence i is a function of i
+    "best_val_loss": float | None,
+    "best_step": int,
+    "evaluations_since_best": int,
+    "guard": dict,
+    "grad_scaler": dict,
+}
+DESCRIPTION = {  # what the run is, and what "auto" was resolved to
+    "model": dict,
+    "config": dict,
+    "resolved": dict,
+    "dataset": dict,
+    "versions": dict,
+}
+SCHEMA = {"format_version": int, **PROGRESS, **DESCRIPTION}  # the keys that every state.json has, and their types
+
+
+@dataclass
+class TrainState:
+    """Everything that a training step changes, and the best evaluation so far."""
+
+    model: GPT
+    net: nn.Module  # the model behind DistributedDataParallel, or the model itself
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # scales the loss in float16
+    guard: StepGuard
+    step: int = 0
+    next_sequence: int = 0
+    best_val_loss: float = math.inf
+    best_step: int = 0
+    evaluations_since_best: int = 0
+
+    def progress(self) -> dict[str, Any]:
+        """The values of PROGRESS; tensors are saved separately."""
+        return {
+            "step": self.step,
+            "next_sequence": self.next_sequence,
+            "best_val_loss": self.best_val_loss if self.best_step else None,
+            "best_step": self.best_step,
+            "evaluations_since_best": self.evaluations_since_best,
+            "guard": self.guard.state(),
+            "grad_scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, progress: dict[str, Any], optimizer: dict[str, Tensor]) -> None:
+        """Continue from a checkpoint. Weights and the guard's state are given when they are built."""
+        load_state_tensors(self.model, self.optimizer, optimizer)
+        self.scaler.load_state_dict(progress["grad_scaler"])
+        self.step, self.next_sequence = progress["step"], progress["next_sequence"]
+        self.best_step = progress["best_step"]
+        self.best_val_loss = progress["best_val_loss"] if self.best_step else math.inf
+        self.evaluations_since_best = progress["evaluations_since_best"]
+
+    def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and optimizer state by name, on the CPU. Sharded tensors are gathered, so every rank calls this;
+        only ranks that `keep` the result hold it. copy: later steps do not change it.
+        """
+
+        def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            full_tensors = ((name, full_tensor(tensor.detach())) for name, tensor in tensors.items())
+            return {name: tensor.to("cpu", copy=copy) for name, tensor in full_tensors if keep}
+
+        weights = gathered(dict(self.model.named_parameters()))
+        return weights, gathered(state_tensors(self.model, self.optimizer))
+
+    def note_evaluation(self, val_loss: float) -> bool:
+        """Count an evaluation. Returns whether it is the best so far."""
+        improved = val_loss < self.best_val_loss
+        if improved:
+            self.best_val_loss, self.best_step, self.evaluations_since_best = val_loss, self.step, 0
+        else:
+            self.evaluations_since_best += 1
+        return improved
