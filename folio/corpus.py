@@ -36,7 +36,8 @@ BLOCK_BYTES = 1 << 20  # approximate size of a block
 LARGE_DOCUMENT = 1 << 23  # a document between separators of more bytes comes in parts
 LONGEST_WORD = 1 << 24  # bytes to search for a safe cut, before a text is cut between any two characters
 LONGEST_RECORD = 1 << 28  # largest JSON line or CSV row, in bytes, because it must fit in memory
-FORMATS = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+Format = Literal["text", "jsonl", "csv", "parquet"]
+FORMATS: dict[str, Format] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 COMPRESSION_RATIO = 4  # a guess, used before a compressed file has been read
 
@@ -57,7 +58,7 @@ class Source:
     """A file of the corpus."""
 
     path: Path
-    format: Literal["text", "jsonl", "csv", "parquet"]
+    format: Format
     name: str  # the path as the user gave it, for messages
 
     @property
@@ -103,7 +104,7 @@ class Source:
         return [self.name, stat.st_size, stat.st_mtime_ns]
 
 
-def find_sources(inputs: Sequence[str], format: str | None = None) -> list[Source]:
+def find_sources(inputs: Sequence[str], format: Format | None = None) -> list[Source]:
     """The files that the inputs name: files, patterns, or folders, of which all text files are taken. Each file comes
     once, in the order of the inputs and then of the names.
 
@@ -117,7 +118,7 @@ def find_sources(inputs: Sequence[str], format: str | None = None) -> list[Sourc
     return list(sources.values())
 
 
-def _find_files(name: str, format: str | None) -> list[Path]:
+def _find_files(name: str, format: Format | None) -> list[Path]:
     """The files that one input names. Raises CorpusError if there are none."""
     path = Path(os.path.expanduser(name))
     if os.path.isdir(path):  # os.path's functions return False if the name is too long, Path's methods raise OSError
@@ -149,7 +150,7 @@ def _files_under(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def format_of(path: Path) -> str | None:
+def format_of(path: Path) -> Format | None:
     """The format of a file, by its suffix, or None."""
     suffixes = path.suffixes
     if suffixes and suffixes[-1].lower() in COMPRESSIONS:

@@ -18,21 +18,22 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
 from tqdm import tqdm
 
 from folio import UserError
 from folio import tokenizer as tokenizers
 from folio.blocks import CorpusError, EncodedBlock, characters_of, encode, texts_of
-from folio.configurator import Settings
+from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
 from folio.dataset_builder import DatasetBuilder, SplitRule, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
 from folio.find_data import data_root
 from folio.shards import token_dtype, write_meta
-from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, OnUnknown, Tokenizer
 from folio.workers import cores, map_in_order
 
 SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer than it saves
@@ -41,6 +42,9 @@ MOST_TOKENS = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 toke
 LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
 PROGRESS_VERSION = 2  # of progress.json, and of how a corpus is divided into blocks
 
+Fraction = Annotated[float, Gt(0), Lt(1)]
+VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
+
 
 @dataclass(frozen=True)
 class PrepareConfig(Settings):
@@ -48,40 +52,26 @@ class PrepareConfig(Settings):
     name: str | None = None  # folder under data_dir; None: the name of the script or of the input
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
     overwrite: bool = False  # True: replace another data set with this name
-    val_fraction: float | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
+    val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
     dedup: bool = False  # True: leave out repeated documents
-    shard_tokens: int = 100_000_000  # largest number of tokens per shard
+    shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # largest number of tokens per shard
     # --- the tokenizer ---
     tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
-    vocab_size: int = 8192  # number of tokens of a bpe
-    on_unknown: Literal["error", "skip", "replace"] = (
-        "error"  # unknown characters of a char tokenizer; replace: by U+FFFD
-    )
+    vocab_size: VocabSize = 8192  # number of tokens of a bpe; at least the 256 bytes, one merge, and end-of-text
+    on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace by U+FFFD
     # --- the machine ---
-    num_workers: int | None = None  # processes that tokenize; None: one per core, none for a small text; 0: none
+    num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
 
     def problems(self) -> list[tuple[str, str]]:
-        """(setting, what is wrong with it and how to fix it) for everything that cannot work."""
-        problems = []
-        if self.val_fraction is not None and not 0 < self.val_fraction < 1:
-            problems.append(("val_fraction", "it must be above 0 and below 1, such as 0.1"))
-        if self.shard_tokens < 2:
-            problems.append(("shard_tokens", "it must be at least 2"))
-        if self.vocab_size < 258:
-            rule = "it must be at least 258: the 256 bytes, one merge, and the end-of-text token"
-            problems.append(("vocab_size", rule))
-        if self.vocab_size > MOST_TOKENS:
-            problems.append(("vocab_size", f"it must be at most {MOST_TOKENS:,}"))
-        if self.num_workers is not None and self.num_workers < 0:
-            problems.append(("num_workers", "it must not be negative"))
-        if self.name is not None and (not self.name or self.name != name_from(self.name)):
-            rule = (
-                f"--dataset must be able to name it: use 1 to {LONGEST_NAME} bytes without slashes, commas, colons, "
-                f"control characters, a dot at the start or white space at the ends"
-            )
-            nearest = name_from(self.name)
-            problems.append(("name", f"{rule}; for example {nearest!r}" if nearest else rule))
-        return problems
+        """A name that --dataset cannot use."""
+        if self.name is None or (self.name and self.name == name_from(self.name)):
+            return []
+        rule = (
+            f"--dataset must be able to name it: use 1 to {LONGEST_NAME} bytes without slashes, commas, colons, "
+            f"control characters, a dot at the start or white space at the ends"
+        )
+        nearest = name_from(self.name)
+        return [("name", f"{rule}; for example {nearest!r}" if nearest else rule)]
 
 
 def name_from(text: str) -> str:

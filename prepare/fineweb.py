@@ -17,11 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
+from folio.configurator import PositiveInt  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.fetch import hub_files, hub_parquet  # noqa: E402
 from folio.files import replace_folder  # noqa: E402
 from folio.find_data import data_root  # noqa: E402
-from folio.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 
 REPOSITORY, SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
@@ -33,18 +34,11 @@ class FineWebConfig(PrepareConfig):
     name: str = "fineweb"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: int | None = None  # number of documents to use, from the first one; None: all
+    limit: PositiveInt | None = None  # number of documents to use, from the first one; None: all
     ready: bool = False  # True: download shards that are already tokenized
-    shards: int | None = None  # training shards to download with --ready=True; None: all
+    shards: PositiveInt | None = None  # training shards to download with --ready=True; None: all
     tokenizer: str = "gpt2"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
-    val_fraction: float | None = 0.001  # share of the documents for validation
-
-    def problems(self) -> list[tuple[str, str]]:
-        problems = super().problems()
-        for name in ("limit", "shards"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                problems.append((name, "it must be at least 1, or None"))
-        return problems
+    val_fraction: Fraction | None = 0.001  # share of the documents for validation
 
 
 def main(cfg: FineWebConfig) -> None:

@@ -12,8 +12,10 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -23,7 +25,7 @@ from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.dataset_builder import split_by_number  # noqa: E402
 from folio.fetch import hub_parquet  # noqa: E402
 from folio.files import read_json  # noqa: E402
-from folio.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 
 REPOSITORY = "Skylion007/openwebtext"
 REVISION = "refs/convert/parquet"  # the hub's conversion, so that the script in the repository is not run
@@ -37,17 +39,9 @@ class OpenWebTextConfig(PrepareConfig):
     name: str = "openwebtext"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: int | None = None  # number of documents to use, from the first one; None: all
+    limit: Annotated[int, Ge(2)] | None = None  # number of documents to use, from the first one; None: all
     tokenizer: str = "gpt2"  # as in nanoGPT, whose totals are for this tokenizer
-    val_fraction: float | None = 0.0005  # share for validation, as in train_test_split(test_size=0.0005, seed=2357)
-
-    def problems(self) -> list[tuple[str, str]]:
-        problems = super().problems()
-        if self.limit is not None and self.limit < 2:
-            problems.append(("limit", "it must be at least 2, or None"))
-        if self.val_fraction is None:
-            problems.append(("val_fraction", "it must be a number, such as 0.0005"))
-        return problems
+    val_fraction: Fraction = 0.0005  # share for validation, as in train_test_split(test_size=0.0005, seed=2357)
 
 
 def validation_rows(rows: int, test_size: float) -> np.ndarray:

@@ -15,14 +15,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
-from folio.corpus import Corpus, find_sources  # noqa: E402
+from folio.corpus import Corpus, Format, find_sources  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
@@ -32,9 +31,7 @@ class TextConfig(PrepareConfig):
     inputs: tuple[str, ...] = ()  # files, folders, patterns, or - for standard input
     field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
     split_on: str | None = None  # separator of documents in text files; \n is a line break; None: one per file
-    format: Literal["text", "jsonl", "csv", "parquet"] | None = (
-        None  # format of all files; None: by their suffix, otherwise text
-    )
+    format: Format | None = None  # format of all files; None: by their suffix, otherwise text
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
@@ -66,7 +63,7 @@ def main(cfg: TextConfig) -> None:
         prepare(cfg, corpus, cfg.name or default_name(cfg.common_name))
 
 
-def save_stdin(folder: Path, format: str | None) -> Path:
+def save_stdin(folder: Path, format: Format | None) -> Path:
     """Save standard input as a file, because a corpus is read more than once. Raises UserError if it does not fit."""
     suffix = "txt" if format in (None, "text") else format
     path = folder / f"standard-input.{suffix}"

@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tiny_tokenizers import bpe
 from folio import UserError, corpus, dataset_builder, tokenizer
 from folio import prepare as prepare_module
 from folio.blocks import document_hash
+from folio.configurator import ConfigError, check
 from folio.corpus import Corpus, find_sources
 from folio.dataset_builder import DatasetBuilder, KeySet, split_by_number
 from folio.files import read_json, write_json
@@ -596,7 +598,11 @@ def test_an_unwritable_data_dir_is_reported(lines, tmp_path):
     ],
 )
 def test_invalid_settings_are_reported(settings):
-    assert [name for name, _ in PrepareConfig(**settings).problems()] == list(settings)
+    ((name, value),) = settings.items()
+    with pytest.raises(ConfigError) as error:
+        check(PrepareConfig(**settings))
+    line = rf"default: {name}={re.escape(str(value))}: (it must be|--dataset must be able to name it).*"
+    assert re.fullmatch(line, str(error.value))
 
 
 def test_name_from_returns_names_that_work_in_a_mixture(seed):
@@ -605,7 +611,7 @@ def test_name_from_returns_names_that_work_in_a_mixture(seed):
         name = name_from("".join(rng.choices("ab. ,:/\n\u3000\udce9é🎉" + "x" * 5, k=rng.randrange(150))))
         assert name == name_from(name) and len(name.encode()) <= 200
         if name:
-            assert PrepareConfig(name=name).problems() == []
+            check(PrepareConfig(name=name))
             assert parse_mixture(f"{name}:0.5,b") == [(name, 0.5), ("b", 1.0)] and parse_mixture(name) == [(name, 1.0)]
     for name in ("my novel", "None", "a.b", "größer", "日本", "a-b_c (2)"):  # these stay as they are
         assert name_from(name) == name
