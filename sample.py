@@ -21,13 +21,14 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from folio import UserError, configurator, convert
+from folio.blocks import CorpusError
 from folio.checkpoint import Checkpoint
 from folio.configurator import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings, line_breaks
-from folio.corpus import Corpus, CorpusError, find_sources
+from folio.corpus import Corpus, find_sources
 from folio.generate import Sampling, Step, TextStream, default_prompt, generate
 from folio.kernels import pack
 from folio.runtime import Runtime, resolve_runtime
-from folio.tokenizer import EOT_TEXT, CharTokenizer
+from folio.tokenizer import EOT_TEXT
 
 SMALL = 4_000_000  # parameters; below, decoding is limited by calls rather than memory, and "auto" is float32
 
@@ -87,8 +88,7 @@ class Sampler:
 
     def __init__(self, cfg: SampleConfig, loaded: Checkpoint, runtime: Runtime):
         self.cfg, self.runtime, self.tokenizer = cfg, runtime, loaded.tokenizer
-        if isinstance(self.tokenizer, CharTokenizer):
-            self.tokenizer.on_unknown = cfg.on_unknown
+        self.tokenizer.on_unknown = cfg.on_unknown
         self.model = loaded.build().to(runtime.device, runtime.dtype)  # cast once instead of at each step
         if runtime.device.type == "cpu":
             torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row
