@@ -30,8 +30,8 @@ COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
 
 # Types with rules, for the fields of settings.
-PositiveInt = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
+PositiveInt = Annotated[int, Ge(1), Lt(2**63)]
+NonNegativeInt = Annotated[int, Ge(0), Lt(2**63)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
@@ -139,15 +139,11 @@ def broken_rule(value: Any, hint: Any) -> str | None:
     """What `value` breaks of the rules in its type, or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a finite number"
-    if type(value) is int and value >= 2**63:
-        return "it must be less than 2**63"
     options = _options(hint)
     rules = [rule for option in options if get_origin(option) is Annotated for rule in option.__metadata__]
-    if value is None or all(_obeys(value, rule) for rule in rules):
-        return None
+    broken = [_describe_rule(rule) for rule in rules if value is not None and not _obeys(value, rule)]
     or_none = ", or None" if type(None) in options else ""
-    bounds = [_describe_bound(rule) for rule in rules if not isinstance(rule, MinLen)]
-    return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
+    return f"it must {' and '.join(broken)}{or_none}" if broken else None
 
 
 Rule = Ge | Gt | Le | Lt | MinLen
@@ -168,16 +164,18 @@ def _obeys(value: Any, rule: Rule) -> bool:
     raise TypeError(rule)
 
 
-def _describe_bound(rule: Rule) -> str:
+def _describe_rule(rule: Rule) -> str:
     match rule:
         case Ge(bound):
-            return f"at least {bound}"
+            return f"be at least {bound:g}"
         case Gt(bound):
-            return f"above {bound}"
+            return f"be above {bound:g}"
         case Le(bound):
-            return f"at most {bound}"
+            return f"be at most {bound:g}"
         case Lt(bound):
-            return f"less than {bound}"
+            return "be less than 2**63" if bound == 2**63 else f"be less than {bound:g}"
+        case MinLen(1):
+            return "not be empty"
     raise TypeError(rule)
 
 

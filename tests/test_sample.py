@@ -249,8 +249,8 @@ def typed(out_dir: str, *arguments: str) -> str:
         ("--prompts=empty.jsonl", r"prompts=empty\.jsonl: the file is empty; write \{"),
         ("--prompts=bad.jsonl", r"bad\.jsonl:2: this line is not JSON"),
         ("--prompts=null.jsonl", r'null\.jsonl:1: it has no text "prompt"; write \{"prompt": "TEXT"\}'),
-        ("--prompts=number.jsonl", r'number\.jsonl:1: it has no "prompt" that is text'),
-        ("--prompts=other.jsonl", r'other\.jsonl:1: it has no "prompt" that is text'),
+        ("--prompts=number.jsonl", r'number\.jsonl:1: it has no text "prompt"'),
+        ("--prompts=other.jsonl", r'other\.jsonl:1: it has no text "prompt"'),
         (
             "--prompts=unknown.jsonl",
             r"prompts=unknown\.jsonl: in prompt 2, the character 'Ω' \(U\+03A9\) at position 2",
@@ -258,7 +258,7 @@ def typed(out_dir: str, *arguments: str) -> str:
         ("--prompts=binary", r"binary:1: this line is not UTF-8 at byte 1"),
         ("--temperature=1e-300", r"temperature=1e-300: it must be from 1e-6 to 1e6, or 0"),
         ("--temperature=1e300", r"it must be from 1e-6 to 1e6, or 0"),
-        ("--repetition_penalty=1e-200", r"it must be from 1e-6 to 1e6; 1 turns it off"),
+        ("--repetition_penalty=1e-200", r"it must be at least 1e-06"),
         ("--stop=", r"stop=: it must not be empty"),
     ],
 )

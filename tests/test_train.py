@@ -283,7 +283,7 @@ def test_finetuning_takes_the_weights_and_their_shape(tiny, tmp_path, capsys):
         train(tiny(**{**new, "init_from": "gone"}))
     train(tiny(**new, block_size=16, overwrite=True))
     assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
-    assert "block_size 16: of the 32 trained positions the first are kept" in capsys.readouterr().out
+    assert "block_size 16: the first 16 of the 32 trained positions are used" in capsys.readouterr().out
 
 
 def test_another_tokenizer_is_refused(tiny, tmp_path):
@@ -435,7 +435,7 @@ def test_what_changes_in_a_run_is_told_and_recorded(tiny, capsys):
         "exact": True,
     }
     assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
-    with pytest.raises(UserError, match="batch_size \\* gradient_accumulation_steps: 4 then, 8 now"):
+    with pytest.raises(UserError, match="batch_size \\* gradient_accumulation_steps: 4 before, 8 now"):
         train(tiny(init_from="resume", batch_size=8))
 
 

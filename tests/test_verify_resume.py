@@ -24,7 +24,7 @@ def test_killed_and_continued_it_is_the_same_run(tiny, tmp_path, capsys):
 
 
 def test_a_run_too_short_for_its_kills_says_so(tiny, tmp_path):
-    with pytest.raises(UserError, match=r"the run was over after .* kills; give it more --max_iters"):
+    with pytest.raises(UserError, match=r"the run ended after .* kills; use more --max_iters"):
         main(
             VerifyConfig(
                 **asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=0, work_dir=str(tmp_path)
