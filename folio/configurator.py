@@ -30,8 +30,9 @@ COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
 
 # Types with rules, for the fields of settings.
-PositiveInt = Annotated[int, Ge(1), Lt(2**63)]
-NonNegativeInt = Annotated[int, Ge(0), Lt(2**63)]
+INT64 = Lt(2**63)
+PositiveInt = Annotated[int, Ge(1), INT64]
+NonNegativeInt = Annotated[int, Ge(0), INT64]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
@@ -141,9 +142,13 @@ def broken_rule(value: Any, hint: Any) -> str | None:
         return "it must be a finite number"
     options = _options(hint)
     rules = [rule for option in options if get_origin(option) is Annotated for rule in option.__metadata__]
-    broken = [_describe_rule(rule) for rule in rules if value is not None and not _obeys(value, rule)]
+    if value is None or all(_obeys(value, rule) for rule in rules):
+        return None
+    if INT64 in rules and value >= INT64.lt:
+        return "it must be less than 2**63"
+    bounds = [_describe_bound(rule) for rule in rules if rule != INT64 and not isinstance(rule, MinLen)]
     or_none = ", or None" if type(None) in options else ""
-    return f"it must {' and '.join(broken)}{or_none}" if broken else None
+    return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
 
 
 Rule = Ge | Gt | Le | Lt | MinLen
@@ -164,18 +169,16 @@ def _obeys(value: Any, rule: Rule) -> bool:
     raise TypeError(rule)
 
 
-def _describe_rule(rule: Rule) -> str:
+def _describe_bound(rule: Rule) -> str:
     match rule:
         case Ge(bound):
-            return f"be at least {bound:g}"
+            return f"at least {bound}"
         case Gt(bound):
-            return f"be above {bound:g}"
+            return f"above {bound}"
         case Le(bound):
-            return f"be at most {bound:g}"
+            return f"at most {bound}"
         case Lt(bound):
-            return "be less than 2**63" if bound == 2**63 else f"be less than {bound:g}"
-        case MinLen(1):
-            return "not be empty"
+            return f"less than {bound}"
     raise TypeError(rule)
 
 

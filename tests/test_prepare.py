@@ -207,7 +207,10 @@ def test_a_split_needs_at_least_two_tokens(tmp_path):
 
 @pytest.mark.parametrize("dedup", [False, True])
 def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, seed):
-    """The corpus is read twice, because a split is empty; either pass may be interrupted at any block."""
+    """The corpus is read twice, because a split is empty; either pass may be interrupted at any block.
+
+    The validation split is one text, twice if it is one of those that occur twice.
+    """
     rng = random.Random(seed)
     texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
     documents = write_documents(tmp_path / "texts", texts + texts[:2])
@@ -224,7 +227,7 @@ def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, see
     stop_after = None
     straight = prepare(config(tmp_path, **settings), documents, "straight")
     total = len(bounds)
-    assert len(read_back(straight, "val")) == 1 and bounds[0] is None and bounds[-1] is not None
+    assert len(set(read_back(straight, "val"))) == 1 and bounds[0] is None and bounds[-1] is not None
     resumed = 0
     for block_number in range(1, total, 2):
         bounds, stop_after = [], block_number
