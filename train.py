@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -193,7 +192,7 @@ def train(given: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
     began = time.perf_counter()
     configurator.check(given)
-    with nullcontext() if given.eval_only else reserve(Path(given.out_dir)):
+    with reserve(Path(given.out_dir), given.eval_only):
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
         start = starting_point(given)
         cfg = start.cfg

@@ -208,7 +208,7 @@ class Session:
     def save(self) -> None:
         """Write a checkpoint; in the background, unless the run ends with it."""
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
-        kept = {
+        state = {
             **self.record,
             **self.state.progress(),
             "stopped_by": reason,
@@ -217,7 +217,7 @@ class Session:
             "budget": self.budget and self.budget.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
-        self.saver.begin(self.state.step, weights, optimizer, kept, self.should_evaluate and self.improved)
+        self.saver.begin(self.state.step, weights, optimizer, state, self.should_evaluate and self.improved)
         if self.finished or not self.cfg.async_save:
             self._wait_for_checkpoint(last=self.finished)
         self.saved_at, self.signals.save = time.perf_counter(), False

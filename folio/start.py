@@ -38,8 +38,14 @@ UNRECORDED = {"out_dir", "data_dir", "dataset", "init_from", "overwrite", "print
 
 
 @contextmanager
-def reserve(out_dir: Path) -> Iterator[None]:
-    """Hold out_dir for this run while the block lasts. A folder that it leaves empty is removed. Raises UserError."""
+def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
+    """Lock out_dir for this run while the block lasts; not for one that writes nothing. Raises UserError.
+
+    A folder that the run leaves empty is removed.
+    """
+    if eval_only:
+        yield
+        return
     existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
     timeout = 60.0 if distributed.under_torchrun() else 0.0  # the lock of a lost node may outlive it
