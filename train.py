@@ -42,7 +42,7 @@ from folio.generate import Sampling, default_prompt, generate, stream_text
 from folio.guard import StepGuard
 from folio.kernels import adapt, compile_loss, describe_attention
 from folio.loader import BatchLoader, resident_bytes
-from folio.optim import make_optimizer, muon_momentum_at
+from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
 from folio.randomness import derive_seed
 from folio.runtime import Length, Runtime, resolve_runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
@@ -51,7 +51,7 @@ from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
 from folio.tokenizer import Tokenizer
 from folio.windows import Mixture, ValidationWindows
-from model import GPT, GPTConfig
+from model import ACTIVATIONS, GPT, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
 
@@ -76,7 +76,9 @@ class TrainConfig(Settings):
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
-    activation: Literal["gelu_new", "gelu"] = "gelu_new"  # GPT-2's approximation; exact GELU, as in nanoGPT
+    activation: Literal[tuple(ACTIVATIONS)] = (
+        "gelu_new"  # GPT-2's approximation; gelu: the exact function, as in nanoGPT
+    )
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout
     attn_pdrop: Probability | None = None  # dropout on attention weights; None: same as dropout
@@ -84,10 +86,10 @@ class TrainConfig(Settings):
     # --- optimizer ---
     max_iters: PositiveInt = 600_000  # optimizer steps in all
     minutes: PositiveFloat | None = None  # time for the whole run; sets max_iters to what this machine does in it
-    optimizer: Literal["adamw", "muon"] = "adamw"  # "muon": Muon for the blocks' matrices, AdamW for the rest
+    optimizer: Literal[OPTIMIZERS] = "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
     learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak
     muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak; it follows the same schedule
-    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # from learning_rate down to min_lr
+    lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd, constant; from learning_rate down to min_lr
     decay_lr: bool = True  # False: a constant rate without warmup, whatever lr_schedule says
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
@@ -100,8 +102,7 @@ class TrainConfig(Settings):
     max_bad_steps: PositiveInt = 10  # stop after this many skipped steps in a row (not finite, or spikes)
     skip_spikes: PositiveFloat | None = None  # skip steps whose loss or norm is this many deviations high; None: off
     # --- evaluation, checkpoints, logs ---
-    eval_interval: PositiveInt | None = None  # steps between evaluations, each with a checkpoint; the last step always
-    #                                           has both; None: 2,000, or a tenth of a shorter run
+    eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
     eval_iters: PositiveInt | None = None  # validation batches, the same ones each time; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
     save_interval_minutes: PositiveFloat | None = 30.0  # also save when this time has passed; None: off

@@ -80,7 +80,7 @@ def training_memory(
     if shards > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # gathered: all but the blocks, one block, the next block
     else:
-        cast = s * (N - sizes["transformer.wpe.weight"]) if s == 2 else 0
+        cast = s * (N - sizes.get("transformer.wpe.weight", 0)) if s == 2 else 0
     same_shape = Counter(muon_shapes)  # matrices that Muon updates together
     update = (12 + 5 * s) * max((n * math.prod(shape) for shape, n in same_shape.items()), default=0)
     sharded = [4 * n // shards for n in (N, N, 2 * N - muon_parameters)]

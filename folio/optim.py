@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from folio.distributed import ALONE, Group, distribute_like, gather_like, to_local
 
+OPTIMIZERS = ("adamw", "muon")
+LR_SCHEDULES = ("cosine", "linear", "wsd", "constant")
+
 
 def make_optimizer(
     model: nn.Module,

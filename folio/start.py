@@ -187,7 +187,8 @@ def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, 
     any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
-    shape = {name: saved.state["model"][name] for name in SHAPE}
+    trained_with = asdict(GPTConfig(**saved.state["model"]))  # an older checkpoint may lack newer settings
+    shape = {name: trained_with[name] for name in SHAPE}
     refused, ignored = [], []
     for name, trained in shape.items():
         asked, origin = getattr(cfg, name), cfg.origins.get(name)
