@@ -63,28 +63,35 @@ class GPTConfig:
 
 
 class Attention:
-    """Causal attention over the sequence itself, and the seam for other ways to compute it.
+    """Causal attention over the sequence itself, and the seam for other ways to compute attention.
 
-    Each layer calls attend(layer, q, k, v, positions). A subclass can use another kernel (folio/kernels.py) or attend
-    to cached keys and values as well (folio/kv_cache.py).
+    Each layer calls attend(layer, q, k, v, mask). A subclass may use other kernels (folio/kernels.py) or keep the keys
+    and values of earlier tokens (folio/kv_cache.py).
     """
 
-    def positions(self, idx: Tensor) -> Tensor:
-        """The positions of the new tokens `idx` (B, T) in their sequences: (T,), or (B, 1) if the rows differ."""
-        return torch.arange(idx.shape[1], device=idx.device)
+    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        """The positions of the tokens `idx` (B, T), and those of the S keys that they may attend to.
 
-    def __call__(self, layer: "CausalSelfAttention", q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(D) + causal mask) v. q, k, v: (B, H, T, D). Returns (B, H, T, D)."""
+        Called once per forward pass. Returns (T,), or (B, 1) if the rows differ, and (S,).
+        """
+        positions = torch.arange(idx.shape[1], device=idx.device)
+        return positions, positions
+
+    def __call__(self, layer: "CausalSelfAttention", q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q k^T / sqrt(D) + mask) v. q, k, v: (B, H, T, D). mask: of attention_mask. Returns (B, H, T, D)."""
         dropout_p = layer.attn_dropout.p if layer.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None)
 
 
-def causal_mask(query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """True where a query may attend to a key: at its own position and before it.
+def attention_mask(query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
+    """Which keys each query attends to: those at its own position and before it.
 
-    query_positions: (T,) or (B, 1). key_positions: (S,). Returns (1, T, S) or (B, 1, 1, S).
+    query_positions: (T,) or (B, 1). key_positions: (S,). Returns what scaled_dot_product_attention takes as a mask,
+    bool (B, 1, 1, S); None is the usual causal mask, for queries that are the last T of the keys in every row.
     """
-    return key_positions <= query_positions[..., None, :, None]
+    if query_positions.dim() == 1:
+        return None
+    return key_positions <= query_positions[:, None, :, None]
 
 
 class CausalSelfAttention(nn.Module):
@@ -98,11 +105,11 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.pdrop("resid"))
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, attend: Attention) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
-        y = attend(self, q, k, v, positions)  # (B, H, T, D)
+        y = attend(self, q, k, v, mask)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.c_proj(y))
 
@@ -132,8 +139,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        x = x + self.attn(self.ln_1(x), positions, attend)
+    def forward(self, x: Tensor, mask: Tensor | None, attend: Attention) -> Tensor:
+        x = x + self.attn(self.ln_1(x), mask, attend)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -209,11 +216,12 @@ class GPT(nn.Module):
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={self.config.block_size}")
         attend = attend or self.attend
-        positions = attend.positions(idx)  # (T,), or (B, 1) if the rows differ
+        positions, key_positions = attend.positions(idx)  # (T,), or (B, 1) if the rows differ; (S,)
+        mask = attention_mask(positions, key_positions)
         x = self.transformer.wte(idx) + self.transformer.wpe(positions)  # (B, T, C)
         x = self.transformer.drop(x)
         for block in self.transformer.h:
-            x = block(x, positions, attend)
+            x = block(x, mask, attend)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None

@@ -21,16 +21,18 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from folio import UserError, configurator, convert
+from folio.blocks import CorpusError
 from folio.checkpoint import Checkpoint
-from folio.configurator import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings, line_breaks
-from folio.corpus import Corpus, CorpusError, find_sources
+from folio.configurator import NonNegativeFloat, NonNegativeInt, Settings, line_breaks
+from folio.corpus import Corpus, find_sources
 from folio.generate import Sampling, Step, TextStream, default_prompt, generate
 from folio.kernels import pack
 from folio.runtime import Runtime, resolve_runtime
-from folio.tokenizer import EOT_TEXT, CharTokenizer
+from folio.tokenizer import EOT_TEXT
 
 SMALL = 4_000_000  # parameters; below, decoding is limited by calls rather than memory, and "auto" is float32
 
+Count = Annotated[int, Ge(1)]  # however large
 Share = Annotated[float, Gt(0), Le(1)]
 
 
@@ -44,22 +46,22 @@ class SampleConfig(Settings):
     start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, "-" standard input
     prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; prints JSON lines, too
     interactive: bool = False  # True: ask for prompts; Ctrl-C ends a text, Ctrl-D the program
-    num_samples: PositiveInt = 1  # texts to generate for each prompt
-    max_new_tokens: PositiveInt | None = 500  # maximum per text, after its prompt; None: until its context is full
+    num_samples: Count = 1  # texts to generate for each prompt
+    max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
     stop: str | None = None  # text at which a sample ends, not printed; \n is a line break
     stream: bool = True  # print tokens as they are generated; False: each text when it is complete
-    logprobs: NonNegativeInt | None = None  # print each token with its log-probability and so many alternatives
+    logprobs: Annotated[int, Ge(0)] | None = None  # print each token with its log-probability and so many alternatives
     on_unknown: Literal["error", "skip", "replace"] = "error"  # characters of a prompt that the tokenizer lacks
     # --- sampling ---
     temperature: NonNegativeFloat = 0.8  # below 1: more deterministic, above 1: more random; 0: the most likely token
-    top_k: PositiveInt | None = 200  # sample from the k most likely tokens; None: off
+    top_k: Count | None = 200  # sample from the k most likely tokens; None: off
     top_p: Share | None = None  # sample from the most likely tokens that together have this probability; None: off
     min_p: Share | None = None  # sample from tokens at least this probable relative to the most likely one; None: off
     repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0  # above 1: tokens that occurred are less likely
     seed: NonNegativeInt = 1337  # of the random numbers; sample k is the same however many are generated
     # --- machine ---
-    context_stride: PositiveInt | None = None  # tokens to drop when the context is full; 1: one by one; None: half
-    batch_size: PositiveInt = 32  # texts generated at a time; fewer if memory holds fewer
+    context_stride: Count | None = None  # tokens to drop when the context is full; 1: one by one; None: half
+    batch_size: Count = 32  # texts generated at a time; fewer if memory holds fewer
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # of the weights; auto: what is fast here
     compile: bool = False  # nanoGPT's setting; decoding is not compiled
@@ -87,8 +89,7 @@ class Sampler:
 
     def __init__(self, cfg: SampleConfig, loaded: Checkpoint, runtime: Runtime):
         self.cfg, self.runtime, self.tokenizer = cfg, runtime, loaded.tokenizer
-        if isinstance(self.tokenizer, CharTokenizer):
-            self.tokenizer.on_unknown = cfg.on_unknown
+        self.tokenizer.on_unknown = cfg.on_unknown
         self.model = loaded.build().to(runtime.device, runtime.dtype)  # cast once instead of at each step
         if runtime.device.type == "cpu":
             torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row

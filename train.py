@@ -11,14 +11,13 @@ Dimensions: B batch (batch_size sequences), T time (block_size tokens).
 
 import math
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from signal import Signals
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -43,7 +42,7 @@ from folio.generate import Sampling, default_prompt, generate, stream_text
 from folio.guard import StepGuard
 from folio.kernels import adapt, compile_loss, describe_attention
 from folio.loader import BatchLoader, resident_bytes
-from folio.optim import make_optimizer, muon_momentum_at
+from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
 from folio.randomness import derive_seed
 from folio.runtime import Length, Runtime, resolve_runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
@@ -52,7 +51,7 @@ from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
 from folio.tokenizer import Tokenizer
 from folio.windows import Mixture, ValidationWindows
-from model import GPT, GPTConfig
+from model import ACTIVATIONS, GPT, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
 
@@ -77,7 +76,9 @@ class TrainConfig(Settings):
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
-    activation: Literal["gelu_new", "gelu"] = "gelu_new"  # GPT-2's approximation; exact GELU, as in nanoGPT
+    activation: Literal[tuple(ACTIVATIONS)] = (
+        "gelu_new"  # GPT-2's approximation; gelu: the exact function, as in nanoGPT
+    )
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout
     attn_pdrop: Probability | None = None  # dropout on attention weights; None: same as dropout
@@ -85,10 +86,10 @@ class TrainConfig(Settings):
     # --- optimizer ---
     max_iters: PositiveInt = 600_000  # optimizer steps in all
     minutes: PositiveFloat | None = None  # time for the whole run; sets max_iters to what this machine does in it
-    optimizer: Literal["adamw", "muon"] = "adamw"  # "muon": Muon for the blocks' matrices, AdamW for the rest
-    learning_rate: NonNegativeFloat = 6e-4  # AdamW's maximum
-    muon_learning_rate: NonNegativeFloat = 0.02  # Muon's maximum; it follows the same schedule
-    lr_schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # from learning_rate down to min_lr
+    optimizer: Literal[OPTIMIZERS] = "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
+    learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak
+    muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak; it follows the same schedule
+    lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd, constant; from learning_rate down to min_lr
     decay_lr: bool = True  # False: a constant rate without warmup, whatever lr_schedule says
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
@@ -101,8 +102,7 @@ class TrainConfig(Settings):
     max_bad_steps: PositiveInt = 10  # stop after this many skipped steps in a row (not finite, or spikes)
     skip_spikes: PositiveFloat | None = None  # skip steps whose loss or norm is this many deviations high; None: off
     # --- evaluation, checkpoints, logs ---
-    eval_interval: PositiveInt | None = None  # steps between evaluations, each with a checkpoint; the last step always
-    #                                           has both; None: 2,000, or a tenth of a shorter run
+    eval_interval: PositiveInt | None = None  # steps between evaluations; None: 2,000, or a tenth of a shorter run
     eval_iters: PositiveInt | None = None  # validation batches, the same ones each time; None: the whole set
     eval_only: bool = False  # True: evaluate once and exit
     save_interval_minutes: PositiveFloat | None = 30.0  # also save when this time has passed; None: off
@@ -119,7 +119,7 @@ class TrainConfig(Settings):
     seed: NonNegativeInt = 1337  # of the weights, the order of the data and dropout
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what is fast on the device
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, if it pays; the other: CUDA graphs too
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: on CUDA, if it pays; else: and CUDA graphs
     deterministic: bool = False  # True: only kernels that are bitwise reproducible on a GPU (a CPU's always are)
     # --- several processes, started by torchrun ---
     parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model in each process; or sharded parameters (FSDP2)
@@ -193,7 +193,7 @@ def train(given: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
     began = time.perf_counter()
     configurator.check(given)
-    with nullcontext() if given.eval_only else reserve(Path(given.out_dir)):
+    with reserve(Path(given.out_dir), given.eval_only):
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
         start = starting_point(given)
         cfg = start.cfg
@@ -227,7 +227,7 @@ def train(given: TrainConfig) -> Result:
         # --- optimizer, and everything else that a step changes ---
         scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
         guard = StepGuard(runtime.device, cfg.skip_spikes, start.earlier.get("guard"))
-        state = TrainState(model, net, optimizer_for(model, cfg, runtime), scaler, guard)
+        state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
         if start.resuming:
             state.load(start.earlier, start.checkpoint.optimizer())
         group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
@@ -241,7 +241,9 @@ def train(given: TrainConfig) -> Result:
         describe_run(cfg, data, schedule, loader, state.step)
 
         # --- loop ---
-        record = {  # what a checkpoint holds, besides tensors, the tokenizer and the state's progress
+        # A checkpoint holds the weights, the optimizer's state, the tokenizer, how far the run has come (TrainState)
+        # and, about the run:
+        record = {
             "model": asdict(model.config),
             "config": asdict(cfg) | asdict(counts),
             "resolved": runtime.resolved,
@@ -255,17 +257,19 @@ def train(given: TrainConfig) -> Result:
             while not session.finished:
                 train_step(state, loss_fn, loader, schedule.learning_rate_at(state.step), cfg.grad_clip, cfg.seed)
                 session.end_step()
-                losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size) if session.evaluates else {}
-                if session.logs:
+                losses = {}
+                if session.should_evaluate:
+                    losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
+                if session.should_log:
                     session.log(losses)
-                if session.saves:
+                if session.should_save:
                     session.save()
-                if session.evaluates:
+                if session.should_evaluate:
                     session.sample()
 
         # --- summary ---
         if session.stopped_by:
-            print(f"stopped by {Signals(session.stopped_by).name} and saved after step {state.step:,}")
+            print(f"stopped by {signal.Signals(session.stopped_by).name} and saved after step {state.step:,}")
         else:
             epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.next_sequence).items())
             print(f"trained for {epochs}{format_losses(session.losses)}")
@@ -279,7 +283,7 @@ def train(given: TrainConfig) -> Result:
 def train_step(
     state: TrainState, loss_fn: LossFunction, loader: BatchLoader, learning_rate: float, grad_clip: float, seed: int
 ) -> None:
-    """One step: forward, backward, clip, update. A bad step changes nothing but the counts (folio/guard.py)."""
+    """One step: forward, backward, clip, update. A bad step only advances the counters (folio/guard.py)."""
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     for settings in optimizer.param_groups:
         settings["lr"] = learning_rate * settings["lr_scale"]
@@ -378,8 +382,8 @@ def check_memory(cfg: TrainConfig, start: Start, gpt_config: GPTConfig, runtime:
 
 
 def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: TrainConfig, runtime: Runtime) -> tuple[GPT, nn.Module]:
-    """Bring the model to its device. Returns it and what computes its loss on all processes: DDP's or FSDP's module,
-    or the model itself. None is a new model.
+    """Move the model to its device, or build a new one if it is None. Returns it, and the module that computes its loss
+    on all processes: DDP's, FSDP's, or the model itself.
 
     Under FSDP no process ever holds all of a new model: it is built on the meta device, and each process fills its
     shards from the initial values, which follow from the seed and the parameters' names.
@@ -405,7 +409,7 @@ def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: TrainConfig, runtime: Ru
     return model, distributed.replicate(model, device) if group.gloo else model
 
 
-def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:
+def build_optimizer(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:
     """A new optimizer of the kind that `cfg` names."""
     return make_optimizer(
         model,
@@ -422,7 +426,7 @@ def optimizer_for(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim
 def time_budget(
     cfg: TrainConfig, start: Start, state: TrainState, loss_fn: LossFunction, loader: BatchLoader, began: float
 ) -> tuple[StepCounts, Budget | None]:
-    """The run's counts of steps, and with cfg.minutes what keeps the run within its time. began: when the run did."""
+    """The run's counts of steps and, with cfg.minutes, its time budget. began: when the run started."""
     if not cfg.minutes:
         return cfg.step_counts, None
     if start.resuming:
@@ -431,13 +435,12 @@ def time_budget(
             return cfg.step_counts, None
         spent = saved["spent"] + time.perf_counter() - began
         return cfg.step_counts, Budget(cfg.minutes, **{**saved, "spent": spent}, step=state.step)
-    step_seconds = measure_step(cfg, state.model, state.net, loss_fn, loader)
+    measured = measure_step(cfg, state.model, state.net, loss_fn, loader), time.perf_counter() - began
+    step_seconds, spent = loader.runtime.group.broadcast(measured)  # every rank comes to the same counts, or error
     evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
-    remaining = 60 * cfg.minutes - (time.perf_counter() - began)
+    remaining = 60 * cfg.minutes - spent
     counts = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins)
-    counts = loader.runtime.group.broadcast(counts)
-    set_counts = ", ".join(f"{name} {n:,}" for name, n in asdict(counts).items() if n)
-    print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {set_counts}")
+    print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {counts}")
     return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)
 
 
@@ -445,7 +448,7 @@ def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunc
     """Seconds per step on this machine. At a learning rate of 0 and with its own optimizer, it changes no weights."""
     runtime = loader.runtime
     guard, scaler = StepGuard(runtime.device, None, None), torch.amp.GradScaler("cpu", enabled=False)
-    state = TrainState(model, net, optimizer_for(model, cfg, runtime), scaler, guard)
+    state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
 
     def run_step() -> None:
         train_step(state, loss_fn, loader, 0.0, cfg.grad_clip, cfg.seed)
@@ -456,7 +459,7 @@ def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunc
 
 
 def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: BatchLoader, step: int) -> None:
-    """Print what the run is going to read, and how long it is."""
+    """Print the data and the length of the run."""
     max_iters, warmup = schedule.max_iters, schedule.counts.warmup_steps
     print(data.described(max_iters * loader.sequences))
     if schedule.lr_schedule != "constant" and warmup >= max_iters:

@@ -96,19 +96,19 @@ class Budget:
         self.is_late = behind > max(self.LATE * self.seconds, 2 * self.step_seconds)
 
     def note_evaluation(self, seconds: float) -> None:
-        """An evaluation took so long. Averaged with the forecast, so that a single slow one does not end a run."""
+        """Record an evaluation's duration, averaged with the forecast, so that a single slow one ends no run."""
         self.evaluation_seconds = (self.evaluation_seconds + seconds) / 2
 
     def note_saving(self, seconds: float) -> None:
-        """The same for its checkpoint and sample."""
+        """Record how long its checkpoint and sample took."""
         self.saving_seconds = (self.saving_seconds + seconds) / 2
 
     def note_sample(self, tokens: int, seconds: float) -> None:
-        """A sample took so long. The run ends with another one."""
+        """Record a sample's duration; the run ends with another one."""
         self.ending_seconds = 1.0 + seconds / tokens * FINAL_SAMPLE_TOKENS
 
     def pace(self) -> float:
-        """Seconds per step in this stretch, without its slowest part if there are others: a stall is not a pace."""
+        """Seconds per step in this stretch, without its slowest part, so that one stall does not skew the estimate."""
         seconds, steps = self.latest - self.started, self.last_step - self.first_step
         if steps > self.slowest[1]:
             seconds, steps = seconds - self.slowest[0], steps - self.slowest[1]
@@ -124,6 +124,6 @@ class Budget:
         return schedule.max_iters if abs(fitting - planned) <= self.UNCHANGED * planned else step + fitting
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """State that checkpoints hold."""
         names = ("step_seconds", "evaluation_seconds", "saving_seconds", "ending_seconds")
         return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.began}

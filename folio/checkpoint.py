@@ -79,28 +79,7 @@ def save(
     it, and then leaves everything unchanged.
     """
     final = out_dir / f"step-{step:06d}"
-    temporary = out_dir / f".{final.name}.{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        save_file({name: t.detach().contiguous().cpu() for name, t in model.items()}, temporary / "model.safetensors")
-        save_file({name: t.contiguous().cpu() for name, t in optimizer.items()}, temporary / "optimizer.safetensors")
-        write_json(temporary / "tokenizer.json", tokenizer.to_json())
-        write_json(temporary / "state.json", {"format_version": FORMAT_VERSION, "step": step, **state})
-        files = sorted(path for path in temporary.iterdir())
-        manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
-        write_json(temporary / "manifest.json", manifest)
-        for path in files:
-            shutil.copymode(temporary / "manifest.json", path)  # safetensors makes its files readable by the owner only
-            sync(path)
-        sync(temporary)
-        _remove(final)  # of a run that was resumed from an earlier checkpoint and reached this step again
-        temporary.rename(final)
-        sync(out_dir)
-    except SafetensorError as error:  # raised for a full disk
-        raise OSError(str(error)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    _write(final, model, optimizer, tokenizer, {"format_version": FORMAT_VERSION, "step": step, **state})
     if replace and not best:
         (out_dir / "best.json").unlink(missing_ok=True)
     # best.json first: a run killed in between resumes from the checkpoint before, and reaches this best again.
@@ -114,6 +93,38 @@ def save(
             with suppress(OSError):  # failing to remove an old checkpoint is not an error
                 _remove(path)
     return final
+
+
+def _write(
+    final: Path,
+    model: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    state: dict[str, Any],
+) -> None:
+    """Write a checkpoint's directory under a temporary name, sync it, and rename it. Raises OSError."""
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        save_file({name: t.detach().contiguous().cpu() for name, t in model.items()}, temporary / "model.safetensors")
+        save_file({name: t.contiguous().cpu() for name, t in optimizer.items()}, temporary / "optimizer.safetensors")
+        write_json(temporary / "tokenizer.json", tokenizer.to_json())
+        write_json(temporary / "state.json", state)
+        files = sorted(temporary.iterdir())
+        manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+        write_json(temporary / "manifest.json", manifest)
+        for path in files:
+            shutil.copymode(temporary / "manifest.json", path)  # safetensors makes its files readable by the owner only
+            sync(path)
+        sync(temporary)
+        _remove(final)  # of a run that was resumed from an earlier checkpoint and reached this step again
+        temporary.rename(final)
+        sync(final.parent)
+    except SafetensorError as error:  # raised for a full disk
+        raise OSError(str(error)) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Saver:

@@ -30,8 +30,9 @@ COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
 
 # Types with rules, for the fields of settings.
-PositiveInt = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
+INT64 = Lt(2**63)
+PositiveInt = Annotated[int, Ge(1), INT64]
+NonNegativeInt = Annotated[int, Ge(0), INT64]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
@@ -139,14 +140,14 @@ def broken_rule(value: Any, hint: Any) -> str | None:
     """What `value` breaks of the rules in its type, or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return "it must be a finite number"
-    if type(value) is int and value >= 2**63:
-        return "it must be less than 2**63"
     options = _options(hint)
     rules = [rule for option in options if get_origin(option) is Annotated for rule in option.__metadata__]
     if value is None or all(_obeys(value, rule) for rule in rules):
         return None
+    if INT64 in rules and value >= INT64.lt:
+        return "it must be less than 2**63"
+    bounds = [_describe_bound(rule) for rule in rules if rule != INT64 and not isinstance(rule, MinLen)]
     or_none = ", or None" if type(None) in options else ""
-    bounds = [_describe_bound(rule) for rule in rules if not isinstance(rule, MinLen)]
     return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
 
 

@@ -1,13 +1,12 @@
-"""Text files of any size and kind, as a stream of blocks: what one process reads, and another turns into documents.
+"""Reads text files of any size and format as a stream of blocks.
 
-A document is a file, a JSON line, a row, or what stands between separators. A text of its own that is larger than a
-block comes in parts, cut where every tokenizer here gives the same ids as for the whole.
+A document is a file, a JSON line, a row, or the text between two separators. A block has several documents; a document
+that is larger than a block comes in parts, cut where every tokenizer gives the same ids as for the whole text.
 """
 
 import csv
 import glob
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,176 +18,36 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from folio import UserError
+from folio.blocks import (
+    Block,
+    CorpusError,
+    DocumentPart,
+    Field,
+    JsonLinesBlock,
+    RawDocument,
+    RowBlock,
+    Segments,
+    TextBlock,
+    decode_utf8,
+)
 from folio.fetch import Url, Wheel, fetch
 
-BLOCK_BYTES = 1 << 20  # of text in a block, about
-LONGEST_WORD = 1 << 24  # bytes that are searched for a place to cut, before a cut is made anywhere
-KINDS = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-PACKED = {".gz": "gzip", ".zst": "zstd"}
-LARGE_DOCUMENT = 1 << 23  # bytes of a document between separators, above which it comes in parts
-LONGEST_RECORD = 1 << 28  # bytes of a JSON line or a CSV row, which must be in memory as a whole
-UNPACKED = 4  # times the size, as a guess, until a packed file has been read
-CUT = re.compile(  # behind a character that is no white space, before one that is: there a word of every BPE here ends
+BLOCK_BYTES = 1 << 20  # approximate size of a block
+LARGE_DOCUMENT = 1 << 23  # a document between separators of more bytes comes in parts
+LONGEST_WORD = 1 << 24  # bytes to search for a safe cut, before a text is cut between any two characters
+LONGEST_RECORD = 1 << 28  # largest JSON line or CSV row, in bytes, because it must fit in memory
+Format = Literal["text", "jsonl", "csv", "parquet"]
+FORMATS: dict[str, Format] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSION_RATIO = 4  # a guess, used before a compressed file has been read
+
+# After a character that is not white space, and before one that is: every BPE of Folio ends a word there.
+SAFE_CUT = re.compile(
     rb"(?:[!-~]|[\xc3-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|\xe3\x80[\x81-\xbf]|\xe3[\x81-\xbf][\x80-\xbf]"
     rb"|[\xe4-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})(?=[ \n])"
 )
 
-HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
-
-END = None  # stands for the end-of-text token among segments
-Segments = list[tuple[str | None, bool]]  # a document in pieces that count as targets, or do not, with its ends
-
-
-class CorpusError(UserError):
-    """Text that cannot be read, and the way to mend it."""
-
-
-def document_hash(content: bytes) -> int:
-    """64 bits that follow from the document alone: its split, and whether there is another one like it."""
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
-
-
-# --- blocks -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some documents, or a part of one."""
-
-    read: int  # bytes of the files that have been read up to here
-    where: str  # the file, for messages
-
-    def place(self, number: int, byte: int | None = None) -> str:
-        """Where the document with this number in the block is, or this byte of its text, for messages."""
-        raise NotImplementedError
-
-    def documents(self) -> Iterator[str | Segments]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Texts(Block):
-    """Documents as bytes, each with its file and the byte at which it begins there."""
-
-    content: list[tuple[bytes, str, int]]
-
-    def documents(self) -> Iterator[str]:
-        for content, where, offset in self.content:
-            yield decoded(content, where, offset)
-
-    def place(self, number: int, byte: int | None = None) -> str:
-        _, where, offset = self.content[number]
-        return f"{where}, from byte {offset + (byte or 0):,}"
-
-
-@dataclass(frozen=True)
-class Rows(Block):
-    """Documents as strings: a list, or an Arrow array, in which null is an empty document."""
-
-    content: Sequence[Any]
-    first: int = 0  # the number of the first in its file
-
-    def documents(self) -> Iterator[str]:
-        try:
-            texts = self.content if isinstance(self.content, list) else self.content.to_pylist()
-        except UnicodeDecodeError:  # Arrow does not check what a file calls text
-            contents = self.content.cast("large_binary").to_pylist()
-            texts = (decoded(c or b"", f"{self.where}, row {n:,},", 0) for n, c in enumerate(contents, self.first))
-        for text in texts:
-            yield text or ""
-
-    def place(self, number: int, byte: int | None = None) -> str:
-        return f"{self.where}, row {self.first + number:,}{'' if byte is None else f', byte {byte:,} of its text'}"
-
-
-@dataclass(frozen=True)
-class JsonLines(Block):
-    """Lines of JSON, each with a document that `document` takes out of it."""
-
-    content: bytes
-    line: int  # the number of the first
-    document: Callable[[dict[str, Any]], str | Segments]
-
-    def documents(self) -> Iterator[str | Segments]:
-        for number, line in enumerate(self.content.split(b"\n"), start=self.line):
-            if not line.strip():
-                continue
-            where = f"{self.where}:{number}"
-            try:
-                value = json.loads(line)
-                if HALF_PAIR.search(line):  # JSON can hold half a surrogate pair, UTF-8 cannot; it becomes a ?
-                    value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-            except UnicodeDecodeError as error:
-                raise CorpusError(
-                    f"{where}: this line is not UTF-8 at byte {error.start:,}; save it as UTF-8"
-                ) from None
-            except (ValueError, RecursionError) as error:
-                raise CorpusError(f"{where}: this line is not JSON: {error}; fix it or leave it out") from None
-            try:
-                if not isinstance(value, dict):
-                    raise CorpusError("it is no object {...}")
-                yield self.document(value)
-            except CorpusError as error:
-                raise CorpusError(f"{where}: {error}") from None
-
-    def place(self, number: int, byte: int | None = None) -> str:
-        lines = (n for n, line in enumerate(self.content.split(b"\n"), start=self.line) if line.strip())
-        line = next(itertools.islice(lines, number, None))
-        return f"{self.where}:{line}{'' if byte is None else f', byte {byte:,} of its text'}"
-
-
-@dataclass(frozen=True)
-class Part(Block):
-    """A part of one document that is larger than a block."""
-
-    content: bytes
-    offset: int
-    last: bool
-    hash: int  # of the whole document
-    split: Literal["train", "val"] | None = None  # None: as the document's hash says
-
-    def documents(self) -> Iterator[str]:
-        yield decoded(self.content, self.where, self.offset)
-
-    def place(self, number: int, byte: int | None = None) -> str:
-        return f"{self.where}, from byte {self.offset + (byte or 0):,}"
-
-
-@dataclass(frozen=True)
-class Field:
-    """Takes a document out of a JSON object: the text under one name."""
-
-    name: str
-
-    def __call__(self, value: dict[str, Any]) -> str:
-        if self.name not in value:
-            there = ", ".join(sorted(value)[:10])
-            raise CorpusError(f"there is no field {self.name!r}, only {there or 'an empty object'}; say --field=NAME")
-        if value[self.name] is None:  # an empty document, as in a column
-            return ""
-        if not isinstance(value[self.name], str):
-            kind = type(value[self.name]).__name__
-            raise CorpusError(f"the field {self.name!r} is {kind}, not text; say --field=NAME")
-        return value[self.name]
-
-
-def decoded(content: bytes, where: str, offset: int) -> str:
-    """The text of UTF-8. Raises CorpusError with the file, the byte and the likely reason."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = offset + error.start
-        raise CorpusError(f"{where} is not UTF-8 text at byte {at:,}: {_likely(content, error.start)}") from None
-
-
-def _likely(content: bytes, at: int) -> str:
-    around = content[max(0, at - 1000) : at + 1000]
-    if around[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "it looks like UTF-16; save it as UTF-8"
-    if b"\0" in around or sum(byte < 9 or 14 <= byte < 32 for byte in around) > len(around) / 50:
-        return "it looks like a binary file; leave it out"
-    return "it looks like Latin-1 or another old encoding; save it as UTF-8 (iconv -f latin1 -t utf-8)"
+Chunk = tuple[bytes, int]  # consecutive bytes of a text, and how many bytes of the file have been read so far
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -199,21 +58,21 @@ class Source:
     """A file of the corpus."""
 
     path: Path
-    kind: Literal["text", "jsonl", "csv", "parquet"]
-    name: str  # as it was found, for messages
+    format: Format
+    name: str  # the path as the user gave it, for messages
 
     @property
-    def packing(self) -> str | None:
-        return PACKED.get(self.path.suffix.lower())
+    def compression(self) -> str | None:
+        return COMPRESSIONS.get(self.path.suffix.lower())
 
     @property
     def bytes(self) -> int:
         return self.path.stat().st_size
 
-    def read(self) -> Iterator[tuple[bytes, int]]:
-        """The content, unpacked, some BLOCK_BYTES at a time, and how many bytes of the file have been read.
+    def read(self) -> Iterator[Chunk]:
+        """The decompressed content in chunks of about BLOCK_BYTES, without a byte-order mark.
 
-        Raises CorpusError for a packed file that is damaged or cut off.
+        Raises CorpusError if the file cannot be read, or is compressed and damaged.
         """
         try:
             file = open(self.path, "rb")  # noqa: SIM115
@@ -221,81 +80,94 @@ class Source:
             raise CorpusError(f"{self.name} cannot be read: {error.strerror}") from None
         with file:
             content: BinaryIO = file
-            if self.packing:
+            if self.compression:
                 import pyarrow
 
-                content = pyarrow.CompressedInputStream(file, self.packing)
-            first = True
-            while piece := self._piece(content):
-                # the mark that some editors on Windows put before UTF-8 is no part of the text
-                yield piece.removeprefix(b"\xef\xbb\xbf") if first else piece, file.tell()
-                first = False
+                content = pyarrow.CompressedInputStream(file, self.compression)
+            is_first = True
+            while chunk := self._read_chunk(content):
+                # some editors on Windows write a byte-order mark before UTF-8
+                yield chunk.removeprefix(b"\xef\xbb\xbf") if is_first else chunk, file.tell()
+                is_first = False
 
-    def _piece(self, content: BinaryIO) -> bytes:
+    def _read_chunk(self, content: BinaryIO) -> bytes:
         try:
             return content.read(BLOCK_BYTES)
-        except OSError as error:  # as Arrow says it
-            if not self.packing:
+        except OSError as error:  # Arrow's error for damaged content
+            if not self.compression:
                 raise
-            raise CorpusError(f"{self.name} is damaged or cut off: {error}; fetch it again") from None
+            raise CorpusError(f"{self.name} is damaged or truncated: {error}; download it again") from None
 
     def fingerprint(self) -> list[Any]:
-        """Changes when the file does."""
+        """A value that changes if the file changes."""
         stat = self.path.stat()
         return [self.name, stat.st_size, stat.st_mtime_ns]
 
 
-def find_sources(inputs: Sequence[str], kind: str | None = None) -> list[Source]:
-    """The files that the inputs name, each once, in the order of their names; a folder means all texts under it.
+def find_sources(inputs: Sequence[str], format: Format | None = None) -> list[Source]:
+    """The files that the inputs name: files, patterns, or folders, of which all text files are taken. Each file comes
+    once, in the order of the inputs and then of the names.
 
-    A file is what its suffix says; others, and what is named by itself, are taken as `kind`, or else as text. Raises
-    CorpusError.
+    format: of all files. None: by the suffix; a file with another suffix is text if it is named directly, and ignored
+    in a folder. Raises CorpusError.
     """
     sources: dict[Path, Source] = {}
     for name in inputs:
-        path = Path(os.path.expanduser(name))
-        if os.path.isdir(path):  # unlike Path's methods, these answer False for a name that is too long
-            found = [p for p in sorted(_files_under(path)) if kind_of(p) or kind]
-            if not found:
-                raise CorpusError(f"{name}: in this folder are no files of text ({', '.join(KINDS)}, also .gz or .zst)")
-        elif os.path.isfile(path):
-            found = [path]
-        elif os.path.exists(path):
-            raise CorpusError(f"{name} is not a file or a folder; pipe it to standard input, and name -")
-        else:
-            found = [Path(p) for p in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(p)]
-            if not found:
-                shown = name if len(name) < 200 else f"{name[:200]}..."
-                raise CorpusError(f"{shown}: there is no such file")
-        for p in found:
-            sources.setdefault(p.resolve(), Source(p, kind or kind_of(p) or "text", str(p)))
+        for path in _find_files(name, format):
+            sources.setdefault(path.resolve(), Source(path, format or format_of(path) or "text", str(path)))
     return list(sources.values())
 
 
+def _find_files(name: str, format: Format | None) -> list[Path]:
+    """The files that one input names. Raises CorpusError if there are none."""
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):  # os.path's functions return False if the name is too long, Path's methods raise OSError
+        files = [p for p in sorted(_files_under(path)) if format_of(p) or format]
+        if not files:
+            raise CorpusError(f"{name}: this folder has no text files ({', '.join(FORMATS)}, also .gz or .zst)")
+        return files
+    if os.path.isfile(path):
+        return [path]
+    if os.path.exists(path):
+        raise CorpusError(f"{name} is not a file or a folder; pipe it to standard input, and name -")
+    files = [Path(p) for p in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(p)]
+    if not files:
+        shown = name if len(name) < 200 else f"{name[:200]}..."
+        raise CorpusError(f"{shown}: there is no such file")
+    return files
+
+
 def _files_under(folder: Path) -> Iterator[Path]:
-    """All files in a folder and those under it. Raises CorpusError for a folder that cannot be read."""
+    """All files in a folder and its subfolders. Raises CorpusError if a folder cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise CorpusError(f"{error.filename} cannot be read: {error.strerror}")
 
     for parent, _, names in os.walk(folder, onerror=refuse):
-        yield from (path for name in names if (path := Path(parent, name)).is_file())
+        for name in names:
+            path = Path(parent, name)
+            if path.is_file():
+                yield path
 
 
-def kind_of(path: Path) -> str | None:
-    """What a file holds, by its suffix, or None."""
+def format_of(path: Path) -> Format | None:
+    """The format of a file, by its suffix, or None."""
     suffixes = path.suffixes
-    if suffixes and suffixes[-1].lower() in PACKED:
+    if suffixes and suffixes[-1].lower() in COMPRESSIONS:
         suffixes = suffixes[:-1]
-    return KINDS.get(suffixes[-1].lower()) if suffixes else None
+    return FORMATS.get(suffixes[-1].lower()) if suffixes else None
+
+
+# --- the corpus -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Corpus:
-    """The documents of some files, in order.
+    """The documents in some files, in order.
 
-    field: of JSON objects and columns; document: what takes a document out of a JSON object, in its place.
-    split_on: text that divides a text file into documents. limit: documents to take at most, of .parquet files.
+    field: the field of JSON objects, or the column, that contains the document. document: turns a JSON object into a
+    document, instead of `field`. split_on: the separator of documents in text files. limit: how many documents to take
+    from .parquet files.
     """
 
     sources: list[Source]
@@ -307,13 +179,13 @@ class Corpus:
     def __post_init__(self) -> None:
         self.bytes = sum(source.bytes for source in self.sources)
         for source in self.sources:
-            if source.kind == "parquet":
-                parquet_file(source, self.field)
+            if source.format == "parquet":
+                open_parquet(source, self.field)  # to report its errors before any work
 
     @property
     def is_one_text(self) -> bool:
-        """Whether all of it is a single document, which is divided at its tail."""
-        return len(self.sources) == 1 and self.sources[0].kind == "text" and not self.split_on
+        """Whether everything is a single document, whose tail is for validation."""
+        return self.is_one_file and self.sources[0].format == "text" and not self.split_on
 
     @property
     def is_one_file(self) -> bool:
@@ -321,127 +193,147 @@ class Corpus:
 
     @cached_property
     def text_bytes(self) -> int:
-        """How many bytes of text there are, unpacked: counted, or guessed for packed files."""
-        return sum(
-            _parquet_bytes(s, self.field) if s.kind == "parquet" else s.bytes * (UNPACKED if s.packing else 1)
-            for s in self.sources
-        )
+        """The size of all text, decompressed. For compressed files, it is a guess."""
+        return sum(self._text_bytes_of(source) for source in self.sources)
+
+    def _text_bytes_of(self, source: Source) -> int:
+        if source.format == "parquet":
+            return _parquet_text_bytes(source, self.field)
+        return source.bytes * (COMPRESSION_RATIO if source.compression else 1)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Changes when the documents do."""
+        """A value that changes if the documents change."""
         sources = [source.fingerprint() for source in self.sources]
         return {"sources": sources, "field": self.field, "split_on": self.split_on, "limit": self.limit}
 
     def blocks(self, val_fraction: float | None = None) -> Iterator[Block]:
-        """All documents. With val_fraction, a single text comes as two, of which the second is for validation."""
+        """All documents. val_fraction: split a single text into two documents, the second one for validation."""
         if self.is_one_text:
-            yield from _one_text(self.sources[0], val_fraction)
+            source = self.sources[0]
+            yield from _parts(source, source.read()) if val_fraction is None else _split_text(source, val_fraction)
             return
-        done, left = 0, self.limit
-        small: list[tuple[bytes, str, int]] = []  # small texts are put together
+        bytes_done, remaining = 0, self.limit
+        small_files: list[RawDocument] = []  # for the next block
         for source in self.sources:
-            if source.kind == "text" and not self.split_on and not source.packing and source.bytes <= BLOCK_BYTES:
-                small.append((b"".join(piece for piece, _ in source.read()), source.name, 0))
-                done += source.bytes
-                if sum(len(content) for content, *_ in small) >= BLOCK_BYTES:
-                    yield Texts(done, small[0][1], small)
-                    small = []
+            if self._is_small_text(source):
+                small_files.append((b"".join(chunk for chunk, _ in source.read()), source.name, 0))
+                bytes_done += source.bytes
+                if sum(len(content) for content, *_ in small_files) >= BLOCK_BYTES:
+                    yield TextBlock(bytes_done, small_files[0][1], small_files)
+                    small_files = []
                 continue
-            if small:
-                yield Texts(done, small[0][1], small)
-                small = []
+            if small_files:
+                yield TextBlock(bytes_done, small_files[0][1], small_files)
+                small_files = []
             for block in self._blocks_of(source):
-                if left is not None and isinstance(block, Rows):
-                    block = replace(block, content=block.content[:left])
-                    left -= len(block.content)
-                yield replace(block, read=done + block.read)
-                if left == 0:
+                if remaining is not None and isinstance(block, RowBlock):
+                    block = replace(block, content=block.content[:remaining])
+                    remaining -= len(block.content)
+                yield replace(block, bytes_read=bytes_done + block.bytes_read)
+                if remaining == 0:
                     return
-            done += source.bytes
-        if small:
-            yield Texts(done, small[0][1], small)
+            bytes_done += source.bytes
+        if small_files:
+            yield TextBlock(bytes_done, small_files[0][1], small_files)
+
+    def _is_small_text(self, source: Source) -> bool:
+        """Whether the file is one document that shares a block with others."""
+        is_one_document = source.format == "text" and not self.split_on
+        return is_one_document and not source.compression and source.bytes <= BLOCK_BYTES
 
     def _blocks_of(self, source: Source) -> Iterator[Block]:
-        if source.kind == "parquet":
+        if source.format == "parquet":
             return _parquet_rows(source, self.field)
-        if source.kind == "csv":
+        if source.format == "csv":
             return _csv_rows(source, self.field)
-        if source.kind == "jsonl":
+        if source.format == "jsonl":
             return _json_lines(source, self.document or Field(self.field))
         if self.split_on:
-            return _divided(source, self.split_on.encode())
+            return _separated(source, self.split_on.encode())
         digest = blake2b(digest_size=8)
-        for piece, _ in source.read():
-            digest.update(piece)
+        for chunk, _ in source.read():
+            digest.update(chunk)
         return _parts(source, source.read(), int.from_bytes(digest.digest(), "little"))
 
 
-# --- files to blocks --------------------------------------------------------------------------------------------------
+# --- one text ---------------------------------------------------------------------------------------------------------
 
 
-def _one_text(source: Source, val_fraction: float | None) -> Iterator[Part]:
-    """One text in parts; with val_fraction, as two: that much of its characters, at the end, is for validation."""
-    if val_fraction is None:
-        yield from _parts(source, source.read())
-        return
-    characters = sum(len(_characters(piece)) for piece, _ in source.read())
-    cut = int(characters * (1 - val_fraction))
-    pieces = source.read()
-    rest: list[tuple[bytes, int]] = []
+class _PartCutter:
+    """Cuts one document into parts while its chunks arrive."""
 
-    def before() -> Iterator[tuple[bytes, int]]:
-        left = cut
-        for piece, read in pieces:
-            begins = _characters(piece)
-            if len(begins) > left:
-                at = int(begins[left])
-                rest.append((piece[at:], read))
-                yield piece[:at], read
-                return
-            left -= len(begins)
-            yield piece, read
+    def __init__(self, source: Source, hash: int = 0, split: Literal["train", "val"] | None = None, offset: int = 0):
+        self.source, self.hash, self.split = source, hash, split
+        self.offset = offset  # in the file, of the first byte of `pending`
+        self.pending = b""
+        self.bytes_read = 0
 
-    offset = 0
-    for part in _parts(source, before(), split="train"):
-        offset += len(part.content)
-        yield part
+    def add(self, chunk: bytes, bytes_read: int) -> Iterator[DocumentPart]:
+        """Add the next bytes. Yields the text before the last safe cut, if there is one."""
+        searched = len(self.pending)
+        self.pending += chunk
+        self.bytes_read = bytes_read
+        if cut := find_cut(self.pending, searched):
+            yield self._part(self.pending[:cut], last=False)
+            self.pending = self.pending[cut:]
+            self.offset += cut
 
-    def after() -> Iterator[tuple[bytes, int]]:
-        yield from rest
-        yield from pieces
+    def finish(self) -> DocumentPart:
+        """The last part, which may be empty."""
+        part = self._part(self.pending, last=True)
+        self.offset += len(self.pending)
+        return part
 
-    yield from _parts(source, after(), split="val", offset=offset)
+    def _part(self, content: bytes, last: bool) -> DocumentPart:
+        return DocumentPart(self.bytes_read, self.source.name, content, self.offset, last, self.hash, self.split)
 
 
-def _characters(content: bytes) -> np.ndarray:
-    """Where in these bytes of UTF-8 characters begin."""
+def _parts(source: Source, chunks: Iterable[Chunk], hash: int = 0, offset: int = 0) -> Iterator[DocumentPart]:
+    """One document in parts: at least one."""
+    cutter = _PartCutter(source, hash, offset=offset)
+    for chunk, bytes_read in chunks:
+        yield from cutter.add(chunk, bytes_read)
+    yield cutter.finish()
+
+
+def _split_text(source: Source, val_fraction: float) -> Iterator[DocumentPart]:
+    """One text as two documents in parts: the last val_fraction of its characters is for validation."""
+    characters = sum(len(_character_starts(chunk)) for chunk, _ in source.read())
+    remaining = int(characters * (1 - val_fraction))  # characters for training that are still to come
+    chunks = source.read()
+    train = _PartCutter(source, split="train")
+    first_val_chunk: list[Chunk] = []
+    for chunk, bytes_read in chunks:
+        starts = _character_starts(chunk)
+        if len(starts) > remaining:
+            boundary = int(starts[remaining])
+            yield from train.add(chunk[:boundary], bytes_read)
+            first_val_chunk.append((chunk[boundary:], bytes_read))
+            break
+        remaining -= len(starts)
+        yield from train.add(chunk, bytes_read)
+    yield train.finish()
+    val = _PartCutter(source, split="val", offset=train.offset)
+    for chunk, bytes_read in itertools.chain(first_val_chunk, chunks):
+        yield from val.add(chunk, bytes_read)
+    yield val.finish()
+
+
+def _character_starts(content: bytes) -> np.ndarray:
+    """The index of the first byte of each character in UTF-8."""
     return np.flatnonzero((np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80)
 
 
-def _parts(
-    source: Source, pieces: Iterable[tuple[bytes, int]], hash: int = 0, split: Any = None, offset: int = 0
-) -> Iterator[Part]:
-    """One document out of pieces, divided where it may be cut; at least one part."""
-    held, read = b"", 0
-    for piece, read in pieces:
-        searched = len(held)
-        held += piece
-        if cut := place_to_cut(held, searched):
-            yield Part(read, source.name, held[:cut], offset, False, hash, split)
-            held, offset = held[cut:], offset + cut
-    yield Part(read, source.name, held, offset, True, hash, split)
+def find_cut(content: bytes, searched: int = 0) -> int:
+    """The last index at which a text can be cut without changing its ids, or 0 if there is none.
 
-
-def place_to_cut(content: bytes, searched: int = 0) -> int:
-    """A place as far back as possible at which a text can be cut without a change of its ids, or 0 if there is none.
-
-    There a BPE with GPT-2's rule for words ends one. Above LONGEST_WORD it is the last character's begin, at any rate.
-    searched: how many of the first bytes are known to have no such place.
+    It is where GPT-2's pre-tokenizer ends a word. In a text of LONGEST_WORD or more without such a place, it is the
+    start of the last character. searched: how many of the first bytes are known to have no such place.
     """
     for tail in (1 << 10, 1 << 16, len(content)):
-        begin = max(0, len(content) - tail, searched - 4)  # a character of four bytes may end a word only now
+        begin = max(0, len(content) - tail, searched - 4)  # a character of 4 bytes may have been incomplete before
         cut = 0
-        for match in CUT.finditer(content, begin):
+        for match in SAFE_CUT.finditer(content, begin):
             cut = match.end()
         if cut:
             return cut
@@ -453,58 +345,62 @@ def place_to_cut(content: bytes, searched: int = 0) -> int:
     return cut
 
 
-def _divided(source: Source, separator: bytes) -> Iterator[Texts | Part]:
-    """Documents between separators, from left to right; one of more than LARGE_DOCUMENT in parts.
+# --- texts between separators -----------------------------------------------------------------------------------------
 
-    The hash of such a document has to be known before its first part: a second reader of the file goes ahead for it.
+
+# Consecutive bytes of a document, whether a separator follows and ends it, and how many bytes of the file were read.
+Stretch = tuple[bytes, bool, int]
+
+
+def _separated(source: Source, separator: bytes) -> Iterator[TextBlock | DocumentPart]:
+    """The documents between separators. A document of more than LARGE_DOCUMENT comes in parts.
+
+    The hash of a large document must be known before its first part. A second reader of the file computes it ahead.
     """
-    stretches = _between(source.read(), separator)
-    hashes = enumerate(_hashes(_between(source.read(), separator)))
-    found: list[tuple[bytes, str, int]] = []
-    held: list[bytes] = []
-    number = offset = size = 0  # of the document that `held` begins
-    for content, ends, read in stretches:
-        held.append(content)
+    stretches = _stretches(source.read(), separator)
+    hashes = enumerate(_hashes(_stretches(source.read(), separator)))
+    finished: list[RawDocument] = []  # for the next block
+    pending: list[bytes] = []  # the beginning of a document that has not ended yet
+    number = offset = size = 0  # of that document
+    for content, ends, bytes_read in stretches:
+        pending.append(content)
         size += len(content)
         if ends:
-            found.append((b"".join(held), source.name, offset))
-        elif found:
-            yield Texts(read, source.name, found)
-            found = []
+            finished.append((b"".join(pending), source.name, offset))
+        elif finished:
+            yield TextBlock(bytes_read, source.name, finished)
+            finished = []
         if size > LARGE_DOCUMENT and not ends:
-            pieces = itertools.chain([(b"".join(held), read)], _until_end(stretches))
-            digest = next(digest for n, digest in hashes if n == number)
+            chunks = itertools.chain([(b"".join(pending), bytes_read)], _rest_of_document(stretches))
+            hash = next(hash for n, hash in hashes if n == number)
             size = 0
-            for part in _parts(source, pieces, digest, offset=offset):
+            for part in _parts(source, chunks, hash, offset):
                 size += len(part.content)
                 yield part
             ends = True
         if ends:
-            held, number, offset, size = [], number + 1, offset + size + len(separator), 0
+            pending, number, offset, size = [], number + 1, offset + size + len(separator), 0
     if size:
-        yield Texts(source.bytes, source.name, [(b"".join(held), source.name, offset)])
+        yield TextBlock(source.bytes, source.name, [(b"".join(pending), source.name, offset)])
 
 
-Stretch = tuple[bytes, bool, int]  # of a document: its bytes, whether a separator follows, bytes of the file read
+def _stretches(chunks: Iterable[Chunk], separator: bytes) -> Iterator[Stretch]:
+    """The text between separators. After each chunk, what is known of the unfinished document comes as a stretch."""
+    buffer, bytes_read = b"", 0
+    for chunk, bytes_read in chunks:
+        *complete, buffer = (buffer + chunk).split(separator)
+        for content in complete:
+            yield content, True, bytes_read
+        known = max(0, len(buffer) - len(separator) + 1)  # the bytes after these may begin a separator
+        yield buffer[:known], False, bytes_read
+        buffer = buffer[known:]
+    yield buffer, False, bytes_read
 
 
-def _between(pieces: Iterable[tuple[bytes, int]], separator: bytes) -> Iterator[Stretch]:
-    """What is between separators. After each piece comes what is known of the document that has not ended in it."""
-    held, read = b"", 0
-    for piece, read in pieces:
-        *whole, held = (held + piece).split(separator)
-        for content in whole:
-            yield content, True, read
-        known = max(0, len(held) - len(separator) + 1)  # what comes after this may be the begin of a separator
-        yield held[:known], False, read
-        held = held[known:]
-    yield held, False, read
-
-
-def _until_end(stretches: Iterator[Stretch]) -> Iterator[tuple[bytes, int]]:
-    """The rest of a document."""
-    for content, ends, read in stretches:
-        yield content, read
+def _rest_of_document(stretches: Iterator[Stretch]) -> Iterator[Chunk]:
+    """The stretches up to the end of the document, as chunks."""
+    for content, ends, bytes_read in stretches:
+        yield content, bytes_read
         if ends:
             return
 
@@ -520,80 +416,91 @@ def _hashes(stretches: Iterator[Stretch]) -> Iterator[int]:
     yield int.from_bytes(digest.digest(), "little")
 
 
-def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segments]) -> Iterator[JsonLines]:
-    held, size, line = [], 0, 1
-    for piece, read in source.read():
-        whole, newline, rest = piece.rpartition(b"\n")
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segments]) -> Iterator[JsonLinesBlock]:
+    pending, size, line = [], 0, 1  # the beginning of an unfinished line, its size and its number
+    for chunk, bytes_read in source.read():
+        complete, newline, rest = chunk.rpartition(b"\n")
         if newline:
-            content = b"".join([*held, whole])
-            yield JsonLines(read, source.name, content, line, document)
+            content = b"".join([*pending, complete])
+            yield JsonLinesBlock(bytes_read, source.name, content, line, document)
             line += content.count(b"\n") + 1
-            held, size = [], 0
-        held.append(rest)
+            pending, size = [], 0
+        pending.append(rest)
         size += len(rest)
         if size > LONGEST_RECORD:
             raise _too_long(f"{source.name}:{line}: this line")
-    content = b"".join(held)
+    content = b"".join(pending)
     if content.strip():
-        yield JsonLines(source.bytes, source.name, content, line, document)
+        yield JsonLinesBlock(source.bytes, source.name, content, line, document)
 
 
 def _too_long(record: str) -> CorpusError:
     return CorpusError(f"{record} has more than {LONGEST_RECORD:,} bytes; save a text of this size as a .txt file")
 
 
-def _csv_rows(source: Source, field: str) -> Iterator[Rows]:
-    csv.field_size_limit(2**31 - 1)  # Python's own limit is 128 KB per field
-    read = size_of_row = 0
+class _CsvLines:
+    """The decoded lines of a CSV file."""
 
-    def lines() -> Iterator[str]:
-        nonlocal read, size_of_row
-        held, number = bytearray(), 1
-        for piece, position in source.read():
-            read = position
-            ends = held[-1:] in (b"\r", b"\n") or b"\n" in piece or b"\r" in piece
-            held += piece
-            if ends:
-                *whole, rest = bytes(held).splitlines(keepends=True)
-                for line in whole:
-                    size_of_row += len(line)
-                    yield decoded(line, f"{source.name}, line {number},", 0)
+    def __init__(self, source: Source):
+        self.source = source
+        self.bytes_read = 0
+        self.row_bytes = 0  # of the current row, which may have several lines; the reader of the rows resets it
+
+    def __iter__(self) -> Iterator[str]:
+        name, buffer, number = self.source.name, bytearray(), 1
+        for chunk, bytes_read in self.source.read():
+            self.bytes_read = bytes_read
+            has_line_end = buffer[-1:] in (b"\r", b"\n") or b"\n" in chunk or b"\r" in chunk
+            buffer += chunk
+            if has_line_end:
+                *complete, rest = bytes(buffer).splitlines(keepends=True)
+                for line in complete:
+                    self.row_bytes += len(line)
+                    yield decode_utf8(line, f"{name}, line {number},", 0)
                     number += 1
-                held = bytearray(rest)
-            if size_of_row + len(held) > LONGEST_RECORD:
-                raise _too_long(f"{source.name}, line {number}: this row (is a quote missing?)")
-        yield decoded(bytes(held), f"{source.name}, line {number},", 0)
+                buffer = bytearray(rest)
+            if self.row_bytes + len(buffer) > LONGEST_RECORD:
+                raise _too_long(f"{name}, line {number}: this row (is a quote missing?)")
+        yield decode_utf8(bytes(buffer), f"{name}, line {number},", 0)
 
-    found, size, first = [], 0, 0
-    reader = csv.DictReader(lines(), strict=True)
+
+def _csv_rows(source: Source, field: str) -> Iterator[RowBlock]:
+    csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
+    lines = _CsvLines(source)
+    reader = csv.DictReader(lines, strict=True)
+    texts, size, first = [], 0, 0
     try:
-        if field not in (columns := reader.fieldnames or [field]):
+        columns = reader.fieldnames or [field]
+        if field not in columns:
             raise CorpusError(
-                f"{source.name}: there is no column {field!r}, only {', '.join(columns)}; say --field=NAME"
+                f"{source.name}: there is no column {field!r}, only {', '.join(columns)}; set --field=NAME"
             )
         for row in reader:
-            size_of_row = 0
+            lines.row_bytes = 0
             if row[field] is None:
                 raise CorpusError(f"{source.name}:{reader.line_num}: this row ends before the column {field!r}")
-            found.append(row[field])
+            texts.append(row[field])
             size += len(row[field])
             if size >= BLOCK_BYTES:
-                yield Rows(read, source.name, found, first)
-                first += len(found)
-                found, size = [], 0
+                yield RowBlock(lines.bytes_read, source.name, texts, first)
+                first += len(texts)
+                texts, size = [], 0
     except csv.Error as error:
         raise CorpusError(f"{source.name}:{reader.line_num}: this is not CSV: {error}") from None
-    if found:
-        yield Rows(read, source.name, found, first)
+    if texts:
+        yield RowBlock(lines.bytes_read, source.name, texts, first)
 
 
-def parquet_file(source: Source, field: str) -> Any:
-    """The opened file. Raises CorpusError where it is not parquet, or has no such column of text."""
+def open_parquet(source: Source, field: str) -> Any:
+    """The open file. Raises CorpusError if it is not parquet, or does not have this column of text."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES)  # without it, whole columns are read ahead
+        file = parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES)  # by default, whole columns are read ahead
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     schema = file.schema_arrow
@@ -601,54 +508,54 @@ def parquet_file(source: Source, field: str) -> Any:
         raise CorpusError(f"{source.name}: several columns have the name {field!r}; rename the others")
     if field not in schema.names:
         raise CorpusError(
-            f"{source.name}: there is no column {field!r}, only {', '.join(schema.names)}; say --field=NAME"
+            f"{source.name}: there is no column {field!r}, only {', '.join(schema.names)}; set --field=NAME"
         )
     kind = schema.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise CorpusError(f"{source.name}: the column {field!r} is {kind}, not text; say --field=NAME")
+        raise CorpusError(f"{source.name}: the column {field!r} is {kind}, not text; set --field=NAME")
     return file
 
 
 def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None) -> tuple[list[Source], int]:
-    """As many of the files, in order, as hold `limit` documents, and how many documents will be taken from them."""
+    """The first files that have `limit` documents in total, and how many documents will be taken from them."""
     sources, rows = [], 0
     for path in files:
         sources.append(Source(path, "parquet", str(path)))
-        rows += parquet_file(sources[-1], field).metadata.num_rows
+        rows += open_parquet(sources[-1], field).metadata.num_rows
         if limit is not None and rows >= limit:
             return sources, limit
     return sources, rows
 
 
-def _parquet_bytes(source: Source, field: str) -> int:
-    """Bytes of text in the file, as its footer has them."""
-    metadata = parquet_file(source, field).metadata
+def _parquet_text_bytes(source: Source, field: str) -> int:
+    """The bytes of text in the file, as its footer says."""
+    metadata = open_parquet(source, field).metadata
     column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
     return sum(group.column(column).total_uncompressed_size for group in groups)
 
 
-def _parquet_rows(source: Source, field: str) -> Iterator[Rows]:
+def _parquet_rows(source: Source, field: str) -> Iterator[RowBlock]:
     import pyarrow
 
-    file = parquet_file(source, field)
+    file = open_parquet(source, field)
     rows = file.metadata.num_rows
-    size = _parquet_bytes(source, field)
+    text_bytes = _parquet_text_bytes(source, field)
     done = 0
-    batches = file.iter_batches(max(1, min(1 << 14, rows * BLOCK_BYTES // max(1, size))), columns=[field])
+    batches = file.iter_batches(max(1, min(1 << 14, rows * BLOCK_BYTES // max(1, text_bytes))), columns=[field])
     try:
         for batch in batches:
             done += batch.num_rows
-            yield Rows(source.bytes * done // rows, source.name, batch.column(0), done - batch.num_rows)
+            yield RowBlock(source.bytes * done // rows, source.name, batch.column(0), done - batch.num_rows)
     except (pyarrow.ArrowException, OSError) as error:
-        raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; fetch it again") from None
+        raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; download it again") from None
 
 
-# --- a text to begin with ---------------------------------------------------------------------------------------------
+# --- an example text --------------------------------------------------------------------------------------------------
 
 
 def tiny_shakespeare() -> Path:
-    """Tiny Shakespeare (1,115,394 bytes, Karpathy 2015), fetched once. Raises UserError without it."""
+    """Tiny Shakespeare (1,115,394 bytes, Karpathy 2015), downloaded once. Raises UserError if that fails."""
     parts = tuple(f"sonnet/examples/data/ts.{part}.txt" for part in ("train", "valid", "test"))
     sources = [
         Url("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"),

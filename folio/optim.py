@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from folio.distributed import ALONE, Group, distribute_like, gather_like, to_local
 
+OPTIMIZERS = ("adamw", "muon")
+LR_SCHEDULES = ("cosine", "linear", "wsd", "constant")
+
 
 def make_optimizer(
     model: nn.Module,
@@ -84,8 +87,8 @@ class Muon(torch.optim.AdamW):
             mean = torch.cat([buffer.flatten() for buffer in buffers]).lerp(gradients, (1 - momentum) * keep)
             sizes = [p.numel() for p in shards]
             nesterov = gradients.lerp(mean, momentum).to(group["dtype"]).split(sizes)
-            whole = [gather_like(part.view_as(p), q) for part, p, q in zip(nesterov, shards, params, strict=True)]
-            stack = torch.cat(whole).view(-1, rows, columns)  # (n, rows, columns)
+            gathered = [gather_like(part.view_as(p), q) for part, p, q in zip(nesterov, shards, params, strict=True)]
+            stack = torch.cat(gathered).view(-1, rows, columns)  # (n, rows, columns)
             update = self.orthogonalize_together(stack).float()
             update *= -lr * max(1, rows / columns) ** 0.5 * keep
             updates = update.reshape(-1, columns).split([len(p) for p in params])

@@ -1,4 +1,4 @@
-"""Random numbers as functions of their arguments: no generator's state has to be saved to resume a run."""
+"""Random numbers as pure functions of their arguments, so that resuming a run needs no saved generator state."""
 
 import hashlib
 import math
@@ -7,13 +7,13 @@ import numpy as np
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed for torch that follows from the parts alone, so that no generator's state has to be kept."""
+    """A seed for torch that depends only on `parts`."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def hash64(*parts: np.ndarray | int) -> np.ndarray:
-    """A uint64 that follows from the parts alone, elementwise: splitmix64's finalizer (Steele et al. 2014), chained."""
+    """An elementwise uint64 hash of `parts`: splitmix64's finalizer (Steele et al. 2014), applied to each in turn."""
     with np.errstate(over="ignore"):
         h = np.zeros(1, dtype=np.uint64)
         for part in parts:
@@ -25,11 +25,11 @@ def hash64(*parts: np.ndarray | int) -> np.ndarray:
 
 
 def permute(i: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """Where a shuffle of range(n) puts each i: for every key a permutation, in constant memory and time.
+    """The position of each i in a shuffled range(n). Every key gives a permutation, in constant memory and time.
 
-    A generalised Feistel network on the numbers of two digits, of base a and b, where a * b holds n; what falls outside
-    is walked on until it falls inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains").
-    i: uint64 (B,), key: uint64 (1,). Returns uint64 (B,).
+    A generalized Feistel network on numbers with two digits of bases a and b, where a * b >= n. A result outside
+    range(n) goes through the network again until it is inside ("cycle walking"; Black & Rogaway 2002, "Ciphers with
+    arbitrary finite domains"). i: uint64 (B,), key: uint64 (1,). Returns uint64 (B,).
     """
     a = np.uint64(math.isqrt(n - 1) + 1)
     b = np.uint64(-(-n // int(a)))

@@ -31,6 +31,9 @@ class StepCounts:
     def evaluations(self) -> int:
         return -(-self.max_iters // self.eval_steps)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {n:,}" for name, n in asdict(self).items() if n)
+
     def scaled(self, max_iters: int, names: list[str]) -> "StepCounts":
         """The counts for a run of max_iters steps: those in `names` in proportion, rounded up; the others as set."""
         counts = {name: getattr(self, name) for name in names}
@@ -90,7 +93,7 @@ class Schedule:
         return self.decisions[-1][1]
 
     def decide(self, step: int, max_iters: int) -> None:
-        """From `step` on, the run has `max_iters` steps in all; `step` itself ends it."""
+        """After `step`, the run has `max_iters` steps in all. If max_iters equals step, it ends now."""
         assert max_iters >= step
         self.decisions.append((step, max_iters))
 
@@ -129,7 +132,3 @@ class Schedule:
         interval = self.counts.eval_steps
         remaining = math.ceil(self.counts.max_iters / interval) - int(self.recipe_step(step) // interval)
         return max(1, remaining) if step < self.max_iters else 0
-
-    def description(self) -> str:
-        """The counts that are set, for a line of output."""
-        return ", ".join(f"{name} {n:,}" for name, n in asdict(self.counts).items() if n)

@@ -31,16 +31,18 @@ class TrainingError(UserError):
 
 
 class Session:
-    """A run's surroundings, on every rank: stopping, gathering weights and failed saves concern all ranks. Only rank
-    0's metrics and saver write anything.
+    """The surroundings of a run's steps, on every rank: stopping, gathering weights and failed saves concern all ranks.
+    Only rank 0's metrics and saver write anything.
 
         with Session(...) as session:
             while not session.finished:
                 train_step(...)
-                session.end_step()  # decides what `logs`, `evaluates` and `saves` after this step
+                session.end_step()  # sets should_log, should_evaluate and should_save
+                ...evaluate...      # if should_evaluate
+                session.log(losses), session.save(), session.sample()  # in this order, each if it is due
 
-    start: of train.py's settings. record: what a checkpoint says of the run, besides its progress. sample: generates
-    text for samples.jsonl, so many tokens; None: no samples.
+    start: with train.py's settings. record: what a checkpoint says about the run, besides its progress. sample:
+    generates so many tokens of text for samples.jsonl; None: no samples.
     """
 
     def __init__(
@@ -60,12 +62,19 @@ class Session:
         self.sequences = self.cfg.accumulation * self.cfg.batch_size  # per step
         self.tokens = self.sequences * self.cfg.block_size
         self.metrics, self.saver = self._open_writers(start)
-        self.signals, self.requests, self.clock = Signals(), Requests(self.group), Clock()
-        self.saved_at = time.perf_counter()
-        self.unread: int | None = None  # a step whose numbers are on their way from the device
-        self.losses: dict[str, float] = {}  # of the last evaluation
+        self.signals, self.requests, self.clock = SignalHandler(), Requests(self.group), Clock()
         self.stopped_by = 0  # the signal that ends the run
-        self.logs = self.evaluates = self.saves = False  # after the step that has just ended
+        self.should_log = self.should_evaluate = self.should_save = False  # after the current step
+        self.unread: int | None = None  # a step whose numbers are still on their way from the device
+        self.read_step, self.steps, self.rate = (
+            0,
+            [],
+            None,
+        )  # the last step that was read, the new ones, steps per second
+        self.losses: dict[str, float] = {}  # of the last evaluation
+        self.improved = False  # whether it was the best
+        self.best_before = math.inf, 0  # best_val_loss and best_step before it
+        self.read_at = self.logged_at = self.saved_at = time.perf_counter()
 
     def _open_writers(self, start: Start) -> tuple[Metrics, Saver]:
         if self.group.rank:
@@ -87,7 +96,7 @@ class Session:
             for part in (self.metrics, self.saver, self.signals):
                 stack.enter_context(part)
             if self.resuming:
-                self.replan()
+                self.replan(at_least=1)  # the last step is always evaluated and saved
             self.stack = stack.pop_all()  # closed by __exit__
         return self
 
@@ -107,10 +116,13 @@ class Session:
         return self.state.step >= self.schedule.max_iters or self.stopped_by != 0 or self.out_of_patience
 
     def end_step(self) -> None:
-        """Decide what to do after this step, the same on every rank, and read the numbers that are to be logged."""
+        """Set what to do after this step, the same on every rank, and read the numbers to log.
+
+        On a device that works asynchronously, a step without an evaluation or a save is logged here, one step later.
+        """
         step = self.state.step
         self.metrics.advance()
-        if self.unread:  # only now, when the device has the next step to work on
+        if self.unread:  # the device has the next step to work on now
             self._read(self.unread)
             self.log({})
             self.unread = None
@@ -122,16 +134,17 @@ class Session:
         self.stopped_by, save, late = self.requests.agree(self.signals.stop, save, late)  # every step, to obey signals
         if late and not self.schedule.evaluates(step):
             self.replan()
-        self.evaluates, self.saves = self.schedule.evaluates(step), bool(self.stopped_by or save)
-        self.logs = self.evaluates or self.saves or step % self.cfg.log_interval == 0 or step == 1
-        if not self.logs:
+        self.should_evaluate, self.should_save = self.schedule.evaluates(step), bool(self.stopped_by or save)
+        pauses = self.should_evaluate or self.should_save
+        self.should_log = pauses or step % self.cfg.log_interval == 0 or step == 1
+        if not self.should_log:
             return
         self.state.guard.send()
-        if self.runtime.runs_ahead and not (self.evaluates or self.saves):
-            self.unread, self.logs = step, False
+        if self.runtime.runs_ahead and not pauses:
+            self.unread, self.should_log = step, False
             return
         self._read(step)
-        if self.evaluates or self.saves:
+        if pauses:
             self._wait_for_checkpoint()
             self.best_before = self.state.best_val_loss, self.state.best_step
         self.read_at = time.perf_counter()
@@ -190,12 +203,12 @@ class Session:
         self.losses, self.logged_at = losses, time.perf_counter()
         self.replan()  # before the checkpoint, which holds the decision
         self.improved = self.state.note_evaluation(losses["val_loss"])
-        self.saves = self.saves or self.finished or self.improved or self.cfg.always_save_checkpoint
+        self.should_save |= self.finished or self.improved or self.cfg.always_save_checkpoint
 
     def save(self) -> None:
         """Write a checkpoint; in the background, unless the run ends with it."""
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
-        kept = {
+        state = {
             **self.record,
             **self.state.progress(),
             "stopped_by": reason,
@@ -204,7 +217,7 @@ class Session:
             "budget": self.budget and self.budget.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
-        self.saver.begin(self.state.step, weights, optimizer, kept, self.evaluates and self.improved)
+        self.saver.begin(self.state.step, weights, optimizer, state, self.should_evaluate and self.improved)
         if self.finished or not self.cfg.async_save:
             self._wait_for_checkpoint(last=self.finished)
         self.saved_at, self.signals.save = time.perf_counter(), False
@@ -239,12 +252,16 @@ class Session:
         self.group.barrier()  # rank 0 may have written or sampled for a long time
         self.clock.start(self.state.step)
 
-    def replan(self) -> None:
-        """Decide the run's length again by what steps and evaluations take now; the same on every rank."""
+    def replan(self, at_least: int = 0) -> None:
+        """Under a time budget, recompute max_iters from current timings, the same on every rank.
+
+        at_least: how many steps to run in any case.
+        """
         step = self.state.step
         if self.budget is None or step >= self.schedule.max_iters:
             return
-        before, max_iters = self.schedule.max_iters, self.group.broadcast(self.budget.max_iters(step, self.schedule))
+        before = self.schedule.max_iters
+        max_iters = max(step + at_least, self.group.broadcast(self.budget.max_iters(step, self.schedule)))
         if max_iters != before:
             self.metrics.say(
                 f"step {step:,}: a step takes {1000 * self.budget.step_seconds:,.1f} ms now, so "
@@ -255,7 +272,7 @@ class Session:
         self.budget.start_stretch(step)
 
 
-class Signals:
+class SignalHandler:
     """What signals ask of a run, while the block lasts.
 
     The first SIGINT or SIGTERM asks it to save and stop (`stop` is the signal's number). The second has its usual
@@ -267,7 +284,7 @@ class Signals:
     stop: int = 0
     save: bool = False
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "SignalHandler":
         self.previous = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -38,8 +38,14 @@ UNRECORDED = {"out_dir", "data_dir", "dataset", "init_from", "overwrite", "print
 
 
 @contextmanager
-def reserve(out_dir: Path) -> Iterator[None]:
-    """Hold out_dir for this run while the block lasts. A folder that it leaves empty is removed. Raises UserError."""
+def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
+    """Lock out_dir for this run while the block lasts; not for one that writes nothing. Raises UserError.
+
+    A folder that the run leaves empty is removed.
+    """
+    if eval_only:
+        yield
+        return
     existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
     timeout = 60.0 if distributed.under_torchrun() else 0.0  # the lock of a lost node may outlive it
@@ -67,7 +73,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Start(Generic[Config]):
-    """Where a run starts, and its settings after what the checkpoint determines."""
+    """Where a run starts, and its settings with what the checkpoint overrides."""
 
     cfg: Config
     checkpoint: Checkpoint | None  # None: from scratch
@@ -93,7 +99,7 @@ class Start(Generic[Config]):
             )
         if self.resuming and self.earlier["dataset"]["hash"] != data.hash:
             raise UserError(
-                f"{dataset} is not the data that this run was started with; start a new run from its weights with "
+                f"{dataset} is not this run's original data; start a new run from its weights with "
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
             )
 
@@ -181,7 +187,8 @@ def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, 
     any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
-    shape = {name: saved.state["model"][name] for name in SHAPE}
+    trained_with = asdict(GPTConfig(**saved.state["model"]))  # an older checkpoint may lack newer settings
+    shape = {name: trained_with[name] for name in SHAPE}
     refused, ignored = [], []
     for name, trained in shape.items():
         asked, origin = getattr(cfg, name), cfg.origins.get(name)

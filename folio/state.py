@@ -59,7 +59,7 @@ class TrainState:
         }
 
     def load(self, progress: dict[str, Any], optimizer: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint. Weights and the guard's state are given when they are built."""
+        """Continue from a checkpoint. Weights and the guard's state are restored when they are built."""
         load_state_tensors(self.model, self.optimizer, optimizer)
         self.scaler.load_state_dict(progress["grad_scaler"])
         self.step, self.next_sequence = progress["step"], progress["next_sequence"]
@@ -68,8 +68,9 @@ class TrainState:
         self.evaluations_since_best = progress["evaluations_since_best"]
 
     def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and optimizer state by name, on the CPU. Sharded tensors are gathered, so every rank calls this;
-        only ranks that `keep` the result hold it. copy: later steps do not change it.
+        """Weights and optimizer state by name, on the CPU. Sharded tensors are gathered, so every rank calls this.
+
+        keep: return tensors on this rank, otherwise empty dicts. copy: later steps do not change them.
         """
 
         def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

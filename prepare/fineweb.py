@@ -1,11 +1,11 @@
-"""FineWeb-Edu's sample of 10 billion tokens (Penedo et al. 2024) in GPT-2's tokens.
+"""FineWeb-Edu's sample of 10 billion tokens (Penedo et al. 2024), tokenized with GPT-2's tokenizer.
 
     python prepare/fineweb.py --limit=20000
     python prepare/fineweb.py
     python prepare/fineweb.py --ready=True --shards=9
 
-Its parquet files take some 27 GB in Hugging Face's cache, and the shards 20 GB. --ready=True fetches shards of 100
-million tokens that others have tokenized, in llm.c's format, and trains on them as they are.
+The parquet files take about 27 GB in Hugging Face's cache, and the shards 20 GB. --ready=True downloads shards of 100
+million tokens that are already tokenized, in llm.c's format, which train.py reads as they are.
 """
 
 import shutil
@@ -17,13 +17,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
+from folio.configurator import PositiveInt  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.fetch import hub_files, hub_parquet  # noqa: E402
-from folio.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.files import replace_folder  # noqa: E402
+from folio.find_data import data_root  # noqa: E402
+from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 
 REPOSITORY, SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
-READY = "kjj0/finewebedu10B-gpt2"  # of modded-nanogpt
+READY_REPOSITORY = "kjj0/finewebedu10B-gpt2"  # the shards of modded-nanogpt
 
 
 @dataclass(frozen=True)
@@ -31,48 +34,39 @@ class FineWebConfig(PrepareConfig):
     name: str = "fineweb"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: int | None = None  # documents to take, from the first; None: all
-    ready: bool = False  # True: fetch ready-made shards in place of text
-    shards: int | None = None  # training shards to fetch with --ready=True; None: all
-    tokenizer: str = "gpt2"  # as above
-    val_fraction: float | None = 0.001  # of the documents, for validation
-
-    def problems(self) -> list[tuple[str, str]]:
-        found = super().problems()
-        for name in ("limit", "shards"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                found.append((name, "it must be at least 1, or None"))
-        return found
+    limit: PositiveInt | None = None  # number of documents to use, from the first one; None: all
+    ready: bool = False  # True: download shards that are already tokenized
+    shards: PositiveInt | None = None  # training shards to download with --ready=True; None: all
+    tokenizer: str = "gpt2"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
+    val_fraction: Fraction | None = 0.001  # share of the documents for validation
 
 
 def main(cfg: FineWebConfig) -> None:
     configurator.check(cfg)
     if cfg.ready:
-        fetch_ready(cfg, cfg.data_folder / cfg.name)
+        download_shards(cfg)
         return
-    sources, _ = parquet_sources(
-        hub_parquet(cfg.source or REPOSITORY, None if cfg.source else SUBSET), "text", cfg.limit
-    )
+    files = hub_parquet(cfg.source or REPOSITORY, subset=None if cfg.source else SUBSET)
+    sources, _ = parquet_sources(files, "text", cfg.limit)
     prepare(cfg, Corpus(sources, limit=cfg.limit), cfg.name)
 
 
-def fetch_ready(cfg: FineWebConfig, folder: Path) -> None:
-    """Fetch the validation shard and the first training shards into the data set's folder, whole or not at all."""
+def download_shards(cfg: FineWebConfig) -> None:
+    """Download the validation shard and the first training shards into the data set's folder, atomically."""
+    folder = data_root(cfg.data_dir) / cfg.name
     if folder.exists() and not cfg.overwrite:
-        raise UserError(f"{folder} is there already: give this one another --name, or say --overwrite=True")
+        raise UserError(f"{folder} exists already: set another --name, or --overwrite=True")
     part = folder.with_name(f".{folder.name}.part")
-    wanted = ["*_val_*.bin", "*_train_*.bin"]
+    training = ["*_train_*.bin"]
     if cfg.shards:
-        wanted = ["*_val_*.bin", *(f"*_train_{k:06d}.bin" for k in range(1, cfg.shards + 1))]
-    hub_files(READY, wanted, part)
-    shutil.rmtree(part / ".cache", ignore_errors=True)  # the hub's notes on the downloads
+        training = [f"*_train_{k:06d}.bin" for k in range(1, cfg.shards + 1)]
+    hub_files(READY_REPOSITORY, ["*_val_*.bin", *training], part)
+    shutil.rmtree(part / ".cache", ignore_errors=True)  # the hub's metadata of the downloads
     data = open_dataset(part)
-    if cfg.overwrite:
-        shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
-    counts = [sum(map(len, split)) for split in (data.train, data.val)]
+    replace_folder(part, folder)
+    train_tokens, val_tokens = (sum(map(len, split)) for split in (data.train, data.val))
     print(
-        f"{folder}: {counts[0]:,} training and {counts[1]:,} validation tokens of GPT-2, in "
+        f"{folder}: {train_tokens:,} training and {val_tokens:,} validation tokens of GPT-2, in "
         f"{len(data.train)} + {len(data.val)} shards"
     )
 

@@ -1,34 +1,37 @@
-"""OpenWebText (Gokaslan & Cohen 2019) in GPT-2's tokens, divided as nanoGPT divides it.
+"""OpenWebText (Gokaslan & Cohen 2019), tokenized with GPT-2's tokenizer and split as nanoGPT splits it.
 
     python prepare/openwebtext.py --limit=20000
     python prepare/openwebtext.py
     python prepare/openwebtext.py --source=FOLDER
 
-The whole set, 8,013,769 documents, comes out as 9,035,582,198 training and 4,434,897 validation tokens; its parquet
-files take some 24 GB in Hugging Face's cache, and the shards 18 GB. --limit is for a first try, of a few minutes.
+All 8,013,769 documents give 9,035,582,198 training and 4,434,897 validation tokens. The parquet files take about 24 GB
+in Hugging Face's cache, and the shards 18 GB. With --limit, a first try takes a few minutes.
 """
 
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
+from folio.dataset_builder import split_by_number  # noqa: E402
 from folio.fetch import hub_parquet  # noqa: E402
 from folio.files import read_json  # noqa: E402
-from folio.prepare import PrepareConfig, by_number, prepare  # noqa: E402
+from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 
 REPOSITORY = "Skylion007/openwebtext"
-REVISION = "refs/convert/parquet"  # the hub's own conversion; the script in the repository is not run
+REVISION = "refs/convert/parquet"  # the hub's conversion, so that the script in the repository is not run
 DOCUMENTS = 8_013_769
-TOKENS = {"train": 9_035_582_198, "val": 4_434_897}  # nanoGPT's counts, with an end-of-text token behind each document
-SEED = 2357  # of nanoGPT's train_test_split
+TOKENS = {"train": 9_035_582_198, "val": 4_434_897}  # nanoGPT's counts, with an end-of-text token after each document
+SEED = 2357  # as in nanoGPT's train_test_split
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,13 @@ class OpenWebTextConfig(PrepareConfig):
     name: str = "openwebtext"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: int | None = None  # documents to take, from the first; None: all
-    tokenizer: str = "gpt2"  # as in nanoGPT; the counts above are for this one
-    val_fraction: float | None = 0.0005  # for validation, drawn as train_test_split(test_size=0.0005, seed=2357) does
-
-    def problems(self) -> list[tuple[str, str]]:
-        found = super().problems()
-        if self.limit is not None and self.limit < 2:
-            found.append(("limit", "it must be at least 2, or None"))
-        if self.val_fraction is None:
-            found.append(("val_fraction", "it must be a number, such as 0.0005"))
-        return found
+    limit: Annotated[int, Ge(2)] | None = None  # number of documents to use, from the first one; None: all
+    tokenizer: str = "gpt2"  # as in nanoGPT, whose totals are for this tokenizer
+    val_fraction: Fraction = 0.0005  # share for validation, as in train_test_split(test_size=0.0005, seed=2357)
 
 
 def validation_rows(rows: int, test_size: float) -> np.ndarray:
-    """The rows that datasets.Dataset.train_test_split(test_size, seed=2357) puts into its test split, sorted."""
+    """The rows that datasets.Dataset.train_test_split(test_size, seed=2357) assigns to the test split, sorted."""
     return np.sort(np.random.default_rng(SEED).permutation(rows)[: math.ceil(test_size * rows)])
 
 
@@ -59,10 +54,11 @@ def main(cfg: OpenWebTextConfig) -> None:
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
     sources, rows = parquet_sources(files, "text", cfg.limit)
     chosen = validation_rows(rows, cfg.val_fraction)
-    folder = prepare(cfg, Corpus(sources, limit=cfg.limit), cfg.name, by_number(chosen))
-    found = read_json(folder / "report.json")
-    if rows == DOCUMENTS and cfg.tokenizer == "gpt2" and not cfg.dedup and found["tokens"] != TOKENS:
-        raise UserError(f"{folder} has {found['tokens']} tokens, not nanoGPT's {TOKENS}: the source has changed")
+    folder = prepare(cfg, Corpus(sources, limit=cfg.limit), cfg.name, split_by_number(chosen))
+    tokens = read_json(folder / "report.json")["tokens"]
+    is_nanogpts = rows == DOCUMENTS and cfg.tokenizer == "gpt2" and not cfg.dedup
+    if is_nanogpts and tokens != TOKENS:
+        raise UserError(f"{folder} has {tokens} tokens, not nanoGPT's {TOKENS}: the source has changed")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Tiny Shakespeare in GPT-2's tokens: the first 90 % for training, the rest for validation.
+"""Tiny Shakespeare, tokenized with GPT-2's tokenizer: the first 90 % for training, the rest for validation.
 
     python prepare/shakespeare.py
 
-It comes out as 301,966 training and 36,059 validation tokens.
+The data set has 301,966 training and 36,059 validation tokens.
 """
 
 import sys
@@ -20,7 +20,7 @@ from folio.prepare import PrepareConfig, prepare  # noqa: E402
 @dataclass(frozen=True)
 class ShakespeareConfig(PrepareConfig):
     name: str = "shakespeare"  # folder under data_dir
-    tokenizer: str = "gpt2"  # or char, byte, bpe (trained on this text), or the folder of a data set or a run
+    tokenizer: str = "gpt2"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
 
 
 def main(cfg: ShakespeareConfig) -> None:

@@ -1,8 +1,8 @@
-"""Tiny Shakespeare as characters: the first 90 % for training, the rest for validation.
+"""Tiny Shakespeare, one token per character: the first 90 % for training, the rest for validation.
 
     python prepare/shakespeare_char.py
 
-It comes out as 1,003,854 training and 111,540 validation tokens of 65 characters.
+The data set has 1,003,854 training and 111,540 validation tokens, and a vocabulary of 65 characters.
 """
 
 import sys

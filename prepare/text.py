@@ -1,12 +1,12 @@
-"""A data set out of your own text: files, folders, "patterns*", or - for standard input.
+"""Your own text as a data set: files, folders, "patterns*", or - for standard input.
 
     python prepare/text.py novel.txt
     python prepare/text.py letters/*.txt
     python prepare/text.py letters/ diaries/ --name=mine --tokenizer=gpt2
     python prepare/text.py "crawl/*.jsonl.zst" --name=crawl --tokenizer=bpe --vocab_size=16384 --field=content
 
-Read are .txt, .md, .jsonl, .csv (each also .gz or .zst) and .parquet. One text is divided at its tail; of many
-documents (files, JSON lines, rows) each is for training or validation by what it says.
+It reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. A single text is split at its tail. Of
+several documents (files, JSON lines, rows), a hash of the content decides which are for validation.
 """
 
 import os
@@ -15,14 +15,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
-from folio.corpus import Corpus, find_sources  # noqa: E402
+from folio.corpus import Corpus, Format, find_sources  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
@@ -30,23 +29,23 @@ from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 class TextConfig(PrepareConfig):
     # --- the text ---
     inputs: tuple[str, ...] = ()  # files, folders, patterns, or - for standard input
-    field: str = "text"  # of a JSON line, or the column of a row, that holds the document
-    split_on: str | None = None  # what divides text files into documents; \n is a line break; None: a file is one
-    format: Literal["text", "jsonl", "csv", "parquet"] | None = None  # of the files; None: by their suffix, else text
+    field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
+    split_on: str | None = None  # separator of documents in text files; \n is a line break; None: one per file
+    format: Format | None = None  # format of all files; None: by their suffix, otherwise text
 
     def problems(self) -> list[tuple[str, str]]:
-        found = super().problems()
+        problems = super().problems()
         if not self.inputs:
-            found.append(("inputs", "name a file, a folder, a pattern, or - for standard input"))
+            problems.append(("inputs", "name a file, a folder, a pattern, or - for standard input"))
         if self.split_on == "":
-            found.append(("split_on", "it must not be empty; None takes each file as one document"))
+            problems.append(("split_on", "it must not be empty; None takes each file as one document"))
         if self.inputs and not self.name and not self.common_name:
-            found.append(("name", "several inputs need a --name for what they become"))
-        return found
+            problems.append(("name", "several inputs need a --name for the data set"))
+        return problems
 
     @property
     def common_name(self) -> str:
-        """What the data set is called after by default: its one input, or the folder of all; empty if there is none."""
+        """What gives the data set its default name: the only input, or the folder of all inputs. It may be empty."""
         if len(self.inputs) > 1:
             try:
                 return os.path.commonpath(self.inputs)
@@ -58,20 +57,23 @@ class TextConfig(PrepareConfig):
 def main(cfg: TextConfig) -> None:
     configurator.check(cfg)
     with tempfile.TemporaryDirectory() as folder:
-        inputs = [str(spooled(Path(folder), cfg.format)) if word == "-" else word for word in cfg.inputs]
+        inputs = [str(save_stdin(Path(folder), cfg.format)) if name == "-" else name for name in cfg.inputs]
         split_on = cfg.split_on and line_breaks(cfg.split_on)
         corpus = Corpus(find_sources(inputs, cfg.format), cfg.field, split_on)
         prepare(cfg, corpus, cfg.name or default_name(cfg.common_name))
 
 
-def spooled(folder: Path, format: str | None) -> Path:
-    """What comes on standard input, as a file, since it is read more than once."""
-    path = folder / f"standard-input.{format if format and format != 'text' else 'txt'}"
+def save_stdin(folder: Path, format: Format | None) -> Path:
+    """Save standard input as a file, because a corpus is read more than once. Raises UserError if it does not fit."""
+    suffix = "txt" if format in (None, "text") else format
+    path = folder / f"standard-input.{suffix}"
     try:
         with open(path, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
     except OSError as error:
-        raise UserError(f"standard input could not be kept in {folder} ({error.strerror}); set TMPDIR") from None
+        raise UserError(
+            f"standard input could not be saved in {folder} ({error.strerror}); set TMPDIR to a folder with more space"
+        ) from None
     return path
 
 

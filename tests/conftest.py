@@ -1,4 +1,4 @@
-"""What the tests share: a seed that is printed, a tiny text, a data set made of it, and no network."""
+"""Fixtures: a random seed that is printed, a small text, and a data set made from it."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = "1"  # tiny models, and other work on this machine: threads would wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are slower with several threads
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
@@ -28,7 +28,7 @@ def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def seed() -> int:
-    """A new seed each time, printed by pytest where a test fails; $SEED repeats it."""
+    """A new seed for each run of a test. pytest prints it if the test fails; set $SEED to use it again."""
     value = int(os.environ.get("SEED") or random.randrange(2**31))
     print(f"SEED={value}")
     return value
@@ -36,7 +36,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="session")
 def text() -> str:
-    """Some 20,000 characters of made-up verse."""
+    """About 20,000 characters of random verse."""
     rng = random.Random(7)
     verses = [" ".join(rng.choices(WORDS, k=6)).capitalize() + rng.choice(".;,?") + "\n" for _ in range(700)]
     return "".join("ROMEO:\n" * (i % 20 == 0) + verse for i, verse in enumerate(verses))
@@ -44,7 +44,7 @@ def text() -> str:
 
 @pytest.fixture(scope="session")
 def data_dir(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds one data set, "verse", of characters."""
+    """A folder with one data set, "verse", of characters."""
     folder = tmp_path_factory.mktemp("data")
     source = folder / "verse.txt"
     source.write_text(text, encoding="utf-8")
@@ -54,7 +54,7 @@ def data_dir(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(data_dir: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
-    """Settings for a run of a few seconds; keywords change them."""
+    """A function that returns settings for a run of a few seconds. Its keyword arguments change them."""
 
     def make(**settings) -> TrainConfig:
         small = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=4, max_iters=12, warmup_iters=2)
@@ -67,13 +67,13 @@ def tiny(data_dir: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
 
 @pytest.fixture
 def masked_dir(data_dir, tmp_path, seed) -> str:
-    """The data set with a mask that leaves whole micro-batches without a target that counts."""
+    """A folder with the data set "verse", masked so that some micro-batches have no target that counts."""
     shutil.copytree(data_dir / "verse", tmp_path / "masked" / "verse")
     folder = tmp_path / "masked" / "verse"
     meta = json.loads((folder / "meta.json").read_text())
     rng = np.random.default_rng(seed)
-    for split, ((entry,), share) in zip(("train", "val"), ((s, 0.7) for s in meta["splits"].values()), strict=True):
-        mask = np.repeat(rng.random(entry["tokens"] // 97 + 1) > share, 97)[: entry["tokens"]].astype(np.uint8)
+    for split, (entry,) in meta["splits"].items():
+        mask = np.repeat(rng.random(entry["tokens"] // 97 + 1) > 0.7, 97)[: entry["tokens"]].astype(np.uint8)
         (folder / f"{split}_mask.bin").write_bytes(mask.tobytes())
         entry["mask_sha256"] = hashlib.sha256(mask.tobytes()).hexdigest()
     (folder / "meta.json").write_text(json.dumps(meta))

@@ -238,6 +238,28 @@ def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
     assert state["step"] == state["decisions"][-1][1] and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
 
 
+def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, monkeypatch):
+    """If the time was used up before a kill, the resumed run ended without a step, an evaluation or a checkpoint."""
+    settings = dict(max_iters=100, eval_interval=50, minutes=0.2, sample_tokens=0, save_interval_minutes=1e-9)
+    log = Metrics.log
+
+    def log_and_kill_at_step_5(self, line):
+        log(self, line)
+        if line["step"] == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", log_and_kill_at_step_5)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(**settings))
+    saved = checkpoint.last_state(Path(tiny().out_dir))
+    assert saved["step"] == 4 and saved["best_step"] == 0
+    monkeypatch.setattr(Budget, "max_iters", lambda self, step, schedule: step)  # no time is left
+    result = train(tiny(**settings, init_from="resume"))
+    assert result.step == result.max_iters == 5 and result.best_val_loss < 10
+    assert checkpoint.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]
+
+
 def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):
     """The thread that writes it had the list itself, to which the loop appended."""
     SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)

@@ -31,11 +31,11 @@ def test_attention_weights_match_torchs_fused_kernel(seed):
 def test_manual_attention_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
     torch.manual_seed(seed)
     layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=2, attn_pdrop=0.5), index=0)
-    x, positions, manual = torch.randn(2, 16, 32), torch.arange(16), ManualAttention()
-    expected = layer.eval()(x, positions, Attention())
+    x, mask, manual = torch.randn(2, 16, 32), None, ManualAttention()
+    expected = layer.eval()(x, mask, Attention())
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x, positions, manual).float(), expected, atol=0.02, rtol=0.02)
-        assert not torch.equal(layer.train()(x, positions, manual), layer(x, positions, manual))  # dropout
+        torch.testing.assert_close(layer(x, mask, manual).float(), expected, atol=0.02, rtol=0.02)
+        assert not torch.equal(layer.train()(x, mask, manual), layer(x, mask, manual))  # dropout
 
 
 @pytest.mark.parametrize("p", [0.05, 0.2, 0.5])

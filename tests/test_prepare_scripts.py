@@ -14,8 +14,8 @@ from pyarrow import parquet
 from tiny_tokenizers import bpe
 
 from folio import UserError, tokenizer
+from folio.blocks import document_hash
 from folio.configurator import ConfigError, load, run_script
-from folio.corpus import document_hash
 from folio.files import read_json
 from folio.shards import open_dataset
 from prepare import openwebtext, pairs, shakespeare, shakespeare_char
@@ -27,20 +27,20 @@ from prepare.text import TextConfig
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def typed(words: list[str], stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess:
+def run_command(words: list[str], stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / words[0]), *words[1:]]
     return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **env})
 
 
-def small_gpt2(monkeypatch) -> None:
-    """A tiny table in the place of GPT-2's, which is not in this repository."""
+def use_tiny_gpt2(monkeypatch) -> None:
+    """Replace GPT-2's tokenizer, which must be downloaded, with a tiny one."""
     monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_of_ones_own(tmp_path, capsys):
+def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
     source = tmp_path / "my novel.txt"
     source.write_text("Žluťoučký kůň 日本\n" * 50, encoding="utf-8")
     prepare_text.main(TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.2))
@@ -51,28 +51,28 @@ def test_a_text_of_ones_own(tmp_path, capsys):
 
 def test_standard_input_with_separators(tmp_path):
     words = ["prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
-    done = typed([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)).encode())
+    done = run_command([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)).encode())
     assert done.returncode == 0, done.stderr
     data = open_dataset(tmp_path / "stdin")
     ids = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
     assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
         str(k) for k in range(40)
     ]
-    done = typed([*words, "--name=lines", "--format=jsonl"], stdin=b'{"text": "a"}\n{"text": ')
+    done = run_command([*words, "--name=lines", "--format=jsonl"], stdin=b'{"text": "a"}\n{"text": ')
     assert done.returncode == 2 and b"standard-input.jsonl:2: this line is not JSON" in done.stderr
 
 
-def test_standard_input_that_does_not_fit_on_the_disk(tmp_path, monkeypatch):
-    """It ended in a traceback."""
+def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monkeypatch):
+    """It gave a traceback."""
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(prepare_text.shutil, "copyfileobj", full)
     with pytest.raises(
-        UserError, match=r"^standard input could not be kept in .* \(No space left on device\); set TMPDIR"
+        UserError, match=r"^standard input could not be saved in .* \(No space left on device\); set TMPDIR"
     ):
-        prepare_text.spooled(tmp_path, None)
+        prepare_text.save_stdin(tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_standard_input_that_does_not_fit_on_the_disk(tmp_path, monkeypatch):
         (["a.txt", "b.txt"], "several inputs need a --name"),
         (["a.txt", "--split_on="], "split_on=: it must not be empty"),
         (["--inputs=a.txt"], "name the inputs without --inputs="),
-        (["a.txt", "--vocab=5"], "there is no setting vocab; did you mean vocab_size"),
+        (["a.txt", "--vocab=5"], "vocab is not a setting; did you mean vocab_size"),
     ],
 )
-def test_wrong_words_are_told(argv, message):
+def test_wrong_arguments_are_reported(argv, message):
     with pytest.raises(ConfigError, match=message):
         load(TextConfig, argv)
 
 
-def test_words_are_inputs():
+def test_arguments_without_dashes_are_inputs():
     assert load(TextConfig, ["a.txt", "-", "b/*.md", "--name=x"]).inputs == ("a.txt", "-", "b/*.md")
 
 
 def test_a_pattern_needs_a_name(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"makes no good name.*--name=NAME"):
+    with pytest.raises(UserError, match=r"does not give a name for the data set: set --name=NAME"):
         prepare_text.main(TextConfig(inputs=(str(tmp_path / "*.txt"),), data_dir=str(tmp_path)))
 
 
@@ -108,9 +108,9 @@ TINY += ["--warmup_iters=0", "--eval_iters=1", "--device=cpu", "--compile=False"
     "file, name", [("Smith, John.txt", "Smith_ John"), ("b:0.5, c.txt", "b_0"), (" d\n.txt", "d_")]
 )
 def test_the_command_that_is_printed_works(file, name, tmp_path):
-    """--dataset=Smith, John asked for a mixture of two data sets."""
+    """--dataset="Smith, John" asked for a mixture of two data sets."""
     (tmp_path / file).write_text("It was a dark and stormy night; the rain fell in torrents. " * 10)
-    done = typed(["prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
+    done = run_command(["prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
     assert done.returncode == 0, done.stderr.decode()
     assert open_dataset(tmp_path / "data" / name)
     printed = done.stdout.decode().partition("train on it: ")[2]
@@ -121,27 +121,27 @@ def test_the_command_that_is_printed_works(file, name, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
 def test_a_file_whose_name_is_not_utf8(tmp_path):
-    """It ended in a UnicodeEncodeError when meta.json was written."""
+    """Writing meta.json raised UnicodeEncodeError."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("It was a dark and stormy night. " * 10)
-    done = typed(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    done = run_command(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
     assert done.returncode == 0 and b"--dataset=caf_ " in done.stdout, done.stderr.decode()
     assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
-    done = typed(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    done = run_command(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
     assert done.returncode == 0 and b"is prepared already" in done.stdout
 
 
-def test_many_small_files_by_the_defaults(tmp_path):
-    """`prepare/text.py FOLDER/*.py` with 168 files ended in "the validation split would be empty"."""
-    every = ([f"print({number}, {salt})\n" for number in range(168)] for salt in range(1000))
-    texts = next(texts for texts in every if min(document_hash(text.encode()) for text in texts) >= 0.01 * 2**64)
+def test_many_small_files_with_the_default_settings(tmp_path):
+    """`prepare/text.py FOLDER/*.py` with 168 files gave the error "the validation split would be empty"."""
+    candidates = ([f"print({number}, {salt})\n" for number in range(168)] for salt in range(1000))
+    texts = next(texts for texts in candidates if min(document_hash(text.encode()) for text in texts) >= 0.01 * 2**64)
     files = [tmp_path / f"{number}.py" for number in range(168)]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
     words = ["prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
-    done = typed(words)
+    done = run_command(words)
     assert done.returncode == 0, done.stderr.decode()
     documents = read_json(tmp_path / "data" / "code" / "report.json")["documents"]
     assert documents == {"train": 166, "val": 2}
@@ -154,19 +154,24 @@ def test_many_small_files_by_the_defaults(tmp_path):
         ("x.txt", b"caf\xe9", [], "x.txt is not UTF-8 text at byte 3"),
         ("x.txt", b"", [], "x.txt is empty"),
         ("x.txt", b"a", [], "the validation split would be empty with val_fraction=0.1"),
-        ("x.txt", b"some text", ["--val_fraction=1.5"], "val_fraction=1.5: it must be above 0 and below 1"),
+        (
+            "x.txt",
+            b"some text",
+            ["--val_fraction=1.5"],
+            "val_fraction=1.5: it must be above 0 and less than 1",
+        ),
         ("x.txt", b"some text", ["--name=a,b"], "name=a,b: --dataset must be able to name it"),
         ("x.txt", b"some text", ["--name="], "name=: --dataset must be able to name it"),
-        ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: take char, byte, gpt2, bpe, or the folder"),
-        ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "take char, byte, gpt2, bpe, or the folder"),
-        ("x.txt", b"some text", ["--tokenizer=."], "holds no tokenizer"),
+        ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: use char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "use char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=."], "has no tokenizer"),
         ("x.txt", b"a" * 99, ["--split_on=-"], "there is only one document"),
         ("x.jsonl", b'{"text": "a"}\n{', [], "x.jsonl:2: this line is not JSON"),
         (
             "x.jsonl",
             b'{"text": "a"}',
             ["--field=body"],
-            "x.jsonl:1: there is no field 'body', only text; say --field=NAME",
+            "x.jsonl:1: there is no field 'body', only text; set --field=NAME",
         ),
         ("x.jsonl", b'{"text": 7}', [], "x.jsonl:1: the field 'text' is int, not text"),
         ("x.jsonl", b'{"text": null}', [], "x.jsonl is empty; there is nothing to learn from"),
@@ -174,23 +179,23 @@ def test_many_small_files_by_the_defaults(tmp_path):
             "x.txt",
             b"text",
             ["--tokenizer=bpe", "--vocab_size=1000000000"],
-            "vocab_size=1000000000: it must be at most",
+            "vocab_size=1000000000: it must be at least 258 and at most 1000000",
         ),
         ("x.csv", b"\xef\xbb\xbf", [], "is empty; there is nothing to learn from"),
-        ("x.csv", b"a,b\n1,2\n", [], "x.csv: there is no column 'text', only a, b; say --field=NAME"),
+        ("x.csv", b"a,b\n1,2\n", [], "x.csv: there is no column 'text', only a, b; set --field=NAME"),
         ("x.csv", b'text\n"open', [], "this is not CSV"),
         ("x.parquet", b"text", [], "x.parquet is not a parquet file, or damaged"),
-        ("x.txt.gz", b"text", [], "x.txt.gz is damaged or cut off"),
-        ("x.txt.zst", b"text", [], "x.txt.zst is damaged or cut off"),
-        ("folder/x.png", b"text", [], "in this folder are no files of text"),
+        ("x.txt.gz", b"text", [], "x.txt.gz is damaged or truncated"),
+        ("x.txt.zst", b"text", [], "x.txt.zst is damaged or truncated"),
+        ("folder/x.png", b"text", [], "this folder has no text files"),
         ("y.txt", b"text", [], "x.txt: there is no such file"),
     ],
 )
-def test_wrong_input_ends_in_one_line(file, content, words, message, tmp_path, monkeypatch, capsys):
+def test_an_error_in_the_input_prints_one_line(file, content, words, message, tmp_path, monkeypatch, capsys):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_bytes(content)
-    named = {"folder/x.png": "folder", "y.txt": "x.txt"}.get(file, file)
-    monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / named), *words, f"--data_dir={tmp_path / 'data'}"])
+    argument = {"folder/x.png": "folder", "y.txt": "x.txt"}.get(file, file)
+    monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / argument), *words, f"--data_dir={tmp_path / 'data'}"])
     monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
     monkeypatch.setattr(sys.stderr, "reconfigure", lambda **_: None, raising=False)
     with pytest.raises(SystemExit) as end:
@@ -200,16 +205,16 @@ def test_wrong_input_ends_in_one_line(file, content, words, message, tmp_path, m
     assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
 
 
-def test_a_folder_without_a_name_never_becomes_the_folder_of_all_data_sets(tmp_path):
-    """`prepare/pairs.py . --overwrite=True` wrote the data set in place of data/ and all that was in it."""
+def test_an_input_without_a_name_does_not_overwrite_the_folder_of_all_data_sets(tmp_path):
+    """`prepare/pairs.py . --overwrite=True` replaced data/, and everything in it, with the data set."""
     for script, config in ((prepare_text, TextConfig), (pairs, PairsConfig)):
-        with pytest.raises(UserError, match=r"^\. makes no good name for a data set: say --name=NAME"):
+        with pytest.raises(UserError, match=r"^\. does not give a name for the data set: set --name=NAME"):
             (tmp_path / "data").mkdir(exist_ok=True)
             script.main(config(inputs=(".",), data_dir=str(tmp_path / "data"), overwrite=True))
 
 
 @pytest.mark.network
-def test_tiny_shakespeare(tmp_path):
+def test_tiny_shakespeare_has_the_documented_totals(tmp_path):
     shakespeare_char.main(shakespeare_char.ShakespeareCharConfig(data_dir=str(tmp_path)))
     data = open_dataset(tmp_path / "shakespeare_char")
     assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (1_003_854, 111_540, 65)
@@ -223,7 +228,7 @@ def test_tiny_shakespeare(tmp_path):
 
 @pytest.fixture
 def rows(tmp_path: Path) -> list[str]:
-    """Texts in three parquet files of a folder, "source"."""
+    """Texts, which are also in three parquet files in the folder "source"."""
     (tmp_path / "source").mkdir()
     texts = [f"text number {k} of some" for k in range(3000)]
     for number in range(3):
@@ -233,12 +238,12 @@ def rows(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("rows, test_size", [(2000, 0.0005), (2001, 0.0005), (37, 0.1), (10_007, 0.0005)])
-def test_the_validation_rows_are_those_of_datasets(rows, test_size):
+def test_the_validation_rows_are_those_of_the_datasets_library(rows, test_size):
     split = datasets.Dataset.from_dict({"row": range(rows)}).train_test_split(test_size=test_size, seed=2357)
     assert sorted(split["test"]["row"]) == validation_rows(rows, test_size).tolist()
 
 
-def test_openwebtexts_own_split():
+def test_the_validation_rows_of_openwebtext():
     chosen = validation_rows(DOCUMENTS, 0.0005)
     assert len(chosen) == 4007 and set(np.random.default_rng(2357).permutation(8_013_769)[:4007]) == set(
         chosen.tolist()
@@ -246,30 +251,30 @@ def test_openwebtexts_own_split():
 
 
 def test_openwebtext_from_a_folder(rows, tmp_path, monkeypatch):
-    small_gpt2(monkeypatch)
+    use_tiny_gpt2(monkeypatch)
     settings = dict(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data"))
     openwebtext.main(OpenWebTextConfig(**settings))
     data = open_dataset(tmp_path / "data" / "openwebtext")
-    made_with, chosen = data.load_tokenizer(), set(validation_rows(3000, 0.0005).tolist())
+    made, chosen = data.load_tokenizer(), set(validation_rows(3000, 0.0005).tolist())
     for shard, keep in ((data.train[0], False), (data.val[0], True)):
         texts = [text for k, text in enumerate(rows) if (k in chosen) == keep]
-        assert shard.ids.tolist() == [i for text in texts for i in [*made_with.encode(text).tolist(), made_with.eot]]
+        assert shard.ids.tolist() == [i for text in texts for i in [*made.encode(text).tolist(), made.eot]]
     openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
     assert read_json(tmp_path / "data" / "first" / "report.json")["documents"] == {"train": 1199, "val": 1}
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="could not be fetched from the Hugging Face hub"):
+    with pytest.raises(UserError, match="could not be downloaded from the Hugging Face hub"):
         openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "empty"), data_dir=str(tmp_path / "data"), name="x"))
 
 
-def test_other_totals_than_nanogpts_are_told(rows, tmp_path, monkeypatch):
-    small_gpt2(monkeypatch)
+def test_totals_other_than_nanogpts_are_an_error(rows, tmp_path, monkeypatch):
+    use_tiny_gpt2(monkeypatch)
     monkeypatch.setattr(openwebtext, "DOCUMENTS", 3000)
     with pytest.raises(UserError, match=r"not nanoGPT's.*the source has changed"):
         openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data")))
 
 
-def test_through_a_hub(rows, tmp_path):
-    """The whole road of datasets and huggingface_hub, with downloads that break off, on a hub of our own."""
+def test_downloads_from_a_hub(rows, tmp_path):
+    """datasets and huggingface_hub themselves run, against a local hub, with interrupted downloads."""
     files = {
         f"Skylion007/openwebtext/plain_text/train/{path.name}": path.read_bytes()
         for path in sorted((tmp_path / "source").iterdir())
@@ -286,28 +291,32 @@ def test_through_a_hub(rows, tmp_path):
     with serving(files) as hub:
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
         words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}"]
-        hub.cut = 1
-        done = typed(["prepare/openwebtext.py", "--limit=1500", *words], **env)
+        hub.interrupt_next = 1
+        done = run_command(["prepare/openwebtext.py", "--limit=1500", *words], **env)
         assert done.returncode == 0, done.stderr.decode()
         assert read_json(tmp_path / "data/openwebtext/report.json")["documents"] == {"train": 1499, "val": 1}
-        assert hub.cut == 0 and not any("0002.parquet" in asked for asked in hub.asked)  # no more than the limit needs
-        hub.asked.clear()
-        done = typed(["prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
-        assert done.returncode == 0 and not any(a.startswith("GET") and "0000.parquet" in a for a in hub.asked)
-        done = typed(["prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
+        assert hub.interrupt_next == 0 and not any(
+            "0002.parquet" in request for request in hub.requests
+        )  # only what the limit needs
+        hub.requests.clear()
+        done = run_command(["prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
+        assert done.returncode == 0 and not any(r.startswith("GET") and "0000.parquet" in r for r in hub.requests)
+        done = run_command(["prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
         assert done.returncode == 0, done.stderr.decode()
         assert sum(read_json(tmp_path / "data/fineweb/report.json")["documents"].values()) == 1000
-        hub.cut = 1
-        done = typed(["prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
+        hub.interrupt_next = 1
+        done = run_command(["prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
         assert done.returncode == 0, done.stderr.decode()
         data = open_dataset(tmp_path / "data" / "ready")
         assert data.train[0].ids[:3].tolist() == [1, 2, 3] and data.val[0].ids[:3].tolist() == [0, 1, 2]
         assert sorted(path.suffix for path in data.folder.iterdir()) == [".bin", ".bin"]
-        done = typed(["prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
+        done = run_command(["prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
         assert done.returncode == 2 and b"has no file *_train_000003.bin" in done.stderr
-    done = typed(["prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none"))
+    done = run_command(
+        ["prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none")
+    )
     assert done.returncode == 2 and done.stderr.decode().count("\n") == 1
-    assert b"could not be fetched from the Hugging Face hub" in done.stderr
+    assert b"could not be downloaded from the Hugging Face hub" in done.stderr
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -331,57 +340,57 @@ def write_lines(path: Path, lines: list) -> str:
     return str(path)
 
 
-def test_only_answers_and_their_ends_count(tmp_path):
-    """Validation holds one of the two, so both are looked at."""
+def test_only_answers_and_the_end_of_text_tokens_after_them_count(tmp_path):
+    """Either split may contain the two documents, so both splits are read."""
     lines = LINES + [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(40)]
     name = write_lines(tmp_path / "pairs.jsonl", lines)
     pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
     data = open_dataset(tmp_path / "data" / "pairs")
-    made_with = data.load_tokenizer()
-    counted, read = "", ""
+    decode = data.load_tokenizer().decode
+    counted, everything = "", ""
     for shard in (*data.train, *data.val):
-        counted += "".join("|" if i == 256 else made_with.decode([i]) for i in shard.ids[shard.mask > 0].tolist())
-        read += "".join("|" if i == 256 else made_with.decode([i]) for i in shard.ids.tolist())
-    assert "User: Who?\n\nAssistant: Me.|User: And?\n\nAssistant: You.|" in read and "Say hi: hi|" in read
+        counted += "".join("|" if i == 256 else decode([i]) for i in shard.ids[shard.mask > 0].tolist())
+        everything += "".join("|" if i == 256 else decode([i]) for i in shard.ids.tolist())
+    assert "User: Who?\n\nAssistant: Me.|User: And?\n\nAssistant: You.|" in everything and "Say hi: hi|" in everything
     assert " Me.| You.|" in counted and sorted(counted.split("|")) == sorted(
         ["", " hi", " Me.", " You.", *map(str, range(40))]
     )
 
 
-def test_pairs_keep_their_masks_when_the_split_takes_a_second_pass(tmp_path):
+def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
     lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
     name = write_lines(tmp_path / "pairs.jsonl", lines)
     settings = dict(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data"), val_fraction=1e-9)
     pairs.main(PairsConfig(**settings, shard_tokens=10))
     data = open_dataset(tmp_path / "data" / "pairs")
-    found = []
+    documents = []
     for shards in (data.train, data.val):
         ids, mask = (np.concatenate([getattr(shard, kind) for shard in shards]) for kind in ("ids", "mask"))
         for text, counts in zip(*(np.split(a, np.flatnonzero(ids == 256)[:-1] + 1) for a in (ids, mask)), strict=True):
             assert counts.tolist() == [0, 0, 0, 0, 1, 1]
-            found.append(bytes(text[:5].tolist()).decode())
-    assert sorted(found) == [f"{k}+0={k}" for k in range(7)] and sum(map(len, data.val)) == 6
+            documents.append(bytes(text[:5].tolist()).decode())
+    assert sorted(documents) == [f"{k}+0={k}" for k in range(7)] and sum(map(len, data.val)) == 6
 
 
 @pytest.mark.parametrize(
     "line, message",
     [
         ({"prompt": "a"}, r"pairs\.jsonl:3: completion is missing"),
-        ({"prompt": 5, "completion": "b"}, r":3: prompt is missing, or no text"),
+        ({"prompt": 5, "completion": "b"}, r":3: prompt is missing, or not text"),
         ({"messages": "hello"}, r":3: messages must be a list"),
         ({"messages": [{"role": "user", "content": "a"}]}, r':3: no message has the role "assistant"'),
         ({"messages": [{"role": "assistant"}]}, r":3: messages must be a list"),
     ],
 )
-def test_bad_pairs_are_named_with_their_line(line, message, tmp_path):
+def test_invalid_pairs_are_reported_with_their_line(line, message, tmp_path):
     name = write_lines(tmp_path / "pairs.jsonl", [*LINES, line])
     with pytest.raises(UserError, match=message):
         pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_several_files_of_one_folder_are_called_as_the_folder(tmp_path, monkeypatch):
-    """FOLDER/*.py was refused without a --name, before it was refused for its empty validation split."""
+def test_several_files_in_one_folder_get_the_name_of_the_folder(tmp_path, monkeypatch):
+    """FOLDER/*.py was refused without a --name."""
     monkeypatch.chdir(tmp_path)
     Path("code").mkdir()
     for n in range(3):

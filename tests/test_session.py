@@ -18,7 +18,7 @@ import train as train_script
 from folio import UserError, checkpoint, convert
 from folio.metrics import Metrics
 from folio.runtime import Runtime
-from folio.session import Signals, TrainingError
+from folio.session import SignalHandler, TrainingError
 from train import train
 
 
@@ -56,7 +56,7 @@ def send_signal(monkeypatch):
 
 def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    with Signals() as signals:
+    with SignalHandler() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert signals.save and not signals.stop
         os.kill(os.getpid(), signal.SIGTERM)
@@ -107,6 +107,19 @@ def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_pa
     steps = [line["step"] for line in read_metrics(uninterrupted.out_dir)]
     assert [line["step"] for line in read_metrics(stopped.out_dir)] == steps
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
+def test_sigusr1_to_one_of_two_processes_saves_once(tiny):
+    """The processes agree one step after a request. The process repeated its request, so two steps were saved."""
+    cfg = tiny(**{**LONG_RUN, "max_iters": 100_000, "eval_interval": 100_000}, save_interval_minutes=None, keep_last=10)
+    torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=2")
+    wait_for_step(cfg, 20)
+    os.kill(worker_ids(torchrun)[1], signal.SIGUSR1)
+    wait_for_step(cfg, len(read_metrics(cfg.out_dir)) + 40)
+    os.kill(worker_ids(torchrun)[0], signal.SIGTERM)
+    assert torchrun.wait(timeout=60) == 0, output(cfg)
+    assert len(list(Path(cfg.out_dir).glob("step-*"))) == 2  # one for SIGUSR1, one for SIGTERM
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------

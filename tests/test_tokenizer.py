@@ -19,7 +19,7 @@ from folio.files import write_json
 from folio.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextError, from_json, gpt2_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
-EACH = pytest.mark.parametrize(
+EACH_TOKENIZER = pytest.mark.parametrize(
     "made",
     [
         lambda: CharTokenizer.of(TEXT),
@@ -32,8 +32,8 @@ EACH = pytest.mark.parametrize(
 )
 
 
-@EACH
-def test_round_trips(made):
+@EACH_TOKENIZER
+def test_encode_decode_and_json_round_trips(made):
     tokenizer = made()
     ids = tokenizer.encode(TEXT)
     assert ids.min() >= 0 and ids.max() < tokenizer.vocab_size
@@ -44,8 +44,8 @@ def test_round_trips(made):
     assert np.array_equal(again.encode(TEXT), ids) and again.hash == tokenizer.hash
 
 
-@EACH
-def test_text_never_makes_the_end_and_the_end_never_makes_text(made):
+@EACH_TOKENIZER
+def test_no_text_is_encoded_as_end_of_text_which_decodes_to_nothing(made):
     tokenizer = made()
     if tokenizer.eot is not None:
         assert tokenizer.eot == tokenizer.vocab_size - 1
@@ -55,13 +55,13 @@ def test_text_never_makes_the_end_and_the_end_never_makes_text(made):
         assert tokenizer.decode([tokenizer.eot]) == ""
 
 
-def test_hashes_differ():
-    hashes = [make().hash for make in EACH.args[1]]
+def test_different_tokenizers_have_different_hashes():
+    hashes = [make().hash for make in EACH_TOKENIZER.args[1]]
     assert len(set(hashes)) == len(hashes)
 
 
-def test_half_a_surrogate_pair_does_not_stop_it():
-    """JSON can hold one: json.loads('"\\\\ud800"')."""
+def test_a_lone_surrogate_is_encoded_as_a_question_mark():
+    """JSON can contain one: json.loads('"\\\\ud800"')."""
     for made in (ByteTokenizer(), bpe(), trained()):
         assert made.decode(made.encode("a\ud800b")) == "a?b"
 
@@ -72,7 +72,7 @@ def test_characters_are_sorted_by_code_point():
     assert tokenizer.hash != CharTokenizer.of("band\n").hash
 
 
-def test_an_unknown_character_is_named_with_its_position():
+def test_the_error_about_an_unknown_character_gives_its_position():
     tokenizer = CharTokenizer.of("abc")
     for strange in ("é", "B", "🎉"):
         with pytest.raises(UserError, match=rf"'{strange}' \(U\+.* at position 2"):
@@ -84,15 +84,15 @@ def test_unknown_characters_are_skipped_or_replaced_on_request():
     tokenizer.on_unknown = "skip"
     assert tokenizer.encode("aéb🎉").tolist() == [0, 1]
     tokenizer.on_unknown = "replace"
-    with pytest.raises(UserError, match=r"nor is U\+FFFD.*--on_unknown=skip"):
+    with pytest.raises(UserError, match=r"neither is U\+FFFD.*--on_unknown=skip"):
         tokenizer.encode("aéb")
     tokenizer = CharTokenizer.of("abc\ufffd")
     tokenizer.on_unknown = "replace"
     assert tokenizer.encode("aéb🎉").tolist() == [0, 3, 1, 3]
-    assert tokenizer.hash == CharTokenizer.of("abc\ufffd").hash  # the same ids mean the same
+    assert tokenizer.hash == CharTokenizer.of("abc\ufffd").hash  # on_unknown does not change what an id means
 
 
-def test_training_a_bpe_repeats_and_merges():
+def test_training_a_bpe_is_deterministic_and_merges():
     again = BPETokenizer.train([TEXT, "hello worlds, hello worlds"], 270)
     assert again.hash == trained().hash and trained().vocab_size == 270
     assert len(trained().encode(" hello")) < 6
@@ -108,23 +108,26 @@ def test_transformers_opens_the_same_file(tmp_path):
     assert theirs.convert_tokens_to_ids("<|endoftext|>") == trained().eot
 
 
-def test_a_small_text_gives_a_small_bpe():
+def test_a_bpe_trained_on_a_small_text_is_small():
     assert 257 <= BPETokenizer.train(["ab"], 1000).vocab_size < 300
+
+
+NOT_BPE = "not a byte-level BPE with GPT-2's pre-tokenizer"
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda v: v["model"].update(type="WordPiece"), "no byte-level BPE with GPT-2's rule"),
-        (lambda v: v["model"].update(dropout=0.1), "no byte-level BPE with GPT-2's rule"),
-        (lambda v: v["pre_tokenizer"].update(add_prefix_space=True), "no byte-level BPE with GPT-2's rule"),
-        (lambda v: v.update(normalizer={"type": "NFC"}), "no byte-level BPE with GPT-2's rule"),
-        (lambda v: v.update(model=5), "this is no tokenizer"),
-        (lambda v: v["model"].update(vocab=[]), "this is no tokenizer"),
-        (lambda v: v["model"]["vocab"].update({"they": 900}), "do not run from 0 without a gap"),
-        (lambda v: v["model"]["merges"].pop(), "its merges do not make its tokens in their order"),
+        (lambda v: v["model"].update(type="WordPiece"), NOT_BPE),
+        (lambda v: v["model"].update(dropout=0.1), NOT_BPE),
+        (lambda v: v["pre_tokenizer"].update(add_prefix_space=True), NOT_BPE),
+        (lambda v: v.update(normalizer={"type": "NFC"}), NOT_BPE),
+        (lambda v: v.update(model=5), "this is not a tokenizer"),
+        (lambda v: v["model"].update(vocab=[]), "this is not a tokenizer"),
+        (lambda v: v["model"]["vocab"].update({"they": 900}), "its token ids are not consecutive numbers from 0"),
+        (lambda v: v["model"]["merges"].pop(), "its merges do not give its tokens in the order of their ids"),
         (lambda v: v["added_tokens"].append({"content": "<|user|>", "id": 271}), "its one added token must be"),
-        (lambda v: v["model"]["vocab"].pop("Ġ"), "do not run from 0 without a gap"),
+        (lambda v: v["model"]["vocab"].pop("Ġ"), "its token ids are not consecutive numbers from 0"),
     ],
 )
 def test_a_tokenizer_json_of_another_kind_is_refused(change, message):
@@ -136,15 +139,15 @@ def test_a_tokenizer_json_of_another_kind_is_refused(change, message):
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab1' ,.!\n\r\t\xa0\u3000\x1f\x85éж日।🎉<|>stlvre"), max_size=60))
-def test_words_are_divided_as_tiktoken_divides_them(text):
+def test_words_are_split_as_tiktoken_splits_them(text):
     theirs = tiktoken.Encoding(
         "x", pat_str=r50k_pat_str, mergeable_ranks=bpe().encoding._mergeable_ranks, special_tokens={}
     )
     assert bpe().encode(text).tolist() == theirs.encode_ordinary(text)
 
 
-def test_ids_are_those_of_the_library(seed):
-    """tiktoken merges by the rank of the result, tokenizers by that of the pair; here merges overlap, too."""
+def test_ids_are_those_of_the_tokenizers_library(seed):
+    """tiktoken merges by the rank of the result, tokenizers by the rank of the pair. Here, merges overlap too."""
     rng = random.Random(seed)
     for letters, size in (("ab", 330), ("aab ", 700), ("abc é", 1500)):
         texts = ["".join(rng.choices(letters, k=60)) for _ in range(600)]
@@ -153,26 +156,26 @@ def test_ids_are_those_of_the_library(seed):
         assert all(theirs.encode(text).ids == ours.encode(text).tolist() for text in texts)
 
 
-def test_loaded_from_a_data_set_a_run_or_a_file(tmp_path):
+def test_load_from_a_run_a_checkpoint_or_a_file(tmp_path):
     (tmp_path / "run" / "step-000010").mkdir(parents=True)
     write_json(tmp_path / "run" / "last.json", {"checkpoint": "step-000010"})
     path = tmp_path / "run" / "step-000010" / "tokenizer.json"
     write_json(path, trained().to_json())
     for place in (path, path.parent, tmp_path / "run"):
         assert tokenizer.load(place).hash == trained().hash
-    with pytest.raises(UserError, match="holds no tokenizer"):
+    with pytest.raises(UserError, match="has no tokenizer"):
         tokenizer.load(tmp_path)
 
 
-def test_gpt2_merges_and_ends():
+def test_gpt2_merges_bytes_and_has_an_end_of_text_token():
     tokenizer = bpe()
     assert tokenizer.encode("hello w").tolist() == [259, 260]
     assert tokenizer.eot == 261 and tokenizer.vocab_size == 262
-    assert tokenizer.encode("<|endoftext|>").max() < tokenizer.eot  # text never makes the special token
+    assert tokenizer.encode("<|endoftext|>").max() < tokenizer.eot  # no text is encoded as the special token
 
 
-def test_a_run_without_last_json_has_the_tokenizer_of_its_newest_checkpoint(tmp_path):
-    """A run that was copied without last.json, or whose last.json names nothing, ended in an error without a remedy."""
+def test_without_last_json_the_newest_checkpoint_gives_the_tokenizer(tmp_path):
+    """A run with a missing or damaged last.json gave an error that did not say how to fix it."""
     for step, made in ((90, bpe()), (100, trained())):
         write_json(tmp_path / f"step-{step:06d}" / "tokenizer.json", made.to_json())
     assert tokenizer.load(tmp_path).hash == trained().hash
@@ -184,13 +187,11 @@ def test_a_run_without_last_json_has_the_tokenizer_of_its_newest_checkpoint(tmp_
     (tmp_path / "last.json").write_text("{")
     assert tokenizer.load(tmp_path).hash == trained().hash
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        UserError, match=r"empty holds no tokenizer: there is no tokenizer\.json and no checkpoint in it"
-    ):
+    with pytest.raises(UserError, match=r"empty has no tokenizer: it contains no tokenizer\.json and no checkpoint"):
         tokenizer.load(tmp_path / "empty")
 
 
-# --- texts that are hard to divide ------------------------------------------------------------------------------------
+# --- texts that are hard to split -------------------------------------------------------------------------------------
 
 
 def theirs() -> tiktoken.Encoding:
@@ -203,28 +204,28 @@ def theirs() -> tiktoken.Encoding:
 @given(
     st.text(alphabet=st.sampled_from("ab1'.\n\r\t  \xa0\u3000\x1f\x85é"), max_size=80), st.sampled_from([1, 2, 3, 8])
 )
-def test_long_runs_of_white_space_are_divided_as_tiktoken_divides_them(text, long):
+def test_long_runs_of_white_space_are_split_as_tiktoken_splits_them(text, long):
     before, tokenizer.LONG_SPACES = tokenizer.LONG_SPACES, long
     try:
-        assert "".join(tokenizer.divide_at_spaces(text)) == text
+        assert "".join(tokenizer.split_long_spaces(text)) == text
         assert bpe().encode(text).tolist() == theirs().encode_ordinary(text)
     finally:
         tokenizer.LONG_SPACES = before
 
 
 def test_a_million_white_space_characters():
-    """tiktoken ends with "Max stack size exceeded for backtracking" beyond 999,998 of them before another character."""
+    """With more than 999,998 of them before another character, tiktoken fails: "Max stack size exceeded"."""
     made = bpe()
     for space in (" ", "\n", "\r\n", "\xa0", " \n"):
         run = space * (1_200_000 // len(space))
-        at_the_end = theirs().encode_to_numpy(run).tolist()  # which tiktoken can do
+        at_the_end = theirs().encode_to_numpy(run).tolist()  # tiktoken can encode this
         assert made.encode(run).tolist() == at_the_end
         after = made.encode(run[-1] + "word ").tolist()
         assert made.encode(run + "word ").tolist() == theirs().encode_to_numpy(run[:-1]).tolist() + after
         assert made.encode("a" + run + "word ").tolist()[1:] == made.encode(run + "word ").tolist()
 
 
-def test_more_white_space_than_the_limit_is_refused_with_its_place():
+def test_too_much_white_space_is_refused_with_its_position():
     for text in ("é " + " " * tokenizer.MOST_SPACES, "é" + "\n" * (tokenizer.MOST_SPACES + 1) + "a"):
         with pytest.raises(
             TextError, match=r"at byte 2 of the text: more than 4,194,304 white-space .* char or byte"
@@ -234,8 +235,8 @@ def test_more_white_space_than_the_limit_is_refused_with_its_place():
     assert len(bpe().encode("é" + "\n" * tokenizer.MOST_SPACES + "a")) == 2 + tokenizer.MOST_SPACES + 1
 
 
-def test_white_space_is_what_tiktoken_takes_for_it():
-    """Python's own class has U+001C to U+001F, too."""
+def test_white_space_is_what_tiktoken_considers_white_space():
+    """Python's \\s also matches U+001C to U+001F."""
     every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     ours = {c for c in every if tokenizer.SPACES.fullmatch(c)}
     assert ours == {c for c in every if c.isspace()} - set("\x1c\x1d\x1e\x1f")
@@ -253,8 +254,8 @@ def test_long_words_of_any_kind(unit):
     assert bpe().encode(text).tolist() == theirs().encode_to_numpy(text).tolist()
 
 
-def by_the_library(texts: list[str], vocab_size: int) -> dict[str, int]:
-    """The vocabulary that the library learns from whole texts."""
+def vocabulary_by_library(texts: list[str], vocab_size: int) -> dict[str, int]:
+    """The vocabulary that the library learns from the uncut texts."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -265,7 +266,7 @@ def by_the_library(texts: list[str], vocab_size: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", ["code", "chinese", "hexadecimal", "thai", "mixed", "punctuation", "one line"])
 def test_pieces_do_not_change_what_a_bpe_learns(kind, seed):
-    """Texts, with and without white space, that are many times longer than a piece."""
+    """The texts, with and without white space, are many times longer than a piece."""
     rng = random.Random(seed)
     text = {
         "code": lambda: "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "folio").glob("*.py"))),
@@ -281,31 +282,31 @@ def test_pieces_do_not_change_what_a_bpe_learns(kind, seed):
     pieces = list(tokenizer.training_pieces(text))
     assert "".join(pieces) == text and len(pieces) > 5 and max(map(len, pieces)) <= tokenizer.TRAINING_PIECE
     vocabulary = BPETokenizer.train([text], 800).content["model"]["vocab"]
-    assert vocabulary == by_the_library([text], 800)
+    assert vocabulary == vocabulary_by_library([text], 800)
 
 
 @pytest.mark.parametrize("unit", ["\n", "a", "日", "\0", "\x1c.", "abcdefgh"])
 def test_a_bpe_learns_from_pieces_of_bounded_length(unit):
-    """Training on a million line breaks was not over after 8 minutes: its time grew with the square of a word."""
+    """Training on a million line breaks took more than 8 minutes: the time grew with the square of a word's length."""
     pieces = list(tokenizer.training_pieces("x " + unit * (100_000 // len(unit)) + " y"))
     assert max(map(len, pieces)) <= tokenizer.TRAINING_PIECE
     assert len(pieces) < 3 * 100_000 / tokenizer.TRAINING_PIECE
 
 
-def test_training_on_a_million_line_breaks_ends():
+def test_training_on_a_million_line_breaks_finishes():
     code = "from folio.tokenizer import BPETokenizer; print(BPETokenizer.train(['\\n' * 1_000_000], 300).vocab_size)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and 257 < int(done.stdout) <= 300, done.stderr
 
 
-def test_unknown_kind_is_refused():
+def test_an_unknown_kind_is_refused():
     with pytest.raises(UserError, match="unknown kind of tokenizer 'word'"):
         from_json({"kind": "word"})
 
 
 @pytest.mark.network
-def test_gpt2s_own_table():
-    """Against what tiktoken's own loader makes of both of OpenAI's files."""
+def test_the_vocabulary_of_gpt2():
+    """The same as what tiktoken's own loader reads from OpenAI's two files."""
     made = gpt2_tokenizer()
     assert made.encode("hello world").tolist() == [31373, 995]
     assert made.vocab_size == 50257 and made.eot == 50256

@@ -224,7 +224,7 @@ def test_a_mixture_trains_resumes_and_reports_its_epochs(tiny, mixed_dir, tmp_pa
     assert last["val_loss"] == pytest.approx(0.7 * last["val_loss/verse"] + 0.3 * last["val_loss/prose"])
     assert last["epochs/prose"] == pytest.approx(15 / ((6480 - 32) // 32))
     for other in ("verse:0.5,prose:0.5", "verse"):
-        with pytest.raises(UserError, match="is not the data that this run was started with"):
+        with pytest.raises(UserError, match="is not this run's original data"):
             train(tiny(**{**mixed, "dataset": other}, out_dir=resumed, init_from="resume", max_iters=20))
     with pytest.raises(UserError, match=r"bytes was made with another tokenizer \(byte, 257 tokens\) than .*verse"):
         train(tiny(dataset="verse,bytes", data_dir=mixed_dir, out_dir=str(tmp_path / "new")))

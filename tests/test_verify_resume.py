@@ -25,7 +25,7 @@ def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, c
 
 def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path):
     settings = asdict(tiny(max_iters=3, eval_interval=100))
-    with pytest.raises(UserError, match=r"the run was over after .* kills; give it more --max_iters"):
+    with pytest.raises(UserError, match=r"the run ended after .* kills; use more --max_iters"):
         main(VerifyConfig(**settings, kills=5, kills_in_write=0, work_dir=str(tmp_path)))
 
 

@@ -11,13 +11,13 @@ T = 8
 
 
 def shards(*lengths: int) -> list[Shard]:
-    """Shards in which each token of all is another id."""
+    """Shards in which no two tokens have the same id."""
     ends = np.cumsum(lengths)
     return [Shard(np.arange(end - length, end, dtype="<u2")) for end, length in zip(ends, lengths, strict=True)]
 
 
 @pytest.mark.parametrize("lengths", [(100,), (T + 1,), (2 * T,), (2 * T - 1, 50, 3, 77)])
-def test_an_epoch_has_each_window_once(lengths, seed):
+def test_an_epoch_takes_each_window_once(lengths, seed):
     data = shards(*lengths)
     windows = TrainingWindows(data, T, 1000, seed, "epoch")
     assert windows.per_epoch == sum(max(1, (n - T) // T) for n in lengths if n > T)
@@ -32,7 +32,7 @@ def test_an_epoch_has_each_window_once(lengths, seed):
         assert len({tuple(order) for order in orders}) > 1
 
 
-def test_every_phase_comes(seed):
+def test_epochs_cut_the_shard_at_every_offset(seed):
     windows = TrainingWindows(shards(4 * T), T, 1000, seed, "epoch")
     starts, _ = windows.batch(0, 600)
     assert set((starts[:, 0] % T).tolist()) == set(range(T))
@@ -41,25 +41,25 @@ def test_every_phase_comes(seed):
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
 def test_sequence_i_does_not_depend_on_the_batch(sampling, seed):
     windows = TrainingWindows(shards(300, 200), T, 1000, seed, sampling)
-    whole, _ = windows.batch(0, 128)
+    all_at_once, _ = windows.batch(0, 128)
     parts = np.concatenate([windows.batch(first, 8)[0] for first in range(0, 128, 8)])
-    alone = np.concatenate([windows.batch(i, 1)[0] for i in range(128)])
-    assert np.array_equal(whole, parts) and np.array_equal(whole, alone)
-    other, _ = TrainingWindows(shards(300, 200), T, 1000, seed + 1, sampling).batch(0, 128)
-    assert not np.array_equal(whole, other)
+    one_by_one = np.concatenate([windows.batch(i, 1)[0] for i in range(128)])
+    assert np.array_equal(all_at_once, parts) and np.array_equal(all_at_once, one_by_one)
+    other_seed, _ = TrainingWindows(shards(300, 200), T, 1000, seed + 1, sampling).batch(0, 128)
+    assert not np.array_equal(all_at_once, other_seed)
 
 
-def test_random_sampling_draws_any_start(seed):
+def test_random_sampling_starts_anywhere(seed):
     windows = TrainingWindows(shards(T + 3, 5, T + 2), T, 1000, seed, "random")
     x, y = windows.batch(0, 5000)
     counts = np.bincount(x[:, 0])
-    assert np.flatnonzero(counts).tolist() == [0, 1, 2, 16, 17]  # T tokens and a target from each, in its shard
+    assert np.flatnonzero(counts).tolist() == [0, 1, 2, 16, 17]  # each leaves T + 1 tokens in its shard
     assert counts[[0, 1, 2, 16, 17]].min() > 800 and np.array_equal(y, x + 1)
 
 
 @pytest.mark.parametrize("lengths", [(100,), (T,), (2,), (50, 1, 17)])
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_validation_predicts_every_token_once(lengths, batch_size):
+def test_every_token_is_a_validation_target_once(lengths, batch_size):
     data = shards(*lengths)
     targets = []
     for x, y in ValidationWindows(data, T, 1000).batches(batch_size):
@@ -69,31 +69,31 @@ def test_validation_predicts_every_token_once(lengths, batch_size):
     assert targets == [token for shard in data for token in shard.ids[1:].tolist()]
 
 
-def test_capped_validation_is_spread_and_fixed():
+def test_limited_validation_windows_are_evenly_spaced_and_fixed():
     windows = ValidationWindows(shards(10 * T + 1), T, 1000, max_windows=4)
     first = [x[0, 0].item() // T for x, _ in windows.batches(1)]
     assert first == [0, 2, 5, 7] == [x[0, 0].item() // T for x, _ in windows.batches(1)]
 
 
-def test_an_id_outside_the_vocabulary_is_found_at_first_use():
+def test_an_id_outside_the_vocabulary_is_refused_at_its_first_use():
     with pytest.raises(DatasetError, match="token id 99 in the shards is outside the vocabulary of 50"):
         TrainingWindows([Shard(np.full(100, 99, dtype="<u2"))], T, 50, 1, "epoch").batch(0, 4)
 
 
-def test_too_little_text():
+def test_too_little_text_is_refused():
     with pytest.raises(DatasetError, match=r"fewer than block_size \+ 1 = 9"):
         TrainingWindows(shards(T), T, 1000, 1, "epoch")
     with pytest.raises(DatasetError, match="fewer than 2 tokens"):
         ValidationWindows(shards(1), T, 1000)
 
 
-def test_ten_thousand_shards_cost_no_more_a_step_than_one():
-    class Counted(np.ndarray):
+def test_a_step_reads_as_little_from_ten_thousand_shards_as_from_one():
+    class CountingArray(np.ndarray):
         def __getitem__(self, at):
             reads.append(at)
             return super().__getitem__(at)
 
-    many = [Shard(np.arange(100, dtype="<u2").view(Counted)) for _ in range(10_000)]
+    many = [Shard(np.arange(100, dtype="<u2").view(CountingArray)) for _ in range(10_000)]
     windows, reads = TrainingWindows(many, T, 1000, 1, "epoch"), []
     windows.batch(0, 16)
     reads.clear()
@@ -107,7 +107,7 @@ def test_ten_thousand_shards_cost_no_more_a_step_than_one():
 def test_targets_that_do_not_count_are_minus_one(seed):
     rng, data = np.random.default_rng(seed), shards(100, 77, 50)
     data[:2] = [Shard(shard.ids, rng.integers(2, size=len(shard)).astype(np.uint8)) for shard in data[:2]]
-    counts = np.concatenate([data[0].mask, data[1].mask, np.ones(50)])  # by id, as ids are places here
+    counts = np.concatenate([data[0].mask, data[1].mask, np.ones(50)])  # by id, because ids are positions here
     x, y = TrainingWindows(data, T, 1000, seed, "epoch").batch(0, 60)
     assert np.array_equal(y, np.where(counts[x + 1] > 0, x + 1, -1))
     targets = np.concatenate([y[y != -1] for _, y in ValidationWindows(data, T, 1000).batches(5)])
@@ -115,24 +115,24 @@ def test_targets_that_do_not_count_are_minus_one(seed):
 
 
 def sets(*lengths: int, weights: tuple[float, ...]) -> list[tuple[Dataset, float]]:
-    """Data sets of one tokenizer, in which each token of all is another id."""
-    made_with = CharTokenizer("".join(map(chr, range(1, 5000))))
+    """Data sets with one tokenizer, in which no two tokens have the same id."""
+    tokenizer = CharTokenizer("".join(map(chr, range(1, 5000))))
     return [
-        (Dataset(Path(f"set{k}"), [s], [Shard(s.ids[:20])], 4999, f"hash{k}", made_with), weight)
+        (Dataset(Path(f"set{k}"), [s], [Shard(s.ids[:20])], 4999, f"hash{k}", tokenizer), weight)
         for k, (s, weight) in enumerate(zip(shards(*lengths), weights, strict=True))
     ]
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1), (5, 2, 1), (1e-3, 1)])
-def test_each_set_has_its_share_at_any_moment(weights, seed):
+def test_each_data_set_has_its_share_of_any_first_sequences(weights, seed):
     data = Mixture(sets(*[400] * len(weights), weights=weights), T, seed, "epoch")
     x, _ = data.batch(0, 3000)
-    which = x[:, 0] // 400
+    which = x[:, 0] // 400  # data set of each sequence
     for n in (1, 10, 100, 3000):
         given = np.bincount(which[:n], minlength=len(weights))
         assert np.abs(given - n * np.array(weights) / sum(weights)).max() <= len(weights)
-        assert data.division(n) == given.tolist()
-    for k in range(len(weights)):  # each set's sequences are those of the set alone, in order
+        assert data.split_counts(n) == given.tolist()
+    for k in range(len(weights)):  # each data set's sequences are those of the data set alone, in order
         alone = TrainingWindows([data.datasets[k][0].train[0]], T, 4999, seed, "epoch")
         expected, _ = alone.batch(0, int((which == k).sum()))
         assert np.array_equal(x[which == k], expected)
@@ -143,27 +143,27 @@ def test_each_set_has_its_share_at_any_moment(weights, seed):
 
 def test_sequence_i_of_a_mixture_does_not_depend_on_the_batch(seed):
     data = Mixture(sets(300, 400, 500, weights=(3, 2, 1)), T, seed, "epoch")
-    whole, _ = data.batch(0, 96)
+    all_at_once, _ = data.batch(0, 96)
     parts = np.concatenate([data.batch(first, 6)[0] for first in range(0, 96, 6)])
-    far = 10**12 + 7
-    assert np.array_equal(whole, parts) and np.array_equal(data.batch(far, 5)[0][3:], data.batch(far + 3, 2)[0])
+    late = 10**12 + 7
+    assert np.array_equal(all_at_once, parts) and np.array_equal(data.batch(late, 5)[0][3:], data.batch(late + 3, 2)[0])
 
 
-def test_a_mixture_of_one_is_the_set_itself(seed):
+def test_a_mixture_of_one_data_set_equals_the_data_set(seed):
     ((dataset, _),) = sets(300, weights=(1,))
     data = Mixture([(dataset, 0.3)], T, seed, "epoch")
     assert np.array_equal(data.batch(5, 50)[0], TrainingWindows(dataset.train, T, 4999, seed, "epoch").batch(5, 50)[0])
     assert data.hash == dataset.hash and data.weights == [1.0]
 
 
-def test_only_sets_of_one_tokenizer_mix():
+def test_only_data_sets_with_the_same_tokenizer_and_different_names_can_be_mixed():
     (a, _), (b, _) = sets(100, 100, weights=(1, 1))
     other = Dataset(Path("other"), b.train, b.val, 3, "hash", CharTokenizer("abc"))
     with pytest.raises(
         DatasetError, match=r"other was made with another tokenizer \(char, 3 .* than set0 \(char, 4,999"
     ):
         Mixture([(a, 1), (other, 1)], T, 1, "epoch")
-    with pytest.raises(DatasetError, match="takes each data set once"):
+    with pytest.raises(DatasetError, match="needs data sets with different names: set0, set0"):
         Mixture([(a, 1), (a, 1)], T, 1, "epoch")
 
 
@@ -177,11 +177,11 @@ def test_only_sets_of_one_tokenizer_mix():
         (r"C:\data\a:0.5,/data/b:1", [(r"C:\data\a", 0.5), ("/data/b", 1.0)]),
     ],
 )
-def test_mixtures_are_written_with_weights(text, expected):
+def test_parse_mixture_returns_names_and_weights(text, expected):
     assert parse_mixture(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a:0", "a:-1", "a:inf", "a:nan", ":1"])
-def test_mixtures_that_mean_nothing_are_refused(text):
+def test_invalid_mixtures_are_refused(text):
     with pytest.raises(DatasetError, match="NAME:WEIGHT"):
         parse_mixture(text)

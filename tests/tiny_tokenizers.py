@@ -1,4 +1,4 @@
-"""Byte-pair encodings that are small enough to be made by the tests."""
+"""Byte-level BPEs that are small enough for the tests to create."""
 
 from functools import cache
 
@@ -8,11 +8,11 @@ TEXT = "hello wörld\n日本🎉 hello hello  world's <|endoftext|>"
 
 
 def bpe() -> GPT2Tokenizer:
-    """GPT-2's scheme over a tiny table: the 256 bytes and a few merges."""
+    """GPT-2's kind of tokenizer with a tiny vocabulary: the 256 bytes and a few merges."""
     return GPT2Tokenizer([bytes([b]) for b in range(256)] + [b"he", b"ll", b"hell", b"hello", b" w"])
 
 
 @cache
 def trained() -> BPETokenizer:
-    """A BPE of one's own."""
+    """A BPE trained on a short text."""
     return BPETokenizer.train([TEXT, "hello worlds, hello worlds"], 270)

@@ -21,9 +21,9 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.configurator import run_script  # noqa: E402
-from folio.prepare import cores  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
+from folio.workers import cores  # noqa: E402
 
 # torch is imported in the functions that use it: `prepare_dataset` is timed as a whole process and does not need torch.
 

@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 from folio.configurator import line_breaks, run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
-from folio.prepare import cores  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
 from folio.windows import Mixture  # noqa: E402
+from folio.workers import cores  # noqa: E402
 from tools.bench_baselines import memmap_batch  # noqa: E402
 from tools.bench_timing import time_calls  # noqa: E402
 

@@ -36,16 +36,17 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 from folio import UserError, convert  # noqa: E402
+from folio.blocks import DocumentPart  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import line_breaks, run_script  # noqa: E402
-from folio.corpus import Corpus, Part, find_sources  # noqa: E402
+from folio.corpus import Corpus, find_sources  # noqa: E402
 from folio.fetch import Url, Wheel, fetch  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt  # noqa: E402
 from folio.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.shards import Shard  # noqa: E402
-from folio.tokenizer import CharTokenizer, Tokenizer  # noqa: E402
+from folio.tokenizer import Tokenizer  # noqa: E402
 from model import GPT  # noqa: E402
 
 BATCH_TOKENS = 4096  # tokens per forward pass
@@ -106,13 +107,11 @@ def measure_run(run: str, args: argparse.Namespace) -> list["Measure"]:
     """All measures that the arguments ask for, of one model."""
     loaded = convert.load(run, args.checkpoint)
     tokenizer = loaded.tokenizer
-    if isinstance(tokenizer, CharTokenizer):
-        tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
+    tokenizer.on_unknown = "skip" if args.tasks else args.on_unknown
     runtime = resolve_runtime(args.device, args.dtype, False)
     print(f"{loaded.path}: {runtime.description}", file=sys.stderr)
-    model = loaded.build().to(runtime.device)
+    model = loaded.build().eval().to(runtime.device)
     adapt(model, runtime)
-    model.eval()  # after adapt, whose dropout modules are new
     if args.block_size:
         try:
             model.crop_block_size(args.block_size)
@@ -288,7 +287,7 @@ def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
     pieces, documents, number = [], [], 0
     for block in corpus.blocks():
         # a document that is larger than a block comes in parts
-        is_end = not isinstance(block, Part) or block.last
+        is_end = not isinstance(block, DocumentPart) or block.last
         for text in block.documents():
             ids = tokenizer.encode(text)
             if is_end:

@@ -25,7 +25,6 @@ from folio.configurator import run_script  # noqa: E402
 from folio.export_formats import FORMATS, ExportedModel  # noqa: E402
 from folio.generate import default_prompt, generate  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
-from folio.tokenizer import CharTokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
@@ -74,8 +73,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
     """Compare an export with the checkpoint. Raises UserError if it tokenizes or computes something else."""
     model, tokenizer = loaded.build().eval(), loaded.tokenizer
-    if isinstance(tokenizer, CharTokenizer):
-        tokenizer.on_unknown = "skip"
+    tokenizer.on_unknown = "skip"
     n_tokens, differences = 0, []
     for text in ((ROOT / "train.py").read_text(encoding="utf-8"), generate_text(model, loaded)):
         ids = tokenizer.encode(text).tolist()

@@ -1,0 +1,284 @@
+"""A data set while it is being written: the split of each document, duplicates, and progress to resume from."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folio import UserError
+from folio.blocks import Block, DocumentPart, EncodedBlock
+from folio.files import read_json, write_json
+from folio.shards import SPLITS, ShardWriter
+from folio.tokenizer import Tokenizer
+
+# --- which documents are for validation -------------------------------------------------------------------------------
+
+SplitRule = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers and hashes of documents -> True for validation
+
+
+def split_by_hash(fraction: float) -> SplitRule:
+    """This fraction of all documents, chosen by their content: adding documents never moves another one."""
+    return lambda numbers, hashes: hashes < np.uint64(fraction * 2**64)
+
+
+def split_by_smallest_keys(bound: int) -> SplitRule:
+    """The documents with a content key below `bound`."""
+    return lambda numbers, hashes: content_keys(hashes) < np.uint64(bound)
+
+
+def split_by_number(chosen: np.ndarray) -> SplitRule:
+    """The documents with these numbers."""
+    return lambda numbers, hashes: np.isin(numbers, chosen)
+
+
+# --- documents that have been written ---------------------------------------------------------------------------------
+
+
+def content_keys(hashes: np.ndarray) -> np.ndarray:
+    """The upper 63 bits of document hashes, which identify duplicates. A record keeps the split in the lowest bit."""
+    return hashes >> np.uint64(1)
+
+
+# A document in the file "documents": its hash, with the lowest bit replaced by 1 for validation, and its tokens.
+DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("tokens", "<u4")])
+
+
+class KeySet:
+    """A set of content keys, 8 bytes each, in sorted arrays of growing size."""
+
+    def __init__(self) -> None:
+        self.levels: list[np.ndarray] = []
+
+    def add(self, keys: np.ndarray) -> np.ndarray:
+        """Add keys, (D,). Returns which of them were in the set or earlier in this array, (D,) bool."""
+        known = np.ones(len(keys), dtype=bool)
+        unique, first = np.unique(keys, return_index=True)
+        is_new = np.ones(len(unique), dtype=bool)
+        for level in self.levels:
+            is_new &= level[np.searchsorted(level, unique).clip(max=len(level) - 1)] != unique
+        known[first[is_new]] = False
+        if is_new.any():
+            self.levels.append(unique[is_new])
+        while len(self.levels) > 1 and len(self.levels[-2]) <= 2 * len(self.levels[-1]):
+            self.levels[-2:] = [np.sort(np.concatenate(self.levels[-2:]))]
+        return known
+
+
+# --- the builder ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """What has been written up to the end of a block. With the files that it describes, it is enough to resume."""
+
+    blocks: int = 0
+    number: int = 0  # of the next document in the input, where empty documents and duplicates have numbers, too
+    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: int = 0  # of the documents in the data set
+    empty: int = 0
+    left_out: int = 0  # duplicates
+    longest: int = 0  # tokens of the longest document
+    longest_number: int = 0
+    remembered: int = 0  # records in the file "documents"
+    open: dict[str, Any] | None = None  # the document whose parts are being added; split is None for a duplicate
+    writers: dict[str, Any] = field(default_factory=dict)  # ShardWriter.state of each split
+
+
+class DatasetBuilder:
+    """Adds encoded blocks to the shards in a folder, and saves the progress whenever a shard is full.
+
+    If the folder contains progress.json, it resumes from there. Use it as a context manager, which closes the files.
+
+    split_rule: which documents are for validation. dedup: leave out documents that were added before. masked: blocks
+    have masks. notes: what else to save in progress.json.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        split_rule: SplitRule,
+        *,
+        shard_tokens: int,
+        dedup: bool,
+        masked: bool,
+        notes: dict[str, Any],
+    ):
+        self.folder, self.split_rule, self.notes = folder, split_rule, notes
+        saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
+        self.progress = Progress(**saved["progress"]) if saved else Progress()
+        self.writers = {
+            split: ShardWriter(
+                folder, split, tokenizer.vocab_size, shard_tokens, masked, self.progress.writers.get(split)
+            )
+            for split in SPLITS
+        }
+        self.records = open(folder / "documents", "r+b" if saved else "w+b")  # noqa: SIM115
+        records = np.fromfile(self.records, dtype=DOCUMENT_RECORD, count=self.progress.remembered)
+        self.records.seek(records.nbytes)
+        self.records.truncate()
+        self.known_keys = KeySet() if dedup else None
+        if self.known_keys:
+            self.known_keys.add(content_keys(records["hash"]))
+            if self.progress.open:
+                self.known_keys.add(content_keys(np.array([self.progress.open["hash"]], dtype=np.uint64)))
+
+    def __enter__(self) -> "DatasetBuilder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.records.close()
+        for writer in self.writers.values():
+            writer.__exit__()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written so far, in both splits."""
+        return sum(writer.tokens for writer in self.writers.values())
+
+    @property
+    def full_shards(self) -> int:
+        return sum(len(writer.done) for writer in self.writers.values())
+
+    def add(self, block: Block, encoded: EncodedBlock) -> None:
+        """Add the next block. If that fills a shard, everything so far is on the disk when this returns."""
+        shards_before = self.full_shards
+        if isinstance(block, DocumentPart):
+            self._add_part(block, encoded)
+        else:
+            self._add_documents(encoded)
+        self.progress.blocks += 1
+        if self.full_shards > shards_before:
+            self._save_progress()
+
+    def _save_progress(self) -> None:
+        self.records.flush()
+        os.fsync(self.records.fileno())
+        self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
+        write_json(self.folder / "progress.json", {**self.notes, "progress": asdict(self.progress)})
+
+    def _add_documents(self, encoded: EncodedBlock) -> None:
+        p = self.progress
+        numbers = p.number + np.arange(len(encoded.lengths))
+        keep = encoded.sizes > 0
+        p.empty += int((~keep).sum())
+        if self.known_keys:
+            duplicate = np.zeros_like(keep)
+            duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
+            p.left_out += int(duplicate.sum())
+            keep &= ~duplicate
+        val = self.split_rule(numbers, encoded.hashes)
+        self._write("train", encoded, keep & ~val)
+        self._write("val", encoded, keep & val)
+        self._record(encoded.hashes[keep], val[keep], encoded.lengths[keep])
+        p.bytes += int(encoded.sizes[keep].sum())
+        lengths = np.where(keep, encoded.lengths, 0)
+        if len(lengths) and lengths.max() > p.longest:
+            p.longest, p.longest_number = int(lengths.max()), int(numbers[lengths.argmax()])
+        p.number += len(numbers)
+
+    def _write(self, split: str, encoded: EncodedBlock, chosen: np.ndarray) -> None:
+        """Write the chosen documents, (D,) bool, to a split."""
+        if chosen.all():
+            self.writers[split].write(encoded.ids, encoded.mask)
+        elif chosen.any():
+            tokens = np.repeat(chosen, encoded.lengths)  # (N,)
+            mask = None if encoded.mask is None else encoded.mask[tokens]
+            self.writers[split].write(encoded.ids[tokens], mask)
+        self.progress.documents[split] += int(chosen.sum())
+
+    def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
+        p = self.progress
+        if p.open is None:
+            p.open = {"split": self._split_of(block), "tokens": 0, "bytes": 0, "hash": block.hash}
+            p.number += 1
+        if p.open["split"]:
+            self.writers[p.open["split"]].write(encoded.ids, encoded.mask)
+        p.open["tokens"] += len(encoded.ids)
+        p.open["bytes"] += int(encoded.sizes.sum())
+        if block.last:
+            self._end_document(block)
+            p.open = None
+
+    def _split_of(self, block: DocumentPart) -> str | None:
+        """The split of the document that begins with this part; None for a duplicate."""
+        if block.split:
+            return block.split
+        hashes = np.array([block.hash], dtype=np.uint64)
+        if self.known_keys and self.known_keys.add(content_keys(hashes))[0]:
+            return None
+        is_val = self.split_rule(np.array([self.progress.number]), hashes)[0]
+        return "val" if is_val else "train"
+
+    def _end_document(self, block: DocumentPart) -> None:
+        p = self.progress
+        split, tokens, size = p.open["split"], p.open["tokens"], p.open["bytes"]
+        if split is None:
+            p.left_out += 1
+            return
+        if not size:
+            p.empty += 1
+            return
+        if not block.split:
+            self._record(np.array([block.hash], dtype=np.uint64), np.array([split == "val"]), np.array([tokens]))
+        p.documents[split] += 1
+        p.bytes += size
+        if tokens > p.longest:
+            p.longest, p.longest_number = tokens, p.number - 1
+
+    def _record(self, hashes: np.ndarray, val: np.ndarray, tokens: np.ndarray) -> None:
+        """Append documents to the file "documents"."""
+        self.progress.remembered += len(hashes)
+        records = np.empty(len(hashes), dtype=DOCUMENT_RECORD)
+        records["hash"] = (hashes & ~np.uint64(1)) | val
+        records["tokens"] = tokens.clip(max=2**32 - 1)
+        self.records.write(records.tobytes())
+
+    def _read_records(self) -> np.ndarray:
+        """The records of all documents in the data set."""
+        self.records.flush()
+        return np.fromfile(self.folder / "documents", dtype=DOCUMENT_RECORD)
+
+    def empty_split(self) -> str | None:
+        """A split with too few tokens to predict anything, or None. Raises UserError if there is no text at all."""
+        if not self.progress.bytes:
+            raise UserError("there is no text in the input; there is nothing to learn from")
+        return next((split for split in ("val", "train") if self.writers[split].tokens < 2), None)
+
+    def nearest_bound(self, fraction: float) -> int:
+        """The bound for `split_by_smallest_keys` that comes nearest to this fraction of the documents for validation.
+
+        Each split gets at least one document and two tokens. Equal documents are in the same split. Raises UserError
+        if that is impossible.
+        """
+        documents = self._read_records()
+        documents["hash"] = content_keys(documents["hash"])
+        documents.sort(order="hash")
+        counts = np.flatnonzero(np.diff(documents["hash"])) + 1  # how many documents validation may have
+        tokens = np.cumsum(documents["tokens"], dtype=np.int64)
+        possible = counts[(tokens[counts - 1] >= 2) & (tokens[-1] - tokens[counts - 1] >= 2)]
+        if not len(possible):
+            self._refuse_to_split(len(documents), int(tokens[-1]), all_equal=not len(counts))
+        nearest = possible[np.abs(possible - max(1, round(fraction * len(documents)))).argmin()]
+        return int(documents["hash"][nearest])
+
+    def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
+        what = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits"
+        if all_equal:
+            what = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
+            what += ", and a document cannot be in both splits"
+        raise UserError(f"{what}; add another one, or join all text in one .txt file, which is split at its tail")
+
+    def count_duplicates(self) -> dict[str, int]:
+        """How many documents repeat another one, how many for validation are also in training, and how many were left
+        out.
+        """
+        hashes = np.sort(self._read_records()["hash"])
+        keys, val = content_keys(hashes), (hashes & np.uint64(1)).astype(bool)
+        repeated = (keys[1:] == keys[:-1]).sum()
+        in_both = np.intersect1d(np.unique(keys[~val]), np.unique(keys[val]), assume_unique=True)
+        val_in_train = np.isin(keys[val], in_both).sum()
+        return {"repeated": int(repeated), "val_in_train": int(val_in_train), "left_out": self.progress.left_out}
