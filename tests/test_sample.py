@@ -261,7 +261,6 @@ def run_command(out_dir: str, *arguments: str) -> str:
         ("--temperature=1e-300", r"temperature=1e-300: it must be from 1e-6 to 1e6, or 0"),
         ("--temperature=1e300", r"it must be from 1e-6 to 1e6, or 0"),
         ("--repetition_penalty=1e-200", r"repetition_penalty=1e-200: it must be at least 1e-06 and at most 1000000\.0"),
-        ("--top_k=1000000000000000000000000", r"top_k=1000000000000000000000000: it must be less than 2\*\*63"),
         ("--stop=", r"stop=: it must not be empty"),
     ],
 )
@@ -285,12 +284,12 @@ def test_invalid_arguments_are_one_line_errors(argument, message, trained, tmp_p
 @pytest.mark.parametrize(
     "argument, equivalent",
     [
-        ("--top_k=1000000000000000000", "--top_k=None"),
+        ("--top_k=1000000000000000000000000", "--top_k=None"),
         ("--top_p=1e-300", "--top_k=1"),
         ("--min_p=1e-300", "--min_p=None"),
-        ("--context_stride=1000000000000000000", "--context_stride=16"),
+        ("--context_stride=1000000000000000000000000", "--context_stride=16"),
         pytest.param(f"--stop={'king' * 10_000}", "--stop=None", id="a long stop"),
-        ("--batch_size=1000000000000000000", "--batch_size=32"),
+        ("--batch_size=1000000000000000000000000", "--batch_size=32"),
         ("--max_new_tokens=None", "--max_new_tokens=15"),
     ],
 )
@@ -307,7 +306,7 @@ def test_logprobs_of_more_tokens_than_the_tokenizer_has(trained, monkeypatch):
     loaded.model["transformer.wte.weight"] = torch.cat([wte, wte])
     loaded.state["model"]["vocab_size"] = 2 * tokens
     monkeypatch.setattr(sample.convert, "load", lambda *_: loaded)
-    (line,) = run_command(trained, "--logprobs=1000000000000000000", "--max_new_tokens=1").splitlines()
+    (line,) = run_command(trained, "--logprobs=1000000000000000000000000", "--max_new_tokens=1").splitlines()
     assert len(re.findall(r" -\d+\.\d{3}", line)) == 1 + tokens
 
 
@@ -324,7 +323,7 @@ def test_the_first_of_very_many_samples_is_generated_at_once(trained, tmp_path, 
 
     monkeypatch.setattr("builtins.print", print_or_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_command(trained, f"--prompts={path}", f"--num_samples={10**18}", "--batch_size=4", "--max_new_tokens=3")
+        run_command(trained, f"--prompts={path}", f"--num_samples={10**30}", "--batch_size=4", "--max_new_tokens=3")
     assert [json.loads(line)["sample"] for line in lines] == list(range(20))
 
 
