@@ -60,8 +60,9 @@ class ManualAttentionInTraining(ManualAttention):
     """In evaluation, where no dropout is applied, torch's kernel is the faster one again."""
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        form = ManualAttention if layer.training else Attention
-        return form.__call__(self, layer, q, k, v, mask)
+        if layer.training:
+            return super().__call__(layer, q, k, v, mask)
+        return Attention.__call__(self, layer, q, k, v, mask)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -48,6 +48,24 @@ def model(seed: int) -> GPT:
     return random_model(seed)
 
 
+@pytest.mark.parametrize("length", [3, 8, 11])
+def test_greedy_tokens_are_those_of_the_models_own_generate(model, runtime, length):
+    """model.generate recomputes everything at each step, with a window that moves by one token."""
+    prompt = torch.arange(length)[None] % model.config.vocab_size
+    expected = model.eval().generate(prompt, 12, top_k=1)[0, length:].tolist()
+    (tokens,) = generate_tokens(model, prompt.tolist(), runtime, max_new_tokens=12, sampling=GREEDY, stride=1)
+    assert tokens == expected
+
+
+def test_the_models_own_generate_samples_the_filtered_distribution(model, seed):
+    torch.manual_seed(seed)
+    prompt = torch.tensor([[1, 2, 3]])
+    logits = model.eval()(prompt)[0][0, -1]
+    expected = next_token_probabilities(logits, Sampling(temperature=0.7, top_k=3))
+    counts = torch.bincount(model.generate(prompt.expand(4000, -1), 1, 0.7, 3)[:, -1], minlength=len(logits))
+    assert ((counts / 4000 - expected).abs() < 5 * (expected * (1 - expected) / 4000).sqrt() + 1e-9).all()
+
+
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 

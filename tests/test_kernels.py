@@ -11,7 +11,16 @@ from decoding import generate_tokens
 from torch.nn import functional as F
 
 from folio import kernels
-from folio.kernels import CPUDropout, Int8Linear, ManualAttention, PackedLinear, attention_weights, pack
+from folio.kernels import (
+    CPUDropout,
+    Int8Linear,
+    ManualAttention,
+    ManualAttentionInTraining,
+    PackedLinear,
+    attention_weights,
+    pack,
+)
+from folio.kv_cache import KVCache
 from folio.runtime import resolve_runtime
 from model import GPT, Attention, CausalSelfAttention, GPTConfig
 
@@ -26,6 +35,45 @@ def test_attention_weights_match_torchs_fused_kernel(seed):
     torch.testing.assert_close(weights @ v, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 16))
     assert (weights.triu(diagonal=1) == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_every_form_of_attention_applies_a_mask(kind, seed):
+    """A position method may return any mask that scaled_dot_product_attention takes: per head, and for a few rows."""
+    torch.manual_seed(seed)
+    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=4, attn_pdrop=0.5), index=0).eval()
+    q, k, v = torch.randn(3, 2, 4, 16, 8)
+    mask = torch.randn(4, 16, 16)
+    if kind == "bool":
+        mask = (mask > 0) | torch.eye(16, dtype=torch.bool)  # each query attends to a key at least
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    for attend in (Attention(), ManualAttention(), ManualAttentionInTraining()):
+        torch.testing.assert_close(attend(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
+    config = GPTConfig(block_size=16, vocab_size=9, n_layer=1, n_head=4, n_embd=32)
+    cache = KVCache(config, 2, torch.float32, torch.device("cpu"))
+    cache.positions(torch.zeros(2, 16, dtype=torch.long))
+    torch.testing.assert_close(cache(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
+
+
+class Recorder(ManualAttention):
+    """Keeps each layer's weights, as a viewer would."""
+
+    def __init__(self):
+        self.weights = {}
+
+    def __call__(self, layer, q, k, v, mask):
+        self.weights[layer.index] = attention_weights(q, k, mask)
+        return super().__call__(layer, q, k, v, mask)
+
+
+def test_a_recorder_sees_every_layer_and_changes_nothing(seed):
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=3, n_head=2, n_embd=16)).eval()
+    idx, recorder = torch.randint(50, (2, 16)), Recorder()
+    torch.testing.assert_close(model(idx, idx, recorder)[0], model(idx, idx)[0], atol=1e-5, rtol=1e-5)
+    assert {index: tuple(weights.shape) for index, weights in recorder.weights.items()} == dict.fromkeys(
+        range(3), (2, 2, 16, 16)
+    )
 
 
 def test_manual_attention_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
