@@ -5,13 +5,8 @@ import sys
 from pathlib import Path
 
 from folio.configurator import ROOT
-from folio.shards import Dataset, DatasetError, open_dataset
+from folio.shards import Dataset, DatasetError, data_root, open_dataset
 from folio.windows import Mixture, parse_mixture
-
-
-def data_root(data_dir: str | None) -> Path:
-    """The folder that holds the data sets: `data_dir`, or data/ beside train.py."""
-    return Path(data_dir) if data_dir else ROOT / "data"
 
 
 def open_mixture(

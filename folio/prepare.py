@@ -31,8 +31,7 @@ from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
 from folio.dataset_builder import DatasetBuilder, SplitRule, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
-from folio.find_data import data_root
-from folio.shards import token_dtype, write_meta
+from folio.shards import data_root, token_dtype, write_meta
 from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, OnUnknown, Tokenizer
 from folio.workers import cores, map_in_order
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from folio import UserError
 from folio import tokenizer as tokenizers
+from folio.configurator import ROOT
 from folio.files import read_json, sha256, sync, write_json
 from folio.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 
@@ -232,6 +233,11 @@ class Dataset:
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids. GPT-2's is downloaded if the folder does not contain one."""
         return self.tokenizer or tokenizers.gpt2_tokenizer()
+
+
+def data_root(data_dir: str | None) -> Path:
+    """The folder that holds the data sets: `data_dir`, or data/ beside train.py."""
+    return Path(data_dir) if data_dir else ROOT / "data"
 
 
 def open_dataset(folder: Path) -> Dataset:

@@ -21,9 +21,8 @@ from folio.configurator import PositiveInt  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.fetch import hub_files, hub_parquet  # noqa: E402
 from folio.files import replace_folder  # noqa: E402
-from folio.find_data import data_root  # noqa: E402
 from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
-from folio.shards import open_dataset  # noqa: E402
+from folio.shards import data_root, open_dataset  # noqa: E402
 
 REPOSITORY, SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 READY_REPOSITORY = "kjj0/finewebedu10B-gpt2"  # the shards of modded-nanogpt

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from folio import find_data
-from folio.find_data import data_root, find_datasets, open_mixture
-from folio.shards import DatasetError
+from folio import find_data, shards
+from folio.find_data import find_datasets, open_mixture
+from folio.shards import DatasetError, data_root
 
 
 def test_data_sets_are_beside_train_py_by_default(tmp_path):
@@ -27,7 +27,8 @@ def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(tmp_path, mo
     text.write_text("some words of my own\n" * 100, encoding="utf-8")
     source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
     (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
-    monkeypatch.setattr(find_data, "ROOT", tmp_path)
+    for module in (find_data, shards):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     ((dataset, _),) = find_datasets("mine", None)
     assert dataset.folder == tmp_path / "data" / "mine" and len(dataset.train[0]) == 1890
 
@@ -44,7 +45,8 @@ def test_a_missing_data_set_says_what_to_do(data_dir, tmp_path, monkeypatch):
         find_datasets("prose", str(data_dir))
     (tmp_path / "prepare").mkdir()
     (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)")
-    monkeypatch.setattr(find_data, "ROOT", tmp_path)
+    for module in (find_data, shards):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     with pytest.raises(DatasetError, match=r"prepare/broken\.py failed; fix the error above"):
         find_datasets("broken", None)
 

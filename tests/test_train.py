@@ -21,7 +21,7 @@ from torch import nn
 
 import sample
 import train as train_script
-from folio import UserError, checkpoint, configurator, find_data
+from folio import UserError, checkpoint, configurator, find_data, shards
 from folio.configurator import ROOT
 from folio.find_data import find_datasets
 from folio.kernels import compile_loss
@@ -302,7 +302,8 @@ def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(tiny, tmp_pa
     text.write_text("some words of my own\n" * 100, encoding="utf-8")
     source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
     (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
-    monkeypatch.setattr(find_data, "ROOT", tmp_path)
+    for module in (find_data, shards):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     train(tiny(dataset="mine", data_dir=None, max_iters=3))
     assert (tmp_path / "data" / "mine" / "meta.json").exists()
 
@@ -319,7 +320,8 @@ def test_a_missing_data_set_is_an_error_that_says_what_to_do(tiny, tmp_path, mon
         train(tiny(dataset="prose"))
     (tmp_path / "prepare").mkdir()
     (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)")
-    monkeypatch.setattr(find_data, "ROOT", tmp_path)
+    for module in (find_data, shards):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
         train(tiny(dataset="broken"))
 

@@ -25,13 +25,13 @@ from folio import UserError, configurator, memory  # noqa: E402
 from folio.budget import evaluation_seconds, with_time_budget  # noqa: E402
 from folio.configurator import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
 from folio.files import write_json  # noqa: E402
-from folio.find_data import data_root  # noqa: E402
 from folio.gpus import GPUS  # noqa: E402
 from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.loader import BatchLoader  # noqa: E402
 from folio.optim import muon_matrices  # noqa: E402
 from folio.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.schedule import StepCounts  # noqa: E402
+from folio.shards import data_root  # noqa: E402
 from folio.start import MODEL_SETTINGS  # noqa: E402
 from folio.windows import Mixture, parse_mixture  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
