@@ -120,6 +120,48 @@ def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
+class TokenSampler:
+    """Samples each row's next token. Row b is sample samples[b]; its random numbers are a function of (seed, sample,
+    position). Ids from vocab_size on are never sampled.
+    """
+
+    CHUNK = 1024  # steps whose random numbers are computed together
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompts: Sequence[Sequence[int]],
+        samples: Sequence[int],
+        seed: int,
+        steps: int,
+        vocab_size: int | None,
+        device: torch.device,
+    ):
+        self.sampling, self.prompts, self.samples, self.seed = sampling, prompts, samples, seed
+        self.steps, self.vocab_size, self.device = steps, vocab_size, device
+        self.occurred: Tensor | None = None  # (B, V) of bool, for the repetition penalty
+
+    def sample(self, logits: Tensor, step: int) -> Tensor:
+        """The tokens of step 0, 1, ..., (B, 1), from logits (B, V)."""
+        if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
+            logits[:, self.vocab_size :] = -torch.inf
+        penalizes = self.sampling.repetition_penalty != 1
+        if self.sampling.temperature == 0 and not penalizes:
+            return logits.argmax(dim=-1, keepdim=True)
+        if penalizes and self.occurred is None:
+            self.occurred = torch.zeros(logits.shape, dtype=torch.bool, device=self.device)
+            for row, prompt in enumerate(self.prompts):
+                self.occurred[row, torch.tensor(list(prompt))] = True
+        if step % self.CHUNK == 0:
+            numbers = uniforms(self.seed, self.samples, step, min(self.CHUNK, self.steps - step))
+            self.numbers = numbers.to(sampling_device(self.device)).T[:, :, None].unbind()  # (B, 1) for each step
+        probabilities = next_token_probabilities(logits, self.sampling, self.occurred)  # (B, V)
+        ids = sample_token(probabilities, self.numbers[step % self.CHUNK])
+        if self.occurred is not None:
+            self.occurred.scatter_(1, ids, True)
+        return ids
+
+
 STEPS_AHEAD = {"cuda": 1}  # steps launched before a step's tokens are fetched, so that a GPU never waits for the host
 
 
@@ -157,22 +199,17 @@ def generate(
     whole window per token; the default, half of block_size, costs half a window for that many tokens.
     """
     model.eval()
-    sampling = sampling or Sampling()
     block_size = model.config.block_size
     window = block_size - min(stride or block_size // 2 or 1, block_size)
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
-    samples = range(len(contexts)) if samples is None else samples
     ended = [False] * len(contexts) if ended is None else ended
     limits = [max(1, block_size - len(prompt)) if max_new_tokens is None else max_new_tokens for prompt in prompts]
     most = max(limits)
+    samples = range(len(contexts)) if samples is None else samples
+    sampler = TokenSampler(sampling or Sampling(), prompts, samples, seed, most, vocab_size, runtime.device)
     # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
     dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
     cache = KVCache(model.config, len(contexts), dtype, runtime.device)
-    occurred = None
-    if sampling.repetition_penalty != 1:
-        occurred = torch.zeros(len(contexts), model.config.vocab_size, dtype=torch.bool, device=runtime.device)
-        for row, prompt in enumerate(prompts):
-            occurred[row, torch.tensor(list(prompt))] = True
     # Autocast's copies of the weights would not outlive a capture.
     capturable = runtime.device.type == "cuda" and model.transformer.wte.weight.dtype == runtime.dtype
     forward = CUDAGraphDecoder(model, cache) if capturable else partial(model.forward, attend=cache)
@@ -184,21 +221,9 @@ def generate(
             raise UserError(
                 "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
             )
-        chunk = 1024  # steps whose random numbers are computed together
         unread = []  # the steps that are not yet in `contexts`
         for step in range(most):
-            if vocab_size is not None and vocab_size < logits.shape[-1]:
-                logits[:, vocab_size:] = -torch.inf
-            if sampling.temperature == 0 and occurred is None:
-                chosen = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
-            else:
-                if step % chunk == 0:
-                    numbers = uniforms(seed, samples, step, min(chunk, most - step))
-                    numbers = numbers.to(sampling_device(runtime.device)).T[:, :, None].unbind()  # (B, 1) for each step
-                probabilities = next_token_probabilities(logits, sampling, occurred)  # (B, V)
-                chosen = sample_token(probabilities, numbers[step % chunk])  # (B, 1)
-            if occurred is not None:
-                occurred.scatter_(1, chosen, True)
+            chosen = sampler.sample(logits, step)  # (B, 1)
             unread.append(to_host(chosen))
             yield unread[-1], logits
             if step + 1 == most:
