@@ -88,7 +88,7 @@ def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLE
             raise UserError(f"the exported model's logits differ by {difference:.1e} of the largest")
         n_tokens += len(ids)
         differences.append(difference)
-    return f"{n_tokens:,} tokens are identical, logits differ by at most {max(differences):.0e} of the largest"
+    return f"{n_tokens:,} tokens are identical; the largest relative difference of logits is {max(differences):.0e}"
 
 
 def generate_text(model: GPT, loaded: Checkpoint) -> str:
