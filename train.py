@@ -76,9 +76,7 @@ class TrainConfig(Settings):
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
-    activation: Literal[tuple(ACTIVATIONS)] = (
-        "gelu_new"  # GPT-2's approximation; gelu: the exact function, as in nanoGPT
-    )
+    activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout
     attn_pdrop: Probability | None = None  # dropout on attention weights; None: same as dropout
@@ -131,7 +129,7 @@ class TrainConfig(Settings):
         problems = []
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             problems.append(("min_lr", "it must be at most learning_rate"))
-        if self.n_embd % self.n_head:
+        if self.n_head > 0 and self.n_embd % self.n_head:
             divisors = [h for h in range(1, min(self.n_embd, 4096) + 1) if self.n_embd % h == 0]
             nearest = sorted(sorted(divisors, key=lambda h: abs(h - self.n_head))[:3])
             rule = f"n_embd={self.n_embd} is not divisible by it; use {' or '.join(map(str, nearest))}"
@@ -139,10 +137,12 @@ class TrainConfig(Settings):
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
-        elif self.total_batch_tokens is not None and self.total_batch_tokens % micro_batch:
+        elif self.total_batch_tokens is not None and micro_batch > 0 and self.total_batch_tokens % micro_batch:
             nearest = max(1, round(self.total_batch_tokens / micro_batch)) * micro_batch
             rule = f"it must be a multiple of batch_size * block_size = {micro_batch:,}; use {nearest}"
             problems.append(("total_batch_tokens", rule))
+        if problems or micro_batch <= 0:
+            return problems
         if self.accumulation * self.batch_size >= 2**31:
             rule = "with batch_size it makes more than 2**31 sequences per step"
             problems.append(("gradient_accumulation_steps", rule))
@@ -191,9 +191,9 @@ class Result(NamedTuple):
 
 def train(given: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
-    began = time.perf_counter()
     configurator.check(given)
     with reserve(Path(given.out_dir), given.eval_only):
+        began = time.perf_counter()
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
         start = starting_point(given)
         cfg = start.cfg

@@ -50,7 +50,10 @@ class Settings:
     origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
 
     def problems(self) -> list[tuple[str, str]]:
-        """Rules across settings: (setting, what is wrong with it and how to fix it) for each that is broken."""
+        """Rules across settings: (setting, what is wrong with it and how to fix it) for each that is broken.
+
+        It is also called for settings that break the rules in their types.
+        """
         return []
 
     def with_overrides(self: Config, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> Config:
@@ -125,13 +128,12 @@ def load(cls: type[Config], argv: list[str]) -> Config:
 def check(config: Settings) -> None:
     """Raise ConfigError with all broken rules, each with the setting's value and where it was set.
 
-    Rules across settings see the default of a setting that is invalid by itself.
+    Of a setting that is invalid by itself, only that is reported.
     """
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     hints = get_type_hints(type(config), include_extras=True)
     broken = {name: rule for name, value in values.items() if (rule := broken_rule(value, hints[name]))}
-    valid = replace(config, **{field.name: field.default for field in fields(config) if field.name in broken})
-    problems = [*broken.items(), *(problem for problem in valid.problems() if problem[0] not in broken)]
+    problems = [*broken.items(), *(problem for problem in config.problems() if problem[0] not in broken)]
     lines = [f"{config.origins.get(name, 'default')}: {name}={values[name]}: {problem}" for name, problem in problems]
     if lines:
         raise ConfigError("\n".join(lines))

@@ -144,9 +144,6 @@ class Session:
             self.unread, self.should_log = step, False
             return
         self._read(step)
-        if pauses:
-            self._wait_for_checkpoint()
-            self.best_before = self.state.best_val_loss, self.state.best_step
         self.read_at = time.perf_counter()
 
     def _read(self, step: int) -> None:
@@ -196,12 +193,17 @@ class Session:
         }
         self.metrics.log(line)
         self.clock.start(step)
+        self.logged_at = time.perf_counter()
+        if losses:
+            self.replan()  # before the checkpoint, which holds the decision
+        if losses or self.should_save:
+            self._wait_for_checkpoint()  # one that failed is not the best, with which this evaluation is compared
+            self.best_before = self.state.best_val_loss, self.state.best_step
         if losses:
             self._count_evaluation(losses)
 
     def _count_evaluation(self, losses: dict[str, float]) -> None:
-        self.losses, self.logged_at = losses, time.perf_counter()
-        self.replan()  # before the checkpoint, which holds the decision
+        self.losses = losses
         self.improved = self.state.note_evaluation(losses["val_loss"])
         self.should_save |= self.finished or self.improved or self.cfg.always_save_checkpoint
 

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic
 
@@ -187,8 +187,8 @@ def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, 
     any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
-    trained_with = asdict(GPTConfig(**saved.state["model"]))  # an older checkpoint may lack newer settings
-    shape = {name: trained_with[name] for name in SHAPE}
+    newer = {field.name: field.default for field in fields(GPTConfig)}  # settings that an older checkpoint may lack
+    shape = {name: saved.state["model"].get(name, newer[name]) for name in SHAPE}
     refused, ignored = [], []
     for name, trained in shape.items():
         asked, origin = getattr(cfg, name), cfg.origins.get(name)
@@ -237,7 +237,7 @@ def changed_settings(cfg: Config, saved: Checkpoint) -> dict[str, list]:
     before = {name: value for name, value in saved.state["config"].items() if name in now}
     sequences = "batch_size * gradient_accumulation_steps"
     now[sequences] = cfg.accumulation * cfg.batch_size
-    earlier_cfg = replace(cfg, **before)
+    earlier_cfg = type(cfg)(**before)  # what the checkpoint does not say has its default
     before[sequences] = earlier_cfg.accumulation * earlier_cfg.batch_size
     changes = {name: [before[name], now[name]] for name in now if name in before and before[name] != now[name]}
     refused = [f"{name}: {changes[name][0]} before, {changes[name][1]} now" for name in FIXED if name in changes]

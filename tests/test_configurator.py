@@ -159,6 +159,7 @@ def test_help_shows_every_setting(cls):
     assert exit.value.code == 0
     for field in cls.__dataclass_fields__:
         assert f"--{field}=" in out.getvalue()
+    assert "=(" not in out.getvalue()  # a field of several lines would show that in place of its default
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
@@ -183,6 +184,14 @@ def test_all_invalid_training_settings_are_reported_together():
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
     assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
+
+
+@pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
+def test_a_broken_setting_brings_no_second_error(words):
+    """Rules across settings were checked with the default of the broken one: "n_embd=768 is not divisible by it"."""
+    with pytest.raises(ConfigError) as error:
+        configurator.load(TrainConfig, words)
+    assert str(error.value) == f"command line: {words[0].removeprefix('--')}: it must be at least 1"
 
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])

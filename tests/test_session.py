@@ -299,3 +299,26 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "step 6: no sample (RuntimeError: no sample today); training continues" in out
     assert "no sample (RuntimeError: no" in out
+
+
+def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypatch):
+    """Writing a checkpoint overlaps the steps and the evaluation that follow it."""
+    evaluated, save, evaluate = threading.Event(), checkpoint.save, train_script.evaluate
+    steps = []
+
+    def save_during_evaluation(out_dir, step, *args, **kwargs):
+        if step == 2:
+            assert evaluated.wait(timeout=30)  # the evaluation after step 4
+        return save(out_dir, step, *args, **kwargs)
+
+    def note_evaluation(*args):
+        steps.append(len(steps))
+        losses = evaluate(*args)
+        if len(steps) == 2:
+            evaluated.set()
+        return losses
+
+    monkeypatch.setattr(checkpoint, "save", save_during_evaluation)
+    monkeypatch.setattr(train_script, "evaluate", note_evaluation)
+    train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
+    assert len(steps) == 3 and checkpoint.last_state(Path(tiny().out_dir))["step"] == 6

@@ -9,6 +9,7 @@ from filelock import FileLock
 from runs import read_metrics, same_tensors
 
 from folio import UserError, checkpoint, configurator
+from folio.files import read_json, sha256, write_json
 from folio.metrics import Metrics
 from folio.session import TrainingError
 from train import TrainConfig, train
@@ -172,3 +173,34 @@ def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, mon
     cfg = configurator.load(TrainConfig, [*args, "--n_layer=3", "--n_head=1"])
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .*; n_head=1: the checkpoint .*; leave"):
         train(cfg.replace(overwrite=True))
+
+
+def edit_state(out_dir: str, edit) -> None:
+    """Change state.json of the last checkpoint, and its entry in the manifest."""
+    step = checkpoint.load(Path(out_dir)).path
+    state = read_json(step / "state.json")
+    edit(state)
+    write_json(step / "state.json", state)
+    manifest = read_json(step / "manifest.json")
+    manifest["state.json"] = {"bytes": (step / "state.json").stat().st_size, "sha256": sha256(step / "state.json")}
+    write_json(step / "manifest.json", manifest)
+
+
+@pytest.mark.parametrize("init_from", ["resume", "finetune"])
+def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path, init_from):
+    """A checkpoint of a later version ended in a TypeError."""
+    train(tiny(max_iters=2))
+    edit_state(tiny().out_dir, lambda state: state["model"].update(rope=True))
+    changes = dict(init_from="resume", max_iters=4)
+    if init_from == "finetune":
+        changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
+    with pytest.raises(UserError, match=r"do not fit state\.json: .*rope"):
+        train(tiny(**changes))
+
+
+def test_a_setting_that_a_checkpoint_lacks_had_its_default(tiny):
+    """It was taken to be the new one, so that a resumed run could change its number of sequences per step."""
+    train(tiny(max_iters=2))
+    edit_state(tiny().out_dir, lambda state: state["config"].pop("total_batch_tokens"))
+    with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
+        train(tiny(init_from="resume", max_iters=4, total_batch_tokens=16 * 32, gradient_accumulation_steps=None))
