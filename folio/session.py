@@ -66,11 +66,9 @@ class Session:
         self.stopped_by = 0  # the signal that ends the run
         self.should_log = self.should_evaluate = self.should_save = False  # after the current step
         self.unread: int | None = None  # a step whose numbers are still on their way from the device
-        self.read_step, self.steps, self.rate = (
-            0,
-            [],
-            None,
-        )  # the last step that was read, the new ones, steps per second
+        self.read_step = 0  # the last step that was read
+        self.steps: list[Step] = []  # the steps up to it, since the reading before
+        self.rate: float | None = None  # steps per second then
         self.losses: dict[str, float] = {}  # of the last evaluation
         self.improved = False  # whether it was the best
         self.best_before = math.inf, 0  # best_val_loss and best_step before it

@@ -187,8 +187,8 @@ def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, 
     any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
-    newer = {field.name: field.default for field in fields(GPTConfig)}  # settings that an older checkpoint may lack
-    shape = {name: saved.state["model"].get(name, newer[name]) for name in SHAPE}
+    model_defaults = {field.name: field.default for field in fields(GPTConfig)}  # an older file may lack some
+    shape = {name: saved.state["model"].get(name, model_defaults[name]) for name in SHAPE}
     refused, ignored = [], []
     for name, trained in shape.items():
         asked, origin = getattr(cfg, name), cfg.origins.get(name)
