@@ -1,4 +1,4 @@
-"""Fixtures: a random seed that is printed, a small text, and a data set made from it."""
+"""Fixtures: a random seed that is printed, a small text, a data set made from it, and a project's folder."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are slower with several threa
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
+from folio import find_data, shards
 from prepare import text as prepare_text
 from train import TrainConfig
 
@@ -50,6 +51,23 @@ def data_dir(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.write_text(text, encoding="utf-8")
     prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), data_dir=str(folder)))
     return folder
+
+
+@pytest.fixture
+def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is taken for Folio's, whose prepare/mine.py prepares a text of 2,100 characters."""
+    project = Path(find_data.ROOT)
+    source = (project / "prepare" / "shakespeare_char.py").read_text(encoding="utf-8")
+    source = source.replace("Path(__file__).resolve().parent.parent", f"Path({str(project)!r})")
+    text = tmp_path / "text.txt"
+    text.write_text("some words of my own\n" * 100, encoding="utf-8")
+    source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
+    (tmp_path / "prepare").mkdir()
+    (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
+    (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)", encoding="utf-8")
+    for module in (find_data, shards):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from folio import find_data, shards
+from folio import find_data
 from folio.find_data import find_datasets, open_mixture
 from folio.shards import DatasetError, data_root
 
@@ -19,18 +19,9 @@ def test_a_mixture_is_opened_by_name(data_dir):
     assert data.names == ["verse"] and data.block_size == 32 and data.validation_tokens == 3 * 32
 
 
-def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(tmp_path, monkeypatch):
-    (tmp_path / "prepare").mkdir()
-    source = Path(find_data.ROOT, "prepare", "shakespeare_char.py").read_text(encoding="utf-8")
-    source = source.replace("Path(__file__).resolve().parent.parent", f"Path({str(find_data.ROOT)!r})")
-    text = tmp_path / "text.txt"
-    text.write_text("some words of my own\n" * 100, encoding="utf-8")
-    source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
-    (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
-    for module in (find_data, shards):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
+def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(other_project):
     ((dataset, _),) = find_datasets("mine", None)
-    assert dataset.folder == tmp_path / "data" / "mine" and len(dataset.train[0]) == 1890
+    assert dataset.folder == other_project / "data" / "mine" and len(dataset.train[0]) == 1890
 
 
 def test_only_the_projects_own_scripts_are_run(tmp_path):
@@ -40,13 +31,9 @@ def test_only_the_projects_own_scripts_are_run(tmp_path):
         find_datasets(str(tmp_path / "other"), None)
 
 
-def test_a_missing_data_set_says_what_to_do(data_dir, tmp_path, monkeypatch):
+def test_a_missing_data_set_says_what_to_do(data_dir, other_project):
     with pytest.raises(DatasetError, match="prepared data sets: verse; to use your own text: python prepare"):
         find_datasets("prose", str(data_dir))
-    (tmp_path / "prepare").mkdir()
-    (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)")
-    for module in (find_data, shards):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
     with pytest.raises(DatasetError, match=r"prepare/broken\.py failed; fix the error above"):
         find_datasets("broken", None)
 

@@ -21,8 +21,7 @@ from torch import nn
 
 import sample
 import train as train_script
-from folio import UserError, checkpoint, configurator, find_data, shards
-from folio.configurator import ROOT
+from folio import UserError, checkpoint, configurator
 from folio.find_data import find_datasets
 from folio.kernels import compile_loss
 from folio.runtime import Runtime, resolve_runtime
@@ -293,19 +292,9 @@ def test_an_id_outside_the_vocabulary_stops_the_run(tiny, data_dir, tmp_path):
         train(tiny(dataset=str(folder), max_iters=100))
 
 
-def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(tiny, tmp_path, monkeypatch):
-    (tmp_path / "prepare").mkdir()
-    source = Path(ROOT, "prepare", "shakespeare_char.py").read_text(encoding="utf-8")
-    root = f"Path({str(ROOT)!r})"
-    source = source.replace("Path(__file__).resolve().parent.parent", root)
-    text = tmp_path / "text.txt"
-    text.write_text("some words of my own\n" * 100, encoding="utf-8")
-    source = source.replace("str(tiny_shakespeare())", repr(str(text))).replace('"shakespeare_char"', "'mine'")
-    (tmp_path / "prepare" / "mine.py").write_text(source, encoding="utf-8")
-    for module in (find_data, shards):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
+def test_a_missing_data_set_is_prepared_by_the_script_with_its_name(tiny, other_project):
     train(tiny(dataset="mine", data_dir=None, max_iters=3))
-    assert (tmp_path / "data" / "mine" / "meta.json").exists()
+    assert (other_project / "data" / "mine" / "meta.json").exists()
 
 
 def test_only_the_projects_own_scripts_are_run(tiny, tmp_path):
@@ -315,13 +304,9 @@ def test_only_the_projects_own_scripts_are_run(tiny, tmp_path):
         train(tiny(dataset=str(tmp_path / "other")))
 
 
-def test_a_missing_data_set_is_an_error_that_says_what_to_do(tiny, tmp_path, monkeypatch):
+def test_a_missing_data_set_is_an_error_that_says_what_to_do(tiny, other_project):
     with pytest.raises(UserError, match="prepared data sets: verse; to use your own text: python prepare"):
         train(tiny(dataset="prose"))
-    (tmp_path / "prepare").mkdir()
-    (tmp_path / "prepare" / "broken.py").write_text("raise SystemExit(1)")
-    for module in (find_data, shards):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
     with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
         train(tiny(dataset="broken"))
 
