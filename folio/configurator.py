@@ -1,7 +1,7 @@
-"""Config files and --key=value arguments, turned into a typed, frozen dataclass.
+"""Config files and options (--key=value or --key value), turned into a typed, frozen dataclass.
 
 A config file holds assignments of constants, arithmetic and names defined above; it is parsed, never run. Files and
-arguments apply from left to right. The dataclass lists the settings with their types and rules, and is the --help.
+options apply from left to right. The dataclass lists the settings with their types and rules, and is the --help.
 """
 
 import ast
@@ -16,7 +16,8 @@ import sys
 import textwrap
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -71,10 +72,10 @@ class Settings:
 
 
 def load(cls: type[Config], argv: list[str]) -> Config:
-    """The settings in `argv`: config files and --key=value. `--help` prints the settings and exits.
+    """The settings in `argv`: config files and options. `--help` prints the settings and exits.
 
-    If the class has a field of type tuple[str, ...], arguments that are not --key=value go there, and are not config
-    files. Raises ConfigError with all problems together.
+    If the class has a field of type tuple[str, ...], arguments that are not options go there, and are not config files.
+    Raises ConfigError with all problems together.
     """
     if "--help" in argv or "-h" in argv:
         print(help_text(cls))
@@ -88,11 +89,14 @@ def load(cls: type[Config], argv: list[str]) -> Config:
     errors: list[str] = []
 
     def assign(name: str, value: Any, origin: str, from_text: bool) -> None:
+        if name == "config" and not words:
+            errors.append(f"{origin}: name the config file {value} without --config")
+            return
         if name not in hints:
             errors.append(f"{origin}: {name} is not a setting{_did_you_mean(name, hints)}")
             return
         if hints[name] == tuple[str, ...]:
-            errors.append(f"{origin}: name the {name} without --{name}=")
+            errors.append(f"{origin}: name the {name} without --{name}")
             return
         try:
             new = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
@@ -102,27 +106,48 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         except (ValueError, OverflowError):
             errors.append(f"{origin}: {name}={value}: it takes {_describe(hints[name])}")
 
-    for argument in argv:
-        if words and (not argument.startswith("-") or argument == "-"):
-            values[words] += (argument,)
+    for option, text in _split_options(argv, hints, errors):
+        if option:
+            assign(option, text, COMMAND_LINE, from_text=True)
+        elif words:
+            values[words] += (text,)
             origins[words] = COMMAND_LINE
-        elif argument.startswith("-"):
-            name, equals, text = argument.lstrip("-").partition("=")
-            if equals and argument.startswith("--"):
-                assign(name, text, COMMAND_LINE, from_text=True)
-            else:
-                errors.append(f"command line: write --{name}=VALUE instead of {argument}")
-        elif (path := _find_config(argument)) is None:
-            errors.append(_no_such_file(argument, argv))
+        elif (path := _find_config(text)) is None:
+            errors.append(_no_such_file(text))
         else:
-            for name, value, line in _parse(path, argument, values, errors):
-                assign(name, value, f"{argument}:{line}", from_text=False)
+            for name, value, line in _parse(path, text, values, errors):
+                assign(name, value, f"{text}:{line}", from_text=False)
     if errors:
         raise ConfigError("\n".join(errors))
     config = cls(**values).with_overrides(origins, overridden)
     object.__setattr__(config, "origins", MappingProxyType(origins))
     check(config)
     return config
+
+
+def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str]) -> Iterator[tuple[str | None, str]]:
+    """Yield each option's name and value, and (None, argument) for each other argument.
+
+    --key value is the same as --key=value, and a switch without a value means True. Messages about options that are
+    not written like that go to `errors`.
+    """
+    remaining = deque(argv)
+    while remaining:
+        argument = remaining.popleft()
+        name, equals, text = argument.lstrip("-").partition("=")
+        following = remaining[0] if remaining else "--"
+        if not argument.startswith("-") or argument == "-":
+            yield None, argument
+        elif not argument.startswith("--"):
+            errors.append(f"{COMMAND_LINE}: write --{name}=VALUE instead of {argument}")
+        elif equals:
+            yield name, text
+        elif hints.get(name) is bool and following.lower() not in ("true", "false"):
+            yield name, "True"
+        elif following.startswith("--"):
+            errors.append(f"{COMMAND_LINE}: --{name} needs a value: --{name}=VALUE")
+        else:
+            yield name, remaining.popleft()
 
 
 def check(config: Settings) -> None:
@@ -134,9 +159,15 @@ def check(config: Settings) -> None:
     hints = get_type_hints(type(config), include_extras=True)
     broken = {name: rule for name, value in values.items() if (rule := broken_rule(value, hints[name]))}
     problems = [*broken.items(), *(problem for problem in config.problems() if problem[0] not in broken)]
-    lines = [f"{config.origins.get(name, 'default')}: {name}={values[name]}: {problem}" for name, problem in problems]
-    if lines:
-        raise ConfigError("\n".join(lines))
+    if problems:
+        raise ConfigError("\n".join(_describe_setting(config, name) + problem for name, problem in problems))
+
+
+def _describe_setting(config: Settings, name: str) -> str:
+    """Where a setting was set, its name and its value, before what is wrong with it. A default has no place."""
+    value = getattr(config, name)
+    shown = f"{name}: " if value in (None, ()) else f"{name}={value}: "
+    return f"{config.origins[name]}: {shown}" if name in config.origins else shown
 
 
 def broken_rule(value: Any, hint: Any) -> str | None:
@@ -213,10 +244,7 @@ def _find_config(name: str) -> Path | None:
     return next((path for path in (Path(name), ROOT / name) if path.is_file()), None)
 
 
-def _no_such_file(name: str, argv: list[str]) -> str:
-    before = argv[argv.index(name) - 1] if argv.index(name) else ""
-    if before.startswith("--") and "=" not in before:
-        return f"command line: write {before}={name} as one argument"
+def _no_such_file(name: str) -> str:
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
     return f"command line: no config file {name} exists{hint}"

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from folio import UserError
 from folio.files import atomic_write
+from folio.progress import progress_bar
 
 
 class Clock:
@@ -38,7 +39,7 @@ class Metrics:
         for name in ("metrics.jsonl", "samples.jsonl"):
             _drop_lines_after(out_dir / name, step)
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
-        self.bar = tqdm(total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.05)
+        self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
         self.val_loss = math.nan
         self.gaps = False  # whether a line could not be written
 

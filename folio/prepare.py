@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
-from tqdm import tqdm
 
 from folio import UserError
 from folio import tokenizer as tokenizers
@@ -31,6 +30,7 @@ from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
 from folio.dataset_builder import DatasetBuilder, SplitRule, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
+from folio.progress import progress_bar
 from folio.shards import data_root, token_dtype, write_meta
 from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, OnUnknown, Tokenizer
 from folio.workers import cores, map_in_order
@@ -344,7 +344,7 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
         for block, encoded in results:
             if bar is None:  # after the workers have started: they must not inherit the bar's thread
                 _check_disk_space(job, builder, encoded)
-                bar = tqdm(total=job.corpus.bytes, initial=0, unit="B", unit_scale=True, disable=None, leave=False)
+                bar = progress_bar(total=job.corpus.bytes, unit="B", unit_scale=True, leave=False)
             builder.add(block, encoded)
             speed = (builder.tokens - tokens_before) / (time.perf_counter() - started)
             bar.set_postfix_str(f"{speed:,.0f} tokens/s", refresh=False)

@@ -49,6 +49,10 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, an integer array of shape (T,)."""
 
+    def count_unknown(self, text: str) -> int:
+        """How many characters of `text` are not in the vocabulary, so that encode skips, replaces or refuses them."""
+        return 0
+
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 bytes of a token, which may be only a part of a character. The end-of-text token has none."""
@@ -96,10 +100,17 @@ class CharTokenizer(Tokenizer):
         """A tokenizer for the characters that occur in `text`, sorted by code point."""
         return cls("".join(sorted(set(text))), eot)
 
-    def encode(self, text: str) -> np.ndarray:
+    def look_up(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """For each character of `text` its id, and whether it is unknown: (T,) each. An unknown one has any id."""
         code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         ids = self.table.take(code_points, mode="clip")
-        unknown = (ids < 0) | (code_points >= len(self.table))
+        return ids, (ids < 0) | (code_points >= len(self.table))
+
+    def count_unknown(self, text: str) -> int:
+        return int(self.look_up(text)[1].sum())
+
+    def encode(self, text: str) -> np.ndarray:
+        ids, unknown = self.look_up(text)
         if not unknown.any():
             return ids
         if self.on_unknown == "skip":

@@ -604,7 +604,7 @@ def test_invalid_settings_are_reported(settings):
     ((name, value),) = settings.items()
     with pytest.raises(ConfigError) as error:
         check(PrepareConfig(**settings))
-    line = rf"default: {name}={re.escape(str(value))}: (it must be|--dataset must be able to name it).*"
+    line = rf"^{name}={re.escape(str(value))}: (it must be|--dataset must be able to name it).*"
     assert re.fullmatch(line, str(error.value))
 
 

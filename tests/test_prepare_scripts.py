@@ -81,7 +81,7 @@ def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monk
         ([], "name a file, a folder, a pattern"),
         (["a.txt", "b.txt"], "several inputs need a --name"),
         (["a.txt", "--split_on="], "split_on=: it must not be empty"),
-        (["--inputs=a.txt"], "name the inputs without --inputs="),
+        (["--inputs=a.txt"], "name the inputs without --inputs"),
         (["a.txt", "--vocab=5"], "vocab is not a setting; did you mean vocab_size"),
     ],
 )
