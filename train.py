@@ -2,7 +2,7 @@
 
     python train.py config/shakespeare_char.py                            a recipe, prepared and trained
     python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 the same, with changes
-    python train.py config/shakespeare_char.py --init_from=resume         continue where it stopped
+    python train.py --init_from=resume --out_dir=out6                     continue where it stopped
     python train.py config/mine.py --init_from=out-shakespeare-char       finetune from a checkpoint
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py on 8 GPUs; docs/scaling.md
 

@@ -114,7 +114,7 @@ class Session:
     def log_start(self, losses: dict[str, float]) -> None:
         """Write the validation loss before the first step as the line of step 0 of metrics.jsonl."""
         vocab_size = self.data.tokenizer.vocab_size
-        remark = f" (a guess among {vocab_size:,} tokens: {math.log(vocab_size):.4f})"
+        remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
         self.metrics.log(self._metrics_line(0, losses), remark)
         if self.budget:
             self.budget.start_stretch(0)
