@@ -54,7 +54,11 @@ class SampleBenchConfig(BenchConfig):
 
     def problems(self) -> list[tuple[str, str]]:
         """The models are known, and the rows are numbers."""
-        return [*unknown_names("models", self.models, MODELS), *not_integers("rows", self.rows, at_least=1)]
+        return [
+            *super().problems(),
+            *unknown_names("models", self.models, MODELS),
+            *not_integers("rows", self.rows, at_least=1),
+        ]
 
 
 def main(cfg: SampleBenchConfig) -> None:

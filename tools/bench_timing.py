@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -15,10 +16,16 @@ from folio.configurator import NonNegativeInt, PositiveInt, Settings
 @dataclass(frozen=True)
 class BenchConfig(Settings):
     # --- measuring ---
-    device: str = "cpu"  # or "cuda"
+    device: Literal["cpu", "cuda"] = "cpu"
     repeats: PositiveInt = 3  # how often to repeat each measurement
     busy: NonNegativeInt = 0  # processes that each keep a core busy meanwhile
     peer: str | None = None  # folder of a checkout of nanoGPT to compare with; None: without one
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The device is there."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return [("device", "torch finds no CUDA GPU here; use cpu")]
+        return []
 
 
 def comma_separated(text: str) -> list[str]:

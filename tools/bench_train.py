@@ -89,6 +89,7 @@ class TrainBenchConfig(BenchConfig):
     def problems(self) -> list[tuple[str, str]]:
         """Parts and models are known, and the seeds are numbers."""
         return [
+            *super().problems(),
             *unknown_names("parts", self.parts, PARTS),
             *unknown_names("models", self.models, MODELS),
             *not_integers("seeds", self.seeds, at_least=0),
