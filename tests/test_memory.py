@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from folio.loader import resident_bytes
 from folio.memory import memory_of, memory_report, suggest_memory_fix
 from folio.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig
-from train import open_data, train
+from train import TrainConfig, open_data, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
 
@@ -91,6 +91,21 @@ def test_the_report_on_a_run_that_does_not_fit_suggests_a_fix(tiny, monkeypatch)
     assert suggest_memory_fix(cfg, lambda c: False) is None
     monkeypatch.setattr(memory, "free", lambda device: None)
     assert "free" not in memory_report(cfg, model, runtime, 0)
+
+
+def test_a_fix_never_changes_the_sequences_per_step(tiny):
+    """total_batch_tokens is rounded to micro-batches, differently for each batch_size."""
+
+    class Rounding(TrainConfig):
+        @property
+        def accumulation(self) -> int:
+            return max(1, round(self.total_batch_tokens / (self.batch_size * self.block_size)))
+
+    cfg = Rounding(**asdict(tiny(total_batch_tokens=1000, batch_size=8, block_size=32)))
+    assert cfg.accumulation * cfg.batch_size == 32
+    assert suggest_memory_fix(cfg, lambda changed: changed.batch_size <= 2) == "--batch_size=2"
+    assert replace(cfg, batch_size=1).accumulation == 31  # 31.25 micro-batches of one sequence
+    assert suggest_memory_fix(cfg, lambda changed: changed.batch_size == 1) is None
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
