@@ -109,7 +109,7 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
     run = report.Run.of(Path(cfg.out_dir))
     measured = run.measured()
     assert measured["steps"] == run.plan["steps"] == 40 and measured["tokens"] == run.plan["tokens"] == 40 * 4 * 32
-    intervals = zip(run.lines, run.lines[1:], strict=False)
+    intervals = zip(run.lines[1:], run.lines[2:], strict=False)  # the first line is the evaluation before step 1
     seconds = sum((b["tokens"] - a["tokens"]) / b["tokens_per_second"] for a, b in intervals)
     assert measured["seconds"] == pytest.approx(seconds * 40 / 39)
     page = report.report([run])

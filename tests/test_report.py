@@ -113,7 +113,7 @@ def test_an_evaluation_before_the_first_step_is_shown():
     assert all(0 not in curve["x"] for curve in curves[:4]) and curves[0]["y"] == [2.0, 2.0]
     validation = next(curve for curve in figures if curve["name"] == "run: validation")
     assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
-    assert rows_of(summary([run]))[1][-3] == "4.2500 at step 0"
+    assert rows_of(summary([run]))[1][-3] == "5.5000 at step 10"  # step 0 has no checkpoint
     assert run.measured()["seconds"] == pytest.approx(10)
     only_evaluated = Run("run", [first], [], {}, plan)
     assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report([only_evaluated])

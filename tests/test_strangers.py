@@ -198,8 +198,8 @@ def config_text(run: Path, data: Path, folder: Path) -> Prepared:
         (folder / "config.py").write_bytes(content)
         configurator.load(TrainConfig, [str(folder / "config.py")])
 
-    text = "n_layer = 4\nn_head = 4\nn_embd = 64 * n_layer\nout_dir = 'out' + 'x'\ndropout = -(-1) / 10**2\n"
-    return text.encode(), attempt
+    lines = ["dataset = 'a'", "n_layer = 4", "n_head = 4", "n_embd = 64 * n_layer", "out_dir = 'out' + 'x'"]
+    return "\n".join([*lines, "dropout = -(-1) / 10**2\n"]).encode(), attempt
 
 
 FOREIGN = {

@@ -197,7 +197,7 @@ def forecast_time(
     if machine.step_seconds is None:
         return dict.fromkeys(("tokens_per_second", "evaluation_seconds", "seconds", "kilowatt_hours", "price"))
     evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
-    evaluating = evaluation * counts.evaluations
+    evaluating = evaluation * (1 + counts.evaluations)  # the first one is before the first step
     seconds = counts.max_iters * machine.step_seconds + evaluating
     hours = cfg.gpus * seconds / 3600
     watts = machine.watts if cfg.watts is None else cfg.watts

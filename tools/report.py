@@ -106,9 +106,13 @@ class Run:
         """The validation loss of each evaluation, and its step."""
         return [(line["val_loss"], line["step"]) for line in self.lines if line["val_loss"] is not None]
 
+    def trained_evaluations(self) -> list[tuple[float, int]]:
+        """Those after a step of training, which have a checkpoint."""
+        return [(loss, step) for loss, step in self.evaluations() if step]
+
     def best_val_loss(self) -> float:
-        """Infinity before the first evaluation."""
-        return min(self.evaluations(), default=(math.inf, 0))[0]
+        """Infinity before the first evaluation of a trained model."""
+        return min(self.trained_evaluations(), default=(math.inf, 0))[0]
 
     def parameters(self) -> int | None:
         """The number of the model's parameters; None if there is no checkpoint, or the model is not one of Folio's."""
@@ -138,7 +142,7 @@ def summary(runs: list[Run]) -> str:
     """A table with a row per run, the lowest validation loss first. A blank cell is not known."""
     rows = []
     for run in sorted(runs, key=Run.best_val_loss):
-        measured, parameters, evaluations = run.measured(), run.parameters(), run.evaluations()
+        measured, parameters, evaluations = run.measured(), run.parameters(), run.trained_evaluations()
         seconds, speed = measured["seconds"], measured["tokens_per_second"]
         losses = [min(evaluations), evaluations[-1]] if evaluations else []
         rows.append(
