@@ -645,6 +645,7 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
             r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag$",
         ),
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
+        (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),
         (["out", "--texts=a.txt"], "texts is not a setting; did you mean text?"),
     ],
 )

@@ -91,6 +91,8 @@ class EvaluateConfig(Settings):
         problems = []
         if not self.runs:
             problems.append(("runs", "name a run, or: compare RUN RUN"))
+        if tasks := [run for run in self.runs if run in TASKS]:
+            problems.append(("runs", f"{tasks[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}"))
         if unknown := [task for task in split_list(self.tasks or "") if task not in TASKS]:
             problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {join(list(TASKS))}"))
         if self.split_on == "":
