@@ -1,5 +1,6 @@
 import itertools
 import math
+import random
 from itertools import pairwise
 
 import pytest
@@ -116,6 +117,30 @@ def test_values_of_each_schedule_during_its_decay():
     assert lr_at(89, schedule="wsd", **BASE) == 1.0
     assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
     assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
+    """Bitwise: a resumed run computes its learning rates again, with whatever version resumes it."""
+    rng = random.Random(seed)
+    for _ in range(3000):
+        lr, warmup, end, tail = 10 ** rng.uniform(-5, 0), rng.randrange(50), rng.randrange(1, 500), rng.randrange(600)
+        low, step = lr * rng.choice([0.0, 0.1, rng.random()]), rng.choice([rng.randrange(600), rng.uniform(0, 600)])
+        begin = max(warmup, end - tail) if schedule == "wsd" else warmup  # of the decay
+        if schedule == "constant":
+            expected = lr
+        elif step < warmup:
+            expected = lr * (step + 1) / (warmup + 1)
+        elif step >= end:
+            expected = low
+        elif step < begin:
+            expected = lr
+        elif schedule == "cosine":
+            expected = low + 0.5 * (1.0 + math.cos(math.pi * ((step - begin) / (end - begin)))) * (lr - low)
+        else:
+            expected = low + (1.0 - (step - begin) / (end - begin)) * (lr - low)
+        settings = dict(learning_rate=lr, min_lr=low, warmup_iters=warmup, lr_decay_iters=end, wsd_decay_iters=tail)
+        assert lr_at(step, schedule=schedule, **settings) == expected, (step, settings)
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
