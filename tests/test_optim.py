@@ -6,9 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from folio import distributed
+from folio import distributed, optim
 from folio.distributed import Group
 from folio.optim import (
+    LR_SCHEDULES,
     Muon,
     load_state_tensors,
     lr_at,
@@ -88,6 +89,34 @@ def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
     assert not adamw_for(other_device).defaults["fused"] and adamw_for(GPT(CONFIG)).defaults["fused"]
 
 
+def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch):
+    """torch's other optimizers ignore found_inf, so an entry in BUILDERS would have put a NaN into the weights."""
+    build = lambda groups, fused, **settings: torch.optim.NAdam(groups, **settings)  # noqa: E731
+    monkeypatch.setitem(optim.BUILDERS, "nadam", build)
+    model = GPT(CONFIG)
+    optimizer = make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
+    run_steps(model, optimizer, 2)
+    weights = [p.detach().clone() for p in model.parameters()]
+    state = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+    assert all(torch.equal(state[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+    optimizer.found_inf = torch.zeros(())
+    run_steps(model, optimizer, 1)
+    assert not any(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+
+
+def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
+    """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
+    with pytest.raises(KeyError, match="sgd"):
+        make_optimizer(GPT(CONFIG), "sgd", 1e-2, (0.9, 0.95), 0.1)
+    with pytest.raises(KeyError, match="sqrt"):
+        lr_at(0, schedule="sqrt", **BASE)
+
+
 # --- learning rate ----------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +128,7 @@ def test_schedules_rise_and_decay_to_min_lr(schedule):
     assert all(a >= b for a, b in pairwise(rates[10:]))
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
 def test_schedules_with_any_step_counts(schedule):
     """A decay of 0 steps divided by zero: --lr_schedule=wsd --max_iters=4."""
     for warmup, decay, wsd in itertools.product(range(7), range(1, 7), range(7)):
