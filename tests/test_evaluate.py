@@ -46,6 +46,7 @@ def nats_of(theirs: torch.nn.Module, before: np.ndarray, token: int) -> float:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 @pytest.mark.parametrize("stride", [8, 5, 3, 1])
 @pytest.mark.parametrize("n", [2, 8, 9, 10, 31])
 def test_losses_are_those_of_transformers(n, stride, runtime, seed):
@@ -177,6 +178,7 @@ def test_a_comparison_names_the_better_model_or_none():
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_endings_are_scored_as_one_by_one(runtime):
     """The other rows of a batch do not change a score; a context that is too long loses its beginning."""
     model, tokenizer = model_of(257), ByteTokenizer()
@@ -306,6 +308,7 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         evaluate.main([cfg.out_dir, *(word.format(short=short, strange=strange, folder=tmp_path) for word in words)])
 
 
+@pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
 def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path):
     from test_export import checkpoint_of
 

@@ -115,6 +115,16 @@ tests/         test_<module>.py for each module
     assert {ROOT / "prepare" / "text.py", ROOT / "config" / "gpt2_124m.py", ROOT / "folio" / "optim.py"} <= {*shipped()}
 
 
+def test_a_failed_test_of_the_architecture_says_where_to_teach_it_a_change(request):
+    """Dozens of tests failed for someone who changed model.py, and none said what else to edit."""
+    request.node.add_marker(pytest.mark.architecture("folio/x.py: f"))
+    for check, hints in ((lambda: None, []), (pytest.fail, ["folio/x.py: f"])):
+        call = pytest.CallInfo.from_call(check, "call")
+        report = request.node.ihook.pytest_runtest_makereport(item=request.node, call=call)
+        given = [text for title, text in report.sections if title == "if you changed the model on purpose"]
+        assert len(given) == len(hints) and all(text.endswith(hint) for text, hint in zip(given, hints, strict=True))
+
+
 def test_no_file_has_a_vague_name():
     names = {path.name for path in FILES}
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
