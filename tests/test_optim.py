@@ -111,10 +111,10 @@ def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch)
 
 def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
     """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
-    with pytest.raises(KeyError, match="sgd"):
-        make_optimizer(GPT(CONFIG), "sgd", 1e-2, (0.9, 0.95), 0.1)
-    with pytest.raises(KeyError, match="sqrt"):
-        lr_at(0, schedule="sqrt", **BASE)
+    with pytest.raises(KeyError, match="steepest"):
+        make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
+    with pytest.raises(KeyError, match="staircase"):
+        lr_at(0, schedule="staircase", **BASE)
 
 
 # --- learning rate ----------------------------------------------------------------------------------------------------
