@@ -309,7 +309,8 @@ def train_step(
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     for settings in optimizer.param_groups:
         settings["lr"] = learning_rate * settings["lr_scale"]
-        settings["momentum"] = muon_momentum_at(state.step)
+        if "rows" in settings:  # matrices of Muon
+            settings["momentum"] = muon_momentum_at(state.step)
 
     model.train()
     loss = torch.zeros((), device=loader.runtime.device)  # the mean over the step's targets, of all ranks

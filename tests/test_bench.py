@@ -121,6 +121,7 @@ def test_the_model_of_a_checkout_is_measured(tmp_path):
     assert bench_baselines.generate_recomputed(theirs, 7, 3) == 21 and theirs.asked == (7, 200)
 
 
+@pytest.mark.architecture("tools/bench_baselines.py: transformers_model")
 def test_transformers_gets_the_same_weights():
     ours = GPT(GPTConfig(block_size=16, vocab_size=30, n_layer=2, n_head=2, n_embd=16, bias=False), 5).eval()
     ids = torch.arange(12)[None]

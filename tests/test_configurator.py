@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from repository import shipped
 
 from folio import configurator
 from folio.configurator import ConfigError, Settings
@@ -12,7 +13,7 @@ from sample import SampleConfig
 from tools.verify_resume import VerifyConfig
 from train import TrainConfig
 
-ROOT = configurator.ROOT
+CONFIGS = [path for path in shipped() if path.parent.name == "config"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def test_help_shows_every_setting(cls):
     assert "=(" not in out.getvalue()  # a field of several lines would show that in place of its default
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_load(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # config files are found from any folder
     config = configurator.load(TrainConfig, [f"config/{path.name}"])

@@ -74,6 +74,7 @@ def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 @pytest.mark.parametrize("stride", [8, 5, 3, 1])
 @pytest.mark.parametrize("n", [2, 8, 9, 10, 31])
 def test_losses_are_those_of_transformers(n, stride, runtime, seed):
@@ -497,6 +498,7 @@ def test_what_a_finetuned_model_was_trained_on_before_is_not_known(tiny, tmp_pat
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_endings_are_scored_as_one_by_one(runtime):
     """The other rows of a batch do not change a score; a context that is too long loses its beginning."""
     model, tokenizer = model_of(257), ByteTokenizer()
@@ -654,6 +656,7 @@ def test_bad_settings_are_an_error(words, message):
         run_tool(*words)
 
 
+@pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
 def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path, capsys):
     from test_export import checkpoint_of
 

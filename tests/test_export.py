@@ -29,6 +29,8 @@ from model import GPT, GPTConfig
 from tools import export
 from train import train
 
+pytestmark = pytest.mark.architecture("folio/export_formats.py, which writes GPT-2's weights only")
+
 KINDS = {
     "char": lambda: CharTokenizer.of(TEXT),
     "char with eot": lambda: CharTokenizer.of(TEXT, eot=True),

@@ -19,6 +19,7 @@ def run_plan(*args: str) -> tuple[plan.PlanConfig, dict]:
     return cfg, json.loads(Path(cfg.out_dir, "plan.json").read_text())
 
 
+@pytest.mark.architecture("model.py: GPTConfig.flops_per_token; and in this test's counts")
 def test_a_plan_from_a_data_sheet(tmp_path, capsys):
     """GPT-2 124M on eight H100, against a calculation in the test."""
     args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=H100"]

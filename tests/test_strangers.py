@@ -28,6 +28,8 @@ from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 
+pytestmark = pytest.mark.architecture("folio/convert.py and export_formats.py, which know GPT-2's weights only")
+
 ROOT = Path(__file__).resolve().parent.parent
 VALUES = st.recursive(
     st.none()

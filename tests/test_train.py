@@ -37,6 +37,7 @@ from train import TrainConfig, mean_loss, train
 # --- a run and what it writes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
 def test_a_run_learns_and_writes_metrics_samples_and_checkpoints(tiny, text, capsys):
     cfg = tiny(max_iters=60, eval_interval=20, log_interval=5)
     best = train(cfg).best_val_loss
@@ -242,6 +243,7 @@ def write_nanogpt_data(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
 def test_a_data_set_of_nanogpt_trains_and_samples(tiny, tmp_path, capsys):
     dataset = str(write_nanogpt_data(tmp_path / "nanogpt"))
     cfg = tiny(dataset=dataset, max_iters=150, learning_rate=1e-2, dropout=0.0)
@@ -387,6 +389,7 @@ def test_weights_that_are_not_finite_stop_the_run(tiny, monkeypatch):
     assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
 
 
+@pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
 def test_a_diverged_run_stops_without_saving_a_checkpoint(tiny):
     cfg = tiny(max_iters=200, eval_interval=1, grad_clip=0.0, learning_rate=1e30, lr_schedule="constant")
     with pytest.raises(TrainingError, match=r"the validation loss is nan.*smaller --learning_rate"):
