@@ -73,6 +73,8 @@ class TrainingWindows(_Windows):
 
     def __init__(self, shards: list[Shard], block_size: int, vocab_size: int, seed: int, sampling: str):
         super().__init__(shards, block_size, vocab_size)
+        if sampling not in ("epoch", "random"):
+            raise ValueError(f"sampling={sampling!r}: TrainingWindows.locate has no such order")
         self.seed, self.sampling = seed, sampling
         T, lengths = block_size, self.lengths
         if lengths.max() < T + 1:

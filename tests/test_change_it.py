@@ -95,7 +95,7 @@ def test_norm(changed):
 
 def test_schedule(changed):
     lines = [json.loads(line) for line in (changed / "out-sqrt" / "metrics.jsonl").read_text().splitlines()]
-    rates = {line["step"]: line["lr"] / state(changed, "sqrt")["config"]["learning_rate"] for line in lines}
+    rates = {line["step"]: line["lr"] / state(changed, "sqrt")["config"]["learning_rate"] for line in lines[1:]}
     expected = {1: 0.5} | {step: 1 - ((step - 2) / 3) ** 0.5 for step in (2, 3, 4)}  # a warmup of 1 step, a decay of 3
     assert rates == pytest.approx(expected)
 

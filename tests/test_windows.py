@@ -57,6 +57,12 @@ def test_random_sampling_starts_anywhere(seed):
     assert counts[[0, 1, 2, 16, 17]].min() > 800 and np.array_equal(y, x + 1)
 
 
+def test_an_order_without_code_raises(seed):
+    """A name added to the settings alone was trained with a mixture of the two orders."""
+    with pytest.raises(ValueError, match="sampling='sorted'"):
+        TrainingWindows(shards(100), T, 1000, seed, "sorted")
+
+
 @pytest.mark.parametrize("lengths", [(100,), (T,), (2,), (50, 1, 17)])
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_every_token_is_a_validation_target_once(lengths, batch_size):
