@@ -25,7 +25,7 @@ from folio.checkpoint import NoCheckpointError
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Step
-from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt
+from folio.language_model import GenerationConfig, LanguageModel, Prompt
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class SampleConfig(GenerationConfig):
     start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, "-" standard input
     prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; prints JSON lines, too
     interactive: bool = False  # True: ask for prompts; Ctrl-C ends a text, Ctrl-D the program
-    num_samples: Count = 1  # texts to generate for each prompt
     stream: bool = True  # print tokens as they are generated; False: each text when it is complete
     logprobs: Annotated[int, Ge(0)] | None = None  # print each token with its log-probability and so many alternatives
     # --- machine ---
@@ -101,6 +100,7 @@ def main(cfg: SampleConfig) -> None:
 
 
 def load_sampler(cfg: SampleConfig) -> Sampler:
+    """What out_dir or init_from names. Raises UserError."""
     setting = "out_dir" if cfg.init_from == "resume" else "init_from"
     try:
         return Sampler.load(getattr(cfg, setting), cfg.checkpoint, cfg.device, cfg.dtype)

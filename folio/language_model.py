@@ -34,6 +34,7 @@ class GenerationConfig(Settings):
     """How a prompt is continued."""
 
     # --- generation ---
+    num_samples: Count = 1  # texts to generate for each prompt
     max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
     stop: str | None = None  # text at which a sample ends, and which is left out; in sample.py, \n is a line break
     on_unknown: OnUnknown = "error"  # characters of a prompt that the tokenizer lacks
@@ -115,7 +116,8 @@ class LanguageModel:
             torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row
             self.decoder = share_weights(model)
             pack(self.decoder, int8)
-        self.small, self.threads = self.decoder.num_params()["total"] < SMALL, torch.get_num_threads()
+        self.small = self.decoder.num_params()["total"] < SMALL
+        self.threads = torch.get_num_threads()
 
     @classmethod
     def load(
@@ -141,14 +143,15 @@ class LanguageModel:
         """
         if num_samples is None:
             return "".join(self.stream(prompt, **settings))
-        if rule := configurator.broken_rule(num_samples, Count):
-            raise UserError(f"num_samples={num_samples}: {rule}")
-        config = GenerationConfig.of(settings)
+        config = GenerationConfig.of({**settings, "num_samples": num_samples})
         ids = self.encode_prompt(prompt, config.on_unknown).ids
-        return list(self.complete(((ids, sample) for sample in range(num_samples)), num_samples, config))
+        requests = ((ids, sample) for sample in range(config.num_samples))
+        return list(self.complete(requests, config.num_samples, config))
 
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
         """The text of `generate` in pieces of whole characters, as they are generated."""
+        if "num_samples" in settings:
+            raise UserError("num_samples: a stream is one text; use generate for several")
         config = GenerationConfig.of(settings)
         ids = self.encode_prompt(prompt, config.on_unknown).ids
         return (piece for (piece,) in self.texts([ids], [0], config) if piece)

@@ -102,15 +102,18 @@ def test_a_setting_is_converted_like_one_of_a_config_file(gpt):
         ({"stop": ""}, r"stop=: it must not be empty; None turns it off"),
         ({"on_unknown": "drop"}, r"on_unknown=drop: it takes 'error', 'skip' or 'replace'"),
         ({"num_samples": 0}, r"num_samples=0: it must be at least 1"),
+        ({"num_samples": "3"}, r"num_samples=3: it takes an integer"),
         ({"prompt": "aΩ"}, r"the character 'Ω' \(U\+03A9\) at position 1 is not among .*"),
         ({"prompt": ["a"]}, r"the prompt must be text, not of type list"),
     ],
 )
 def test_wrong_arguments_are_one_line_errors_before_anything_is_generated(settings, message, gpt):
     settings = {"prompt": "a", **settings}
-    for method in [gpt.generate] if "num_samples" in settings else [gpt.generate, gpt.stream]:
-        with pytest.raises(UserError, match=f"^{message}$"):
-            method(**settings)
+    with pytest.raises(UserError, match=f"^{message}$"):
+        gpt.generate(**settings)
+    stream_message = "num_samples: a stream is one text; .*" if "num_samples" in settings else message
+    with pytest.raises(UserError, match=f"^{stream_message}$"):
+        gpt.stream(**settings)
 
 
 def test_unknown_characters_can_be_left_out(gpt):
