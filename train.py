@@ -2,7 +2,7 @@
 
     python train.py config/shakespeare_char.py                            a recipe, prepared and trained
     python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 the same, with changes
-    python train.py config/shakespeare_char.py --init_from=resume         continue where it stopped
+    python train.py --init_from=resume --out_dir=out6                     continue where it stopped
     python train.py config/mine.py --init_from=out-shakespeare-char       finetune from a checkpoint
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py on 8 GPUs; docs/scaling.md
 
@@ -46,7 +46,7 @@ from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_
 from folio.randomness import derive_seed
 from folio.runtime import Length, Runtime, resolve_runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
-from folio.session import Session
+from folio.session import Session, reason_to_end
 from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
 from folio.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class TrainConfig(Settings):
     block_size: PositiveInt = 1024  # T, context length in tokens
     batch_size: PositiveInt = 12  # B, sequences per forward pass (the micro-batch)
     gradient_accumulation_steps: PositiveInt | None = None  # micro-batches per step; None: 1
-    total_batch_tokens: PositiveInt | None = None  # tokens per step, which determine the accumulation; None: off
+    total_batch_tokens: PositiveInt | None = None  # about how many tokens per step; sets the accumulation; None: off
     sampling: Literal["epoch", "random"] = "epoch"  # each window once per epoch, or nanoGPT's draws with replacement
     # --- model ---
     n_layer: PositiveInt = 12  # L, blocks
@@ -137,10 +137,14 @@ class TrainConfig(Settings):
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
-        elif self.total_batch_tokens is not None and micro_batch > 0 and self.total_batch_tokens % micro_batch:
-            nearest = max(1, round(self.total_batch_tokens / micro_batch)) * micro_batch
-            rule = f"it must be a multiple of batch_size * block_size = {micro_batch:,}; use {nearest}"
-            problems.append(("total_batch_tokens", rule))
+        if self.init_from != "resume" and "dataset" not in self.origins:
+            files = {origin.rpartition(":")[0] for origin in self.origins.values() if origin != COMMAND_LINE}
+            if files:
+                rule = (
+                    f"{' and '.join(sorted(files))} names no data set; add --dataset=NAME (nanoGPT's config files "
+                    f"without one mean --dataset=openwebtext)"
+                )
+                problems.append(("dataset", rule))
         if problems or micro_batch <= 0:
             return problems
         if self.accumulation * self.batch_size >= 2**31:
@@ -154,7 +158,7 @@ class TrainConfig(Settings):
     def accumulation(self) -> int:
         """Micro-batches per step."""
         if self.total_batch_tokens is not None:
-            return self.total_batch_tokens // (self.batch_size * self.block_size)
+            return max(1, round(self.total_batch_tokens / (self.batch_size * self.block_size)))
         return self.gradient_accumulation_steps or 1
 
     @property
@@ -164,6 +168,11 @@ class TrainConfig(Settings):
     @property
     def step_counts(self) -> StepCounts:
         return StepCounts(**{name: getattr(self, name) for name in STEP_COUNTS})
+
+    def schedule(self, counts: StepCounts, decisions: list[tuple[int, int]] | None = None) -> Schedule:
+        """What happens at which step, with these counts and a time budget's decisions."""
+        lr_schedule = self.lr_schedule if self.decay_lr else "constant"
+        return Schedule(counts, lr_schedule, self.learning_rate, self.min_lr, decisions)
 
     def with_overrides(self, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> "TrainConfig":
         """If the command line replaces a config file's max_iters, scale the file's other counts of steps with it."""
@@ -185,8 +194,8 @@ class Result(NamedTuple):
     best_val_loss: float  # nats per token
     step: int
     max_iters: int
-    out_of_patience: bool
-    counts: StepCounts  # as a time budget scaled them
+    out_of_patience: bool = False
+    stopped_by: int = 0  # the signal that ended the run
 
 
 def train(given: TrainConfig) -> Result:
@@ -222,7 +231,7 @@ def train(given: TrainConfig) -> Result:
         if cfg.eval_only:
             losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
             print(f"validation loss {losses['val_loss']:.4f}{format_losses(losses)}")
-            return Result(losses["val_loss"], start.earlier.get("step", 0), cfg.max_iters, False, cfg.step_counts)
+            return Result(losses["val_loss"], start.earlier.get("step", 0), cfg.max_iters)
 
         # --- optimizer, and everything else that a step changes ---
         scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
@@ -235,10 +244,13 @@ def train(given: TrainConfig) -> Result:
         # --- batches, and what happens at which step ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         counts, budget = time_budget(cfg, start, state, loss_fn, loader, began)
-        lr_schedule = cfg.lr_schedule if cfg.decay_lr else "constant"
-        decisions = start.earlier.get("decisions") if cfg.minutes else None
-        schedule = Schedule(counts, lr_schedule, cfg.learning_rate, cfg.min_lr, decisions)
-        describe_run(cfg, data, schedule, loader, state.step)
+        schedule = cfg.schedule(counts, start.earlier.get("decisions") if cfg.minutes else None)
+        describe_run(cfg, data, schedule, loader)
+        if start.resuming:
+            if reason := reason_to_end(cfg, state, schedule):
+                print(f"nothing to train: {reason}")
+                return result_of(cfg, state, schedule)
+            print(describe_resumed_schedule(start, schedule))
 
         # --- loop ---
         # A checkpoint holds the weights, the optimizer's state, the tokenizer, how far the run has come (TrainState)
@@ -246,6 +258,7 @@ def train(given: TrainConfig) -> Result:
         record = {
             "model": asdict(model.config),
             "config": asdict(cfg) | asdict(counts),
+            "origins": dict(cfg.origins),
             "resolved": runtime.resolved,
             "dataset": {"folder": cfg.dataset, "hash": data.hash},
             "versions": versions(),
@@ -254,6 +267,8 @@ def train(given: TrainConfig) -> Result:
         }
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
+            if not start.resuming:
+                session.log_start(evaluate(model, loss_fn, data, runtime, cfg.batch_size))
             while not session.finished:
                 train_step(state, loss_fn, loader, schedule.learning_rate_at(state.step), cfg.grad_clip, cfg.seed)
                 session.end_step()
@@ -271,13 +286,20 @@ def train(given: TrainConfig) -> Result:
         if session.stopped_by:
             print(f"stopped by {signal.Signals(session.stopped_by).name} and saved after step {state.step:,}")
         else:
+            print(f"finished: {reason_to_end(cfg, state, schedule)}")
             epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.next_sequence).items())
             print(f"trained for {epochs}{format_losses(session.losses)}")
             print(f"best validation loss {state.best_val_loss:.4f}, at step {state.best_step:,}")
+            if session.overfits:
+                print(session.describe_rise())
             if sample and group.rank == 0:
-                print_sample(sample)
+                print_sample(sample, state)
         group.barrier()
-        return Result(state.best_val_loss, state.step, schedule.max_iters, session.out_of_patience, counts)
+        return result_of(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
+
+
+def result_of(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result:
+    return Result(state.best_val_loss, state.step, schedule.max_iters, state.is_out_of(cfg.patience))
 
 
 def train_step(
@@ -287,7 +309,8 @@ def train_step(
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     for settings in optimizer.param_groups:
         settings["lr"] = learning_rate * settings["lr_scale"]
-        settings["momentum"] = muon_momentum_at(state.step)
+        if "rows" in settings:  # matrices of Muon
+            settings["momentum"] = muon_momentum_at(state.step)
 
     model.train()
     loss = torch.zeros((), device=loader.runtime.device)  # the mean over the step's targets, of all ranks
@@ -458,21 +481,45 @@ def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunc
     return seconds_per_step(run_step, runtime.group)
 
 
-def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: BatchLoader, step: int) -> None:
-    """Print the data and the length of the run."""
+MANY_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more repetition adds nothing
+
+
+def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: BatchLoader) -> None:
+    """Print the data and the length of the run, and what in it will probably disappoint."""
     max_iters, warmup = schedule.max_iters, schedule.counts.warmup_steps
     print(data.described(max_iters * loader.sequences))
+    for name, epochs in data.epochs(max_iters * loader.sequences).items():
+        if epochs > MANY_EPOCHS:
+            print(
+                f"{name} will be read {epochs:,.0f} times: after about {MANY_EPOCHS} times a text has nothing more to "
+                f"teach (Muennighoff et al. 2023), and a model begins to memorize it; use more text or fewer steps"
+            )
     if schedule.lr_schedule != "constant" and warmup >= max_iters:
         print(f"warmup_iters={warmup:,}: the run of {max_iters:,} steps ends before its warmup does")
     line = (
         f"per step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
         f"{cfg.step_tokens:,} tokens"
     )
+    if cfg.total_batch_tokens not in (None, cfg.step_tokens):
+        line += f" (the nearest to total_batch_tokens={cfg.total_batch_tokens:,})"
     if loader.runtime.group.size > 1:
         line += f"; each process computes {loader.count} x {loader.rows} of the sequences"
     print(line)
-    if step >= max_iters:
-        print(f"nothing to train: {step:,} of {max_iters:,} steps are done; give a larger --max_iters")
+
+
+def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
+    """The learning rate that a resumed run continues with, beside the one that it stopped with."""
+    earlier, step = start.earlier, start.earlier["step"]
+    old = start.before.schedule(start.before.step_counts, earlier.get("decisions"))
+    before = old.learning_rate_at(max(0, step - 1))
+    now, end = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
+    line = (
+        f"learning rate: {before:.3g} at the last step, {now:.3g} at the next one, {end:.3g} at step "
+        f"{schedule.max_iters:,} ({schedule.lr_schedule})"
+    )
+    if now > 1.5 * before and step > schedule.counts.warmup_steps:
+        line += "; it rises, so the loss will rise at first"
+    return line
 
 
 def format_losses(losses: dict[str, float]) -> str:
@@ -496,9 +543,12 @@ def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, t
     return stream_text(tokenizer, steps)
 
 
-def print_sample(sample: Callable[[int], Iterator[str]]) -> None:
+def print_sample(sample: Callable[[int], Iterator[str]], state: TrainState) -> None:
     """Print a sample of the trained model. The run is saved, so a sample that fails is not an error."""
-    print("a sample of the model:\n")
+    heading = f"a sample of the model after step {state.step:,}"
+    if state.best_step != state.step:
+        heading += f" (sample.py takes the best checkpoint, of step {state.best_step:,})"
+    print(f"{heading}:\n")
     try:
         for piece in sample(FINAL_SAMPLE_TOKENS):
             print(piece, end="", flush=True)
@@ -510,21 +560,13 @@ def print_sample(sample: Callable[[int], Iterator[str]]) -> None:
 
 
 def continue_command(cfg: TrainConfig, result: Result) -> str:
-    """The command that resumes this run, from the one that started it."""
-    script, *arguments = sys.argv
-    changed: dict[str, Any] = {"init_from": "resume"}
+    """The command with which this run trains further. All other settings are in its checkpoint."""
+    options = ["--init_from=resume", f"--out_dir={cfg.out_dir}"]
     if result.step >= result.max_iters:
-        changed["max_iters"] = 2 * result.step
-        if cfg.minutes:  # scale the command line's counts of steps again, as they were scaled to the time
-            names = [name for name in STEP_COUNTS if cfg.origins.get(name) == COMMAND_LINE]
-            counts = asdict(result.counts.scaled(2 * result.step, names))
-            changed = {"minutes": None, **{name: counts[name] for name in names if counts[name]}, **changed}
-    elif result.out_of_patience:
-        changed["patience"] = None
-    replaced = tuple(f"--{name}=" for name in ("overwrite", *changed))
-    arguments = [argument for argument in arguments if not argument.startswith(replaced)]
-    arguments += [f"--{name}={value}" for name, value in changed.items()]
-    return shlex.join([*distributed.launch_command(), script, *arguments])
+        options.append(f"--max_iters={2 * result.step}")
+    if result.out_of_patience:
+        options.append("--patience=None")
+    return shlex.join([*distributed.launch_command(), sys.argv[0], *options])
 
 
 def main(cfg: TrainConfig) -> None:
@@ -542,6 +584,8 @@ def main(cfg: TrainConfig) -> None:
         sample_script = str(Path(sys.argv[0]).with_name("sample.py"))
         print(f"sample:   {shlex.join(['python', sample_script, f'--out_dir={cfg.out_dir}'])}")
         print(f"continue: {continue_command(cfg, result)}")
+    if result.stopped_by and not distributed.under_torchrun():  # torchrun would take it for a failure
+        raise SystemExit(128 + result.stopped_by)
 
 
 if __name__ == "__main__":

@@ -33,16 +33,17 @@ def with_time_budget(
 ) -> StepCounts:
     """The same recipe with as many steps as fit into `remaining` seconds of a run of `minutes`.
 
-    Time goes into steps, as many evaluations as before (of `evaluation` seconds each), and 1 second at the end.
+    Time goes into steps, as many evaluations as before and one at the start (of `evaluation` seconds each), and 1
+    second at the end.
     origins: where each setting was set. Raises UserError if there is too little time.
     """
     names = counts.scaling_with_max_iters(origins)
     if counts.eval_interval is None:
         counts, names = replace(counts, eval_interval=-(-counts.max_iters // 10)), [*names, "eval_interval"]
     if "eval_interval" in names:
-        steps = int((remaining - 1 - counts.evaluations * evaluation) / step_seconds)
+        steps = int((remaining - 1 - (1 + counts.evaluations) * evaluation) / step_seconds)
     else:
-        steps = int((remaining - 1 - evaluation) / (step_seconds + evaluation / counts.eval_interval))
+        steps = int((remaining - 1 - 2 * evaluation) / (step_seconds + evaluation / counts.eval_interval))
     if steps < 1:
         raise UserError(
             f"minutes={minutes:g}: it is too short: a step takes {step_seconds:.2g} s and an evaluation "

@@ -64,10 +64,18 @@ class Settings:
         """
         return self
 
-    def replace(self: Config, **changes: Any) -> Config:
-        """dataclasses.replace, which also keeps the origins."""
+    def is_set(self, name: str) -> bool:
+        """Whether somebody has set this setting: in a file, on the command line, or in Python to another value."""
+        return name in self.origins or getattr(self, name) != type(self).__dataclass_fields__[name].default
+
+    def is_from_file(self, name: str) -> bool:
+        """Whether this setting was set in a config file."""
+        return self.origins.get(name, COMMAND_LINE) != COMMAND_LINE
+
+    def replace(self: Config, origins: Mapping[str, str] | None = None, **changes: Any) -> Config:
+        """dataclasses.replace, which also keeps the origins, or sets new ones."""
         changed = replace(self, **changes)
-        object.__setattr__(changed, "origins", self.origins)
+        object.__setattr__(changed, "origins", MappingProxyType(dict(self.origins if origins is None else origins)))
         return changed
 
 
@@ -121,6 +129,23 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         raise ConfigError("\n".join(errors))
     config = cls(**values).with_overrides(origins, overridden)
     object.__setattr__(config, "origins", MappingProxyType(origins))
+    check(config)
+    return config
+
+
+def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
+    """Settings that were written as JSON. Names that the class does not have are ignored; missing ones have defaults.
+
+    Raises ConfigError if a value is of another type or breaks a rule.
+    """
+    hints = get_type_hints(cls)
+    typed = {}
+    for name in values.keys() & cls.__dataclass_fields__.keys():
+        try:
+            typed[name] = _coerce(values[name], hints[name])
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{name}={values[name]!r}: it takes {_describe(hints[name])}") from None
+    config = cls(**typed)
     check(config)
     return config
 

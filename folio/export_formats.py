@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -24,10 +24,13 @@ from folio.convert import (
     gguf_names,
 )
 from folio.foreign_tokenizers import merge_pairs, spell_tokens, to_library
-from folio.tokenizer import EOT_TEXT, CharTokenizer, GPT2Tokenizer, RankedTokenizer
+from folio.tokenizer import EOT_TEXT, CharTokenizer
+from folio.windows import parse_mixture
 from model import GPTConfig
 
 EMBEDDINGS = ("wte", "wpe")  # the only weights that never have a bias
+DROPOUTS = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # which no exported model needs
+GELUS = ("gelu_new", "gelu")  # GPT-2's activation and the exact function that it approximates
 NANOGPT_DATASET = "folio_char"  # name of the data set whose meta.pkl is exported for nanoGPT
 
 
@@ -53,7 +56,9 @@ def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
     config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     special_tokens = {} if eot is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=to_library(loaded.tokenizer), **special_tokens)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=to_library(loaded.tokenizer), model_max_length=shape["block_size"], **special_tokens
+    )
     tokenizer.save_pretrained(folder)
 
 
@@ -66,21 +71,87 @@ def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
+TOKENIZER_NAMES = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2's BPE", "bpe": "a BPE like GPT-2's"}
+MODEL_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {name}
+
+| | |
+|---|---|
+{table}
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({name!r})  # the path of this folder
+model = AutoModelForCausalLM.from_pretrained({name!r})
+inputs = tokenizer({prompt!r}, return_tensors="pt", truncation=True)
+outputs = model.generate(**inputs, max_length=tokenizer.model_max_length, do_sample=True)
+print(tokenizer.decode(outputs[0]))
+```
+
+- The prompt and the generated text together must fit the context. With longer ones, transformers fails with
+  `IndexError: index out of range in self`. `truncation=True` cuts off the end of a text that is longer than the
+  context, and `max_length` ends the generation there. The prompt must leave room for at least one token.
+- {unknown}
+
+## Export
+
+Exported by Folio (`python tools/export.py --to=hf`). The check compared transformers {transformers} with Folio, on
+Folio's train.py as a text and on a text that the model generated: {checked}.
+"""
+UNKNOWN_CHARACTERS = """The vocabulary has {count:,} characters. The tokenizer fails at any other one, with
+  `WordLevel error: Missing [UNK] token from the vocabulary`: remove or replace it in your text."""
+
+
+def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
+    """README.md of a Hugging Face folder with that name: what the model is, how to use it, and its limits.
+
+    checked: the outcome of the check of the export.
+    """
+    from transformers import __version__
+
+    shape, tokenizer, state = loaded.state["model"], loaded.tokenizer, loaded.state
+    sizes = f"{shape['n_layer']} layers, {shape['n_head']} heads, {shape['n_embd']} channels"
+    parameters = sum(tensor.numel() for tensor in loaded.model.values())
+    zeros = sum(tensor.numel() for tensor in with_biases(loaded.model).values()) - parameters
+    rows = {
+        "architecture": f"GPT-2 (`GPT2LMHeadModel`): {sizes}, `{shape.get('activation', GPTConfig.activation)}`",
+        "parameters": f"{parameters:,}" + (f", and {zeros:,} biases of zero, which GPT-2 has" if zeros else ""),
+        "tokenizer": f"{TOKENIZER_NAMES[tokenizer.kind]}, {tokenizer.vocab_size:,} tokens",
+        "context": f"{shape['block_size']:,} tokens",
+    }
+    if "dataset" in state:
+        rows["training data"] = ", ".join(Path(name).name for name, _ in parse_mixture(state["dataset"]["folder"]))
+    if state.get("best_val_loss") is not None and state["best_step"] == state["step"]:
+        rows["validation loss"] = f"{state['best_val_loss']:.4f} nats per token, after {state['step']:,} steps"
+    unknown = "The tokenizer encodes any text."
+    if isinstance(tokenizer, CharTokenizer):
+        unknown = UNKNOWN_CHARACTERS.format(count=len(tokenizer.characters))
+    return MODEL_CARD.format(
+        name=name,
+        table="\n".join(f"| {row} | {value} |" for row, value in rows.items()),
+        prompt=tokenizer.decode([0]) if tokenizer.count_unknown("The") else "The",
+        unknown=unknown,
+        checked=checked,
+        transformers=__version__,
+    )
+
+
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
 def write_gguf(loaded: Checkpoint, path: Path) -> None:
-    """Write one file for llama.cpp, in float32, with the tokenizer. Rows that pad the vocabulary become unused tokens.
-
-    Raises UserError for a tokenizer that llama.cpp does not have.
-    """
+    """Write a float32 file for llama.cpp, with the tokenizer. Rows that pad the vocabulary become unused tokens."""
     from gguf import GGUFWriter, LlamaFileType, TokenType
 
     shape, tokenizer = loaded.state["model"], loaded.tokenizer
-    if not isinstance(tokenizer, RankedTokenizer):
-        raise UserError(
-            f"GGUF has no tokenizer of the kind {tokenizer.kind!r}: llama.cpp reads byte-level BPE (gpt2, bpe)"
-        )
     writer = GGUFWriter(path, "gpt2")
     writer.add_block_count(shape["n_layer"])
     writer.add_context_length(shape["block_size"])
@@ -115,7 +186,7 @@ def write_gguf(loaded: Checkpoint, path: Path) -> None:
 
 def write_nanogpt(loaded: Checkpoint, folder: Path) -> None:
     """Write ckpt.pt as nanoGPT's sample.py and train.py read it, and for characters the data set's meta.pkl, which they
-    read from data/NAME/meta.pkl in the folder that they are started from. Raises UserError for other tokenizers.
+    read from data/NAME/meta.pkl in the folder that they are started from.
     """
     shape, tokenizer = loaded.state["model"], loaded.tokenizer
     folder.mkdir(parents=True)
@@ -129,10 +200,6 @@ def write_nanogpt(loaded: Checkpoint, folder: Path) -> None:
         meta = folder / "data" / NANOGPT_DATASET / "meta.pkl"
         meta.parent.mkdir(parents=True)
         meta.write_bytes(pickle.dumps(table))
-    elif not isinstance(tokenizer, GPT2Tokenizer):
-        raise UserError(
-            f"nanoGPT has no tokenizer of the kind {tokenizer.kind!r}: it reads characters and GPT-2's tokens"
-        )
     saved = {
         "model": {**loaded.model, "lm_head.weight": loaded.model["transformer.wte.weight"]},
         "model_args": {**{name: shape[name] for name in NANOGPT_ARGUMENTS}, "dropout": 0.0},
@@ -154,10 +221,12 @@ class ExportedModel(NamedTuple):
 
 def open_with_transformers(folder: Path) -> ExportedModel:
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
     return ExportedModel(
-        lambda text: tokenizer(text, add_special_tokens=False).input_ids,
+        lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids,  # no warning for a long text
         tokenizer.decode,
         lambda ids: model(ids).logits,
     )
@@ -177,11 +246,14 @@ def open_with_folio(path: Path) -> ExportedModel:
 class Format:
     """A format that a checkpoint can be exported to."""
 
-    content: str  # what is written, for --help
+    content: str  # what is written
     write: Callable[[Checkpoint, Path], None]
     open: Callable[[Path], ExportedModel]
+    tokenizers: tuple[str, ...]  # kinds that it has
+    activations: tuple[str, ...]  # that its program computes; the other one of GELUS is close
+    adds_biases: bool = False  # whether biases that the model lacks are written as zeros
     suffix: str = ""  # of the file that is written; "" if it is a folder
-    activation: str | None = None  # the only one that its program computes; None: any
+    card: Callable[[Checkpoint, str, str], str] | None = None  # of the checkpoint, the folder's name, and the check
 
 
 FORMATS = {
@@ -189,18 +261,71 @@ FORMATS = {
         "a folder that transformers' AutoModelForCausalLM and AutoTokenizer open",
         write_hugging_face,
         open_with_transformers,
+        tokenizers=("char", "byte", "gpt2", "bpe"),
+        activations=GELUS,
+        adds_biases=True,
+        card=model_card,
     ),
     "gguf": Format(
         "a float32 file for llama.cpp, of a model with a BPE tokenizer",
         write_gguf,
         open_with_folio,
+        tokenizers=("gpt2", "bpe"),
+        activations=(LLAMA_CPP_ACTIVATION,),
+        adds_biases=True,
         suffix=".gguf",
-        activation=LLAMA_CPP_ACTIVATION,
     ),
     "nanogpt": Format(
         "a folder with ckpt.pt, and for characters the data set's meta.pkl",
         write_nanogpt,
         open_with_folio,
-        activation=NANOGPT_ACTIVATION,
+        tokenizers=("char", "gpt2"),
+        activations=(NANOGPT_ACTIVATION,),
     ),
 }
+
+
+def check_fits(loaded: Checkpoint, to: str) -> None:
+    """Raise UserError if anything of a checkpoint has no place in the format FORMATS[to], or the format needs more.
+
+    What GPT-2 is comes from this file and not from model.py, which may have been changed.
+    """
+    target, shape, source = FORMATS[to], loaded.state["model"], f"{loaded.path}: --to={to}"
+    for name in NANOGPT_ARGUMENTS:
+        if name not in shape:
+            raise UserError(f"{source} needs the model's setting {name}, which the checkpoint does not have")
+    for name, value in shape.items():
+        if value and name not in (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation"):  # None, False and 0 mean off
+            raise UserError(f"{source} has no place for the model's setting {name}={value!r}")
+    activation = shape.get("activation", GPTConfig.activation)
+    if activation not in (*target.activations, *GELUS):
+        raise UserError(f"{source} has no place for activation={activation!r}, only for {' and '.join(GELUS)}")
+    if loaded.tokenizer.kind not in target.tokenizers:
+        kinds = " and ".join(target.tokenizers)
+        raise UserError(f"{source} has no tokenizer of the kind {loaded.tokenizer.kind!r}, only {kinds}")
+
+    allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
+    required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)
+    for name, tensor in loaded.model.items():
+        if name not in allowed:
+            raise UserError(f"{source} has no place for the parameter {name}, which GPT-2 does not have")
+        if tuple(tensor.shape) != allowed[name]:
+            raise UserError(f"{source} needs {name} in the shape {allowed[name]}, and not in {tuple(tensor.shape)}")
+    for name in required:
+        if name not in loaded.model:
+            raise UserError(f"{source} needs the parameter {name}, which the checkpoint does not have")
+
+
+def gpt2_parameters(shape: dict[str, Any], most: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    """The shape of each of GPT-2's parameters, by name, for a model of these sizes; of at most `most` layers."""
+    C = shape["n_embd"]
+    sizes = {"wte": (shape["vocab_size"], C), "wpe": (shape["block_size"], C), "ln_f": (C,)}
+    layer = {"ln_1": (C,), "attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
+    layer |= {"ln_2": (C,), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+    for i in range(min(shape["n_layer"], most)):
+        sizes |= {f"h.{i}.{module}": size for module, size in layer.items()}
+    parameters = {f"transformer.{module}.weight": size for module, size in sizes.items()}
+    if bias:
+        biases = {module: size[:1] for module, size in sizes.items() if module not in EMBEDDINGS}
+        parameters |= {f"transformer.{module}.bias": size for module, size in biases.items()}
+    return parameters

@@ -24,6 +24,8 @@ from folio.tokenizer import (
     gpt2_tokenizer,
 )
 
+UNKNOWN = "<unk>"  # no exported vocabulary of characters has it, so an unknown character is an error there too
+
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +76,7 @@ def _exported_by_folio(path: Path) -> Tokenizer | None:
         if any(len(character) != 1 for character in characters):
             return None
         tokenizer = CharTokenizer("".join(characters), eot=bool(content["added_tokens"]))
+        content["model"]["unk_token"] = UNKNOWN  # earlier exports named their first character
     expected = json.loads(to_library(tokenizer).to_str())
     compared = ("model", "pre_tokenizer", "normalizer", "added_tokens")
     return tokenizer if all(content[part] == expected[part] for part in compared) else None
@@ -233,8 +236,7 @@ def to_library(tokenizer: Tokenizer) -> Any:
         return tokenizers.Tokenizer.from_str(json.dumps(tokenizer.to_json()))
     if isinstance(tokenizer, CharTokenizer):
         ids = {character: i for i, character in enumerate(tokenizer.characters)}
-        unknown = tokenizer.characters[0]  # transformers requires a token for unknown characters
-        converted = tokenizers.Tokenizer(models.WordLevel(ids, unknown))
+        converted = tokenizers.Tokenizer(models.WordLevel(ids, UNKNOWN))
         converted.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         converted.decoder = decoders.Fuse()
     else:

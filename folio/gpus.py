@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 
 class GPU(NamedTuple):
-    """The figures of a data sheet."""
+    """The figures of a data sheet; None where they are not known."""
 
-    tflops: float  # dense TFLOP/s in bfloat16, or float16, with float32 accumulation
+    tflops: float | None  # dense TFLOP/s in bfloat16, or float16, with float32 accumulation
     memory: int  # GB
-    watts: int
+    watts: int | None
 
 
 GPUS = {
@@ -40,3 +40,25 @@ def data_sheet(name: str) -> GPU | None:
         if re.fullmatch(rf"{key}([ -](SXM\d?|PCIe|HBM\w*|\d+GB))*", model, re.IGNORECASE):
             return GPUS[key]
     return None
+
+
+def find_gpu(text: str) -> tuple[str, GPU] | None:
+    """The GPU that a person means by `text`, and its name: "4090", "rtx-4090", "NVIDIA H100", "h100pcie", or "24GB" for
+    any card with so much memory. None if there is none.
+
+    Capitals, spaces and makers' prefixes do not matter, but the rest of the name does, as for `data_sheet`, which reads
+    drivers' names. A size beside a name is the memory, as in "A100 40GB".
+    """
+    size = re.search(r"\b(\d+) ?GB?\b", text, re.IGNORECASE)
+    model = _squeeze(text.replace(size[0], "") if size else text)
+    if size and not model:
+        return f"card with {size[1]} GB", GPU(None, int(size[1]), None)
+    for name, gpu in GPUS.items():
+        if _squeeze(name) == model or data_sheet(text) is gpu:
+            return name, gpu._replace(memory=int(size[1])) if size else gpu
+    return None
+
+
+def _squeeze(name: str) -> str:
+    """A name without makers' prefixes, in lowercase letters and digits only."""
+    return re.sub(r"nvidia|tesla|geforce|rtx|[^a-z0-9]", "", name.lower())

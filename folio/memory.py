@@ -131,7 +131,11 @@ def memory_of(cfg: Settings, model: GPT, dtype: torch.dtype, device: str, proces
 
 
 def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str | None:
-    """Options with which the same steps fit, the cheapest ones first; or None. cfg: train.py's settings."""
+    """Options with which the same steps fit, the cheapest ones first; or None. cfg: train.py's settings.
+
+    They never change the number of sequences per step, which total_batch_tokens may round differently for another
+    batch_size.
+    """
     sequences = cfg.accumulation * cfg.batch_size
     for recompute in dict.fromkeys((cfg.recompute, True)):
         for batch_size in range(min(cfg.batch_size, 4096), 0, -1):
@@ -140,7 +144,8 @@ def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str |
             changes = {"batch_size": batch_size, "recompute": recompute}
             if cfg.total_batch_tokens is None and batch_size != cfg.batch_size:
                 changes["gradient_accumulation_steps"] = sequences // batch_size
-            if fits(replace(cfg, **changes)):
+            changed = replace(cfg, **changes)
+            if changed.accumulation * changed.batch_size == sequences and fits(changed):
                 return " ".join(f"--{name}={value}" for name, value in changes.items() if value != getattr(cfg, name))
     return None
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,10 +38,9 @@ class Metrics:
         self.wandb = self.start_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
         self.files = {}
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _drop_lines_after(out_dir / name, step)
+            _drop_lines_after(out_dir / name, step or -1)  # a new run drops all, also an earlier run's step 0
             self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
         self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
-        self.val_loss = math.nan
         self.gaps = False  # whether a line could not be written
 
     @staticmethod
@@ -67,9 +67,12 @@ class Metrics:
     def wandb_id(self) -> str | None:
         return self.wandb.id if self.wandb else None
 
-    def log(self, line: dict[str, Any]) -> None:
-        """Record one step's numbers; None is an unknown one. Values that are not finite become None in the file."""
-        loss = line["loss"]
+    def log(self, line: dict[str, Any], remark: str = "") -> None:
+        """Record one step's numbers; None is an unknown one. Values that are not finite become None in the file.
+
+        An evaluation is printed, with the remark on it; in a terminal, other steps are shown in the bar only.
+        """
+        numbers = self._format(line, remark)
         unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
         line = {**line, **dict.fromkeys(unwritable)}
         self.append("metrics.jsonl", line)
@@ -78,16 +81,23 @@ class Metrics:
                 self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
             except Exception as error:  # any answer of the service
                 self.say(f"step {line['step']:,}: wandb took no metrics ({error}); training continues")
-        self.val_loss = self.val_loss if line["val_loss"] is None else line["val_loss"]
-        text = f"loss {loss:.4f}"
-        if not math.isnan(self.val_loss):
-            text += f", val {self.val_loss:.4f}"
-        text += f", {line['tokens_per_second']:,.0f} tok/s" if line["tokens_per_second"] else ""
-        text += f", {line['mfu']:.1%} MFU" if line["mfu"] else ""
-        if self.bar.disable:  # not a terminal: a line in place of the bar
-            print(f"step {line['step']:,}/{self.bar.total:,}: {text}", flush=True)
-        else:
-            self.bar.set_postfix_str(text, refresh=False)
+        self.bar.set_postfix_str(numbers, refresh=False)
+        if self.bar.disable or line["val_loss"] is not None:
+            self.say(f"step {line['step']:,}/{self.bar.total:,}: {numbers}")
+
+    @staticmethod
+    def _format(line: dict[str, Any], remark: str) -> str:
+        """The numbers that are known, for the screen."""
+        numbers = []
+        if line["loss"] is not None:
+            numbers.append(f"loss {line['loss']:.4f}")
+        if line["val_loss"] is not None:
+            numbers.append(f"val {line['val_loss']:.4f}{remark}")
+        if line["tokens_per_second"]:
+            numbers.append(f"{line['tokens_per_second']:,.0f} tok/s")
+        if line["mfu"]:
+            numbers.append(f"{line['mfu']:.1%} MFU")
+        return ", ".join(numbers)
 
     def sample(self, step: int, generate: Callable[[], str]) -> None:
         """Record a sample of the model after a step. What fails in it is printed, and does not end the run."""
@@ -114,6 +124,7 @@ class Metrics:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         tqdm.write(text)
+        sys.stdout.flush()
 
     def lengthen(self, max_iters: int) -> None:
         """Set a new number of steps."""
@@ -144,7 +155,7 @@ class NullMetrics(Metrics):
         self.bar = tqdm(disable=True)
         self.files, self.wandb = {}, None
 
-    def log(self, line: dict[str, Any]) -> None: ...
+    def log(self, line: dict[str, Any], remark: str = "") -> None: ...
 
     def sample(self, step: int, generate: Callable[[], str]) -> None: ...
 

@@ -1,15 +1,13 @@
 """Optimizers: parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from folio.distributed import ALONE, Group, distribute_like, gather_like, to_local
-
-OPTIMIZERS = ("adamw", "muon")
-LR_SCHEDULES = ("cosine", "linear", "wsd", "constant")
 
 
 def make_optimizer(
@@ -21,30 +19,40 @@ def make_optimizer(
     muon_learning_rate: float = 0.0,
     dtype: torch.dtype = torch.float32,
     group: Group = ALONE,
-) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019), fused if the device has that kernel; or "muon" for the blocks' matrices.
+) -> torch.optim.Optimizer:
+    """A new optimizer, made by BUILDERS[kind]; "muon" is Muon for the blocks' matrices, and AdamW for the rest.
 
     Weight decay applies to parameters of two and more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. A
     parameter group's learning rate is the step's times its "lr_scale". dtype: of Muon's matmuls. group: the processes
     that share Muon's work.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = muon_matrices(model) if kind == "muon" else {}
-    by_shape: dict[tuple[int, int], list[Tensor]] = {}  # queries, keys and values count as three matrices
-    for name, p in matrices.items():
-        by_shape.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
-    of_muon = {id(p) for p in matrices.values()}
-    rest = [p for p in parameters if id(p) not in of_muon]
+    rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}  # queries, keys and values count as three matrices
+    for name, p in matrices.items():
+        by_shape.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
     scale = muon_learning_rate / learning_rate if learning_rate else 0.0
     for (rows, _), params in by_shape.items():
         groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
-    fused = parameters[0].device.type in ("cpu", "cuda")  # whose kernels respect found_inf
+    fused = rest[0].device.type in ("cpu", "cuda")  # whose kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
-    return Muon(groups, group, **settings) if matrices else torch.optim.AdamW(groups, **settings)
+    if kind == "muon":
+        settings["processes"] = group
+    optimizer = BUILDERS[kind](groups, **settings)
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # as torch marks those that respect found_inf
+        optimizer.register_step_pre_hook(drop_bad_gradients)
+    return optimizer
+
+
+def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Before a step: if `found_inf` is 1, remove all gradients, so that nothing changes. Waits for the device."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        optimizer.zero_grad(set_to_none=True)
 
 
 def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
@@ -63,7 +71,7 @@ class Muon(torch.optim.AdamW):
     device; and divides the work among processes, also with FSDP2's shards.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], processes: Group, **settings: Any):
+    def __init__(self, groups: list[dict[str, Any]], processes: Group = ALONE, **settings: Any):
         super().__init__(groups, **settings)
         self.processes = processes
         for group in self.matrices():
@@ -109,6 +117,13 @@ class Muon(torch.optim.AdamW):
         return self.processes.all_gather(orthogonalize(torch.cat([mine, padding]) if len(padding) else mine))[:n]
 
 
+BUILDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {  # of parameter groups, lr, betas and fused
+    "adamw": torch.optim.AdamW,  # Loshchilov & Hutter 2019
+    "muon": Muon,
+}
+OPTIMIZERS = tuple(BUILDERS)
+
+
 def orthogonalize(matrices: Tensor) -> Tensor:
     """An approximation of the nearest (semi-)orthogonal matrix to each of (n, rows, columns): singular values between
     0.7 and 1.2.
@@ -131,6 +146,14 @@ def muon_momentum_at(step: int) -> float:
     return 0.85 + 0.1 * min(1.0, step / 300)
 
 
+DECAYS: dict[str, Callable[[float], float]] = {  # how much of the decay remains, 1 to 0, when `done` of it is, 0 to 1
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),  # Loshchilov & Hutter 2017
+    "linear": lambda done: 1.0 - done,
+    "wsd": lambda done: 1.0 - done,  # warmup, stable, decay (Hu et al. 2024, MiniCPM): only in the last steps
+}
+LR_SCHEDULES = (*DECAYS, "constant")
+
+
 def lr_at(
     step: float,
     *,
@@ -143,13 +166,13 @@ def lr_at(
 ) -> float:
     """The learning rate of step 0, 1, 2, ...
 
-    "constant" is `learning_rate` at every step. The others rise linearly during the first `warmup_iters` steps, reach
-    `min_lr` at step `lr_decay_iters`, and decay in between: "cosine" along half a cosine (Loshchilov & Hutter 2017),
-    "linear" along a line, "wsd" (warmup, stable, decay: Hu et al. 2024, MiniCPM) along a line during the last
-    `wsd_decay_iters` of these steps.
+    "constant" is `learning_rate` at every step. The others rise linearly during the first `warmup_iters` steps, and
+    then decay as DECAYS says, to `min_lr` at step `lr_decay_iters`; "wsd" decays only during the last `wsd_decay_iters`
+    of these steps.
     """
     if schedule == "constant":
         return learning_rate
+    remaining = DECAYS[schedule]
     if step < warmup_iters:
         return learning_rate * (step + 1) / (warmup_iters + 1)
     if step >= lr_decay_iters:
@@ -157,9 +180,7 @@ def lr_at(
     begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters
     if step < begin:
         return learning_rate
-    decayed = (step - begin) / (lr_decay_iters - begin)  # 0 .. 1
-    remaining = 0.5 * (1.0 + math.cos(math.pi * decayed)) if schedule == "cosine" else 1.0 - decayed
-    return min_lr + remaining * (learning_rate - min_lr)
+    return min_lr + remaining((step - begin) / (lr_decay_iters - begin)) * (learning_rate - min_lr)
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

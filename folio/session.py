@@ -35,6 +35,7 @@ class Session:
     Only rank 0's metrics and saver write anything.
 
         with Session(...) as session:
+            session.log_start(losses)  # of an evaluation before the first step of a new run
             while not session.finished:
                 train_step(...)
                 session.end_step()  # sets should_log, should_evaluate and should_save
@@ -71,6 +72,7 @@ class Session:
         self.rate: float | None = None  # steps per second then
         self.losses: dict[str, float] = {}  # of the last evaluation
         self.improved = False  # whether it was the best
+        self.warned_at = 0  # the best step for which a warning of overfitting was printed
         self.best_before = math.inf, 0  # best_val_loss and best_step before it
         self.read_at = self.logged_at = self.saved_at = time.perf_counter()
 
@@ -106,12 +108,16 @@ class Session:
         self.stack.__exit__(kind, error, traceback)
 
     @property
-    def out_of_patience(self) -> bool:
-        return self.state.evaluations_since_best >= (self.cfg.patience or math.inf)
-
-    @property
     def finished(self) -> bool:
-        return self.state.step >= self.schedule.max_iters or self.stopped_by != 0 or self.out_of_patience
+        return self.stopped_by != 0 or reason_to_end(self.cfg, self.state, self.schedule) is not None
+
+    def log_start(self, losses: dict[str, float]) -> None:
+        """Write the validation loss before the first step as the line of step 0 of metrics.jsonl."""
+        vocab_size = self.data.tokenizer.vocab_size
+        remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
+        self.metrics.log(self._metrics_line(0, losses), remark)
+        if self.budget:
+            self.budget.start_stretch(0)
 
     def end_step(self) -> None:
         """Set what to do after this step, the same on every rank, and read the numbers to log.
@@ -175,21 +181,16 @@ class Session:
         tokens_per_second = self.rate and self.rate * self.tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
         flops = self.state.model.config.flops_per_token()["total"]
-        line = {
-            "step": step,
-            "tokens": step * self.tokens,
-            "loss": newest.loss,
-            "val_loss": None,
-            **losses,
-            **{f"epochs/{name}": n for name, n in self.data.epochs(step * self.sequences).items()},
-            "lr": self.schedule.learning_rate_at(step - 1),
-            "grad_norm": newest.grad_norm,
-            "skipped": guard.skipped,
-            "tokens_per_second": tokens_per_second,
-            "mfu": tokens_per_second * flops / peak_flops if tokens_per_second and peak_flops else None,
-            "peak_memory": self.runtime.peak_memory(),
-        }
-        self.metrics.log(line)
+        line = self._metrics_line(
+            step,
+            losses,
+            loss=newest.loss,
+            lr=self.schedule.learning_rate_at(step - 1),
+            grad_norm=newest.grad_norm,
+            tokens_per_second=tokens_per_second,
+            mfu=tokens_per_second * flops / peak_flops if tokens_per_second and peak_flops else None,
+        )
+        self.metrics.log(line, self._remark(losses["val_loss"]) if losses else "")
         self.clock.start(step)
         self.logged_at = time.perf_counter()
         if losses:
@@ -200,10 +201,52 @@ class Session:
         if losses:
             self._count_evaluation(losses)
 
+    def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
+        """A line of metrics.jsonl. losses: of an evaluation. numbers: what else is known, by name."""
+        return {
+            "step": step,
+            "tokens": step * self.tokens,
+            "loss": None,
+            "val_loss": None,
+            **losses,
+            **{f"epochs/{name}": n for name, n in self.data.epochs(step * self.sequences).items()},
+            "lr": None,
+            "grad_norm": None,
+            "skipped": self.state.guard.skipped,
+            "tokens_per_second": None,
+            "mfu": None,
+            "peak_memory": self.runtime.peak_memory(),
+            **numbers,
+        }
+
+    def _remark(self, val_loss: float) -> str:
+        """How far an evaluation is above the best one, if it is."""
+        best, best_step = self.state.best_val_loss, self.state.best_step
+        return f" ({val_loss - best:.4f} above the best, of step {best_step:,})" if val_loss > best else ""
+
     def _count_evaluation(self, losses: dict[str, float]) -> None:
-        self.losses = losses
-        self.improved = self.state.note_evaluation(losses["val_loss"])
+        self.losses, state = losses, self.state
+        self.improved = state.note_evaluation(losses["val_loss"])
         self.should_save |= self.finished or self.improved or self.cfg.always_save_checkpoint
+        if self.overfits and self.warned_at != state.best_step:
+            self.metrics.say(f"step {state.step:,}: {self.describe_rise()}")
+            self.warned_at = state.best_step
+
+    @property
+    def overfits(self) -> bool:
+        """Whether two or more evaluations in a row were above the best, and the last one at least 1 % above it."""
+        if not self.losses or self.state.evaluations_since_best < 2:
+            return False
+        return self.losses["val_loss"] > 1.01 * self.state.best_val_loss
+
+    def describe_rise(self) -> str:
+        """What an overfitting run does, and what helps."""
+        best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step
+        return (
+            f"the validation loss has risen by {last - best:.4f} since step {best_step:,}, from {best:.4f} to "
+            f"{last:.4f}: the model overfits (more text, more dropout or a smaller model would help); sample.py takes "
+            f"the best checkpoint, of step {best_step:,}"
+        )
 
     def save(self) -> None:
         """Write a checkpoint; in the background, unless the run ends with it."""
@@ -270,6 +313,19 @@ class Session:
             self.schedule.decide(step, max_iters)
             self.metrics.lengthen(max_iters)
         self.budget.start_stretch(step)
+
+
+def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None:
+    """Why a run with train.py's settings `cfg` ends after the steps that are done; None if it continues."""
+    if state.step >= schedule.max_iters:
+        steps = f"{state.step:,} of {schedule.max_iters:,} steps are done"
+        return f"the {cfg.minutes:g} minutes are used up, {steps}" if cfg.minutes else steps
+    if state.is_out_of(cfg.patience):
+        return (
+            f"the validation loss did not improve in {state.evaluations_since_best:,} evaluations "
+            f"(patience={cfg.patience})"
+        )
+    return None
 
 
 class SignalHandler:

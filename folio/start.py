@@ -4,18 +4,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
 from folio import UserError, checkpoint, configurator, convert, distributed
-from folio.checkpoint import Checkpoint
-from folio.configurator import COMMAND_LINE, Config
+from folio.checkpoint import Checkpoint, CheckpointError
+from folio.configurator import COMMAND_LINE, Config, ConfigError
 from folio.files import locked
 from folio.runtime import Runtime
-from folio.schedule import STEP_COUNTS, Schedule, StepCounts
+from folio.schedule import STEP_COUNTS, Schedule
 from folio.windows import Mixture
 from model import GPT, GPTConfig
 
@@ -23,7 +23,13 @@ MODEL_SETTINGS = [field.name for field in fields(GPTConfig) if field.name != "vo
 DROPOUT = [name for name in MODEL_SETTINGS if "drop" in name]  # free to change
 SHAPE = [name for name in MODEL_SETTINGS if name not in DROPOUT]  # of the weights in a checkpoint
 
-FIXED = [*SHAPE, "seed", "sampling", "optimizer", "batch_size * gradient_accumulation_steps"]  # when resuming
+FIXED = (*SHAPE, "seed", "sampling", "optimizer")  # when resuming, and the sequences per step
+BATCH = ("batch_size", "gradient_accumulation_steps", "total_batch_tokens")  # which give the sequences per step
+REPLACES = {  # setting the first one turns the second one off
+    "gradient_accumulation_steps": "total_batch_tokens",
+    "total_batch_tokens": "gradient_accumulation_steps",
+    "max_iters": "minutes",
+}
 INEXACT = {  # a resumed run may change these, and is then no longer bitwise identical
     "batch_size",
     "gradient_accumulation_steps",
@@ -34,7 +40,8 @@ INEXACT = {  # a resumed run may change these, and is then no longer bitwise ide
     "parallel",
     "recompute",
 }
-UNRECORDED = {"out_dir", "data_dir", "dataset", "init_from", "overwrite", "print_config", "eval_only"}
+OF_THE_COMMAND = {"out_dir", "init_from", "overwrite", "print_config", "eval_only"}  # not of the run
+UNREPORTED = {*OF_THE_COMMAND, "data_dir", "dataset"}  # changes that say nothing about the run
 
 
 @contextmanager
@@ -77,8 +84,11 @@ class Start(Generic[Config]):
 
     cfg: Config
     checkpoint: Checkpoint | None  # None: from scratch
-    resuming: bool
-    changes: dict[str, list]  # settings that differ from those of the run to resume: name -> [before, now]
+    before: Config | None = None  # the settings of the run to resume; None: a new run
+
+    @property
+    def resuming(self) -> bool:
+        return self.before is not None
 
     @property
     def earlier(self) -> dict[str, Any]:
@@ -120,17 +130,18 @@ class Start(Generic[Config]):
             return []
         earlier = self.earlier
         same_machine = earlier["resolved"] == runtime.resolved and earlier["versions"] == versions()
+        changes = changed_settings(self.before, self.cfg)
         entry = {
             "step": earlier["step"],
             "after": earlier.get("stopped_by") or "a kill",
-            "changes": self.changes,
-            "exact": same_machine and not self.changes.keys() & INEXACT,
+            "changes": changes,
+            "exact": same_machine and not changes.keys() & INEXACT,
         }
         if self.cfg.minutes:
             entry["decisions"] = f"the run's length is decided again after step {earlier['step']:,}"
             entry["exact"] = False
-        changes = "".join(f", {name} {now} (was {before})" for name, (before, now) in self.changes.items())
-        print(f"resuming from {self.checkpoint.path}{changes}{'' if entry['exact'] else '; not bitwise identical'}")
+        shown = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
+        print(f"resuming from {self.checkpoint.path}{shown}{'' if entry['exact'] else '; not bitwise identical'}")
         return [*earlier.get("resumes", []), entry]
 
 
@@ -144,10 +155,7 @@ def starting_point(given: Config) -> Start[Config]:
     if restarted or given.init_from == "resume":
         settings = {"init_from": "resume", "overwrite": False} if restarted else {}
         return resumed(given, checkpoint.load(out_dir), settings)
-    if given.init_from == "scratch":
-        start = Start(given, None, False, {})
-    else:
-        start = finetuning(given, load_weights(given.init_from))
+    start = Start(given, None) if given.init_from == "scratch" else finetuning(given, load_weights(given.init_from))
     if checkpoint.exists(out_dir) and not (given.overwrite or given.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "
@@ -157,19 +165,50 @@ def starting_point(given: Config) -> Start[Config]:
 
 
 def resumed(given: Config, saved: Checkpoint, settings: dict[str, Any]) -> Start[Config]:
-    """The start of a run that continues from its own checkpoint. settings: changes to the given ones."""
-    cfg = given.replace(
-        **settings, **shape_settings(given, saved, resuming=True), **resumed_step_counts(given, saved.state)
-    )
+    """The start of a run that continues from its own checkpoint. settings: changes to the given ones.
+
+    Whatever nobody has set comes from the checkpoint. Raises UserError.
+    """
+    try:
+        before = configurator.from_json(type(given), saved.state["config"])
+    except ConfigError as error:
+        raise CheckpointError(f"{saved.path}: state.json is damaged: {error}") from None
+    origins = saved.state.get("origins")
+    before = before.replace(origins if isinstance(origins, dict) else {})
+    cfg = with_recorded_settings(given.replace(**settings), before, saved.path)
+    cfg = cfg.replace(**shape_settings(cfg, saved))
     configurator.check(cfg)
-    return Start(cfg, saved, True, changed_settings(cfg, saved))
+    cfg = cfg.replace(**resumed_step_counts(given, cfg, before, saved.state))
+    configurator.check(cfg)
+    refuse_other_run(before, cfg, saved.path)
+    return Start(cfg, saved, before)
+
+
+def with_recorded_settings(given: Config, before: Config, path: Path) -> Config:
+    """The given settings; those that nobody has set as they were before, in the checkpoint at `path`.
+
+    A config file does not change what defines the run: its command line may have changed a setting of the file, and the
+    file alone does not say so. A line names what the file sets differently. On the command line it is an error, see
+    refuse_other_run.
+    """
+    of_the_run = [field.name for field in fields(given) if field.name not in OF_THE_COMMAND]
+    replaced = {REPLACES[name] for name in REPLACES if given.is_set(name) and not given.is_from_file(name)}
+    taken = [name for name in of_the_run if not given.is_set(name) and name not in replaced]
+    ignored = [
+        name for name in (*FIXED, *BATCH) if given.is_from_file(name) and getattr(given, name) != getattr(before, name)
+    ]
+    if ignored and distributed.rank_from_env() == 0:
+        differences = [f"{name}={getattr(before, name)} (not {getattr(given, name)})" for name in ignored]
+        print(f"what defines the run comes from {path}: {', '.join(differences)}")
+    origins = {**given.origins, **{name: before.origins[name] for name in taken if name in before.origins}}
+    return given.replace(origins, **{name: getattr(before, name) for name in (*taken, *ignored)})
 
 
 def finetuning(given: Config, saved: Checkpoint) -> Start[Config]:
     """The start of a new run from trained weights."""
-    cfg = given.replace(**shape_settings(given, saved, resuming=False))
+    cfg = given.replace(**shape_settings(given, saved))
     configurator.check(cfg)
-    return Start(cfg, saved, False, {})
+    return Start(cfg, saved)
 
 
 def load_weights(init_from: str) -> Checkpoint:
@@ -180,11 +219,10 @@ def load_weights(init_from: str) -> Checkpoint:
     return convert.load(init_from)
 
 
-def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, Any]:
+def shape_settings(cfg: Config, saved: Checkpoint) -> dict[str, Any]:
     """The settings of the model's shape, from the checkpoint. A shorter block_size is kept, and crops the positions.
 
-    A config file may set another shape when finetuning; a line then names what has no effect. Raises UserError for
-    any other conflict.
+    A config file may set another shape; a line then names what has no effect. Raises UserError for any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
     model_defaults = {field.name: field.default for field in fields(GPTConfig)}  # an older file may lack some
@@ -196,7 +234,7 @@ def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, 
             continue
         if name == "block_size" and asked < trained:
             shape[name] = asked
-        elif resuming or origin in (None, COMMAND_LINE):
+        elif origin in (None, COMMAND_LINE):
             refused.append(f"{name}={asked}: the checkpoint {saved.path} has {name}={trained}")
         else:
             ignored.append(f"{name}={trained} (not {asked})")
@@ -207,43 +245,45 @@ def shape_settings(cfg: Config, saved: Checkpoint, resuming: bool) -> dict[str, 
     return shape
 
 
-def resumed_step_counts(cfg: Config, earlier: dict[str, Any]) -> dict[str, Any]:
-    """Step counts that a resumed run takes from its checkpoint, whose state.json is `earlier`. Raises UserError.
+def resumed_step_counts(given: Config, cfg: Config, before: Config, earlier: dict[str, Any]) -> dict[str, Any]:
+    """The step counts of a resumed run. earlier: its state.json. Raises UserError.
 
-    A run with a time budget keeps the counts that it came to. A warmup that is over stays over in a longer run.
+    A run with a time budget keeps the counts that it came to. Otherwise, if max_iters changes, the counts that were
+    chosen for it change in proportion, except a warmup that is over, which is not repeated.
     """
-    before = earlier["config"]
     if cfg.minutes:
-        if cfg.minutes != before.get("minutes") and not cfg.eval_only:
-            max_iters = Schedule(StepCounts(before["max_iters"]), decisions=earlier.get("decisions")).max_iters
+        if cfg.minutes != before.minutes and not cfg.eval_only:
+            max_iters = Schedule(before.step_counts, decisions=earlier.get("decisions")).max_iters
             raise UserError(
                 f"minutes={cfg.minutes:g}: the length of the run in {cfg.out_dir} was set when it started; resume it "
                 f"without --minutes, and with --max_iters={max_iters} or another"
             )
-        return {name: before[name] for name in STEP_COUNTS}
-    warmup = StepCounts(before["max_iters"], before["warmup_iters"]).warmup_steps
-    warmup_is_set = cfg.origins.get("warmup_iters") == COMMAND_LINE
-    if not warmup_is_set and warmup <= earlier["step"] < cfg.step_counts.warmup_steps:
-        return {"warmup_iters": warmup}
-    return {}
+        return asdict(before.step_counts)
+    was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or before.minutes]
+    taken = [name for name in was_scaled if not given.is_set(name)]
+    counts = replace(cfg.step_counts, max_iters=before.max_iters).scaled(cfg.max_iters, taken)
+    warmup_is_set = given.origins.get("warmup_iters") == COMMAND_LINE
+    if not warmup_is_set and before.step_counts.warmup_steps <= earlier["step"] < counts.warmup_steps:
+        counts = replace(counts, warmup_iters=before.step_counts.warmup_steps)
+    return asdict(counts)
 
 
-def changed_settings(cfg: Config, saved: Checkpoint) -> dict[str, list]:
-    """The settings that differ from those of the run to resume: name -> [before, now].
+def refuse_other_run(before: Config, cfg: Config, path: Path) -> None:
+    """Raise UserError if a setting changes that defines the model, or which sequence comes when.
 
-    Raises UserError for FIXED ones, which define the model or which sequence comes when.
+    before: the settings of the run to resume, whose checkpoint is at `path`.
     """
-    now = asdict(cfg)
-    before = {name: value for name, value in saved.state["config"].items() if name in now}
-    sequences = "batch_size * gradient_accumulation_steps"
-    now[sequences] = cfg.accumulation * cfg.batch_size
-    earlier_cfg = type(cfg)(**before)  # what the checkpoint does not say has its default
-    before[sequences] = earlier_cfg.accumulation * earlier_cfg.batch_size
-    changes = {name: [before[name], now[name]] for name in now if name in before and before[name] != now[name]}
-    refused = [f"{name}: {changes[name][0]} before, {changes[name][1]} now" for name in FIXED if name in changes]
+    changes = {name: (getattr(before, name), getattr(cfg, name)) for name in FIXED}
+    changes["batch_size * gradient_accumulation_steps"] = tuple(c.accumulation * c.batch_size for c in (before, cfg))
+    refused = [f"{name}: {old} before, {new} now" for name, (old, new) in changes.items() if old != new]
     if refused:
         raise UserError(
-            f"{saved.path} cannot be resumed with other settings: {'; '.join(refused)}; set them back, or start a new "
+            f"{path} cannot be resumed with other settings: {'; '.join(refused)}; set them back, or start a new "
             f"run from its weights with --init_from={cfg.out_dir} and another --out_dir"
         )
-    return {name: change for name, change in changes.items() if name not in UNRECORDED}
+
+
+def changed_settings(before: Config, cfg: Config) -> dict[str, list]:
+    """The settings that differ: name -> [before, now]."""
+    old, new = asdict(before), asdict(cfg)
+    return {name: [old[name], new[name]] for name in new if old[name] != new[name] and name not in UNREPORTED}

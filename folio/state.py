@@ -80,6 +80,10 @@ class TrainState:
         weights = gathered(dict(self.model.named_parameters()))
         return weights, gathered(state_tensors(self.model, self.optimizer))
 
+    def is_out_of(self, patience: int | None) -> bool:
+        """Whether so many evaluations in a row did not improve; None: never."""
+        return patience is not None and self.evaluations_since_best >= patience
+
     def note_evaluation(self, val_loss: float) -> bool:
         """Count an evaluation. Returns whether it is the best so far."""
         improved = val_loss < self.best_val_loss

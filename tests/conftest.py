@@ -5,7 +5,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,17 @@ from prepare import text as prepare_text
 from train import TrainConfig
 
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to a failed test of GPT-2's architecture where to teach it a change of model.py."""
+    report = yield
+    marker = item.get_closest_marker("architecture")
+    if marker and report.failed:
+        hint = f"This test describes the architecture as model.py had it. Teach it the change in {marker.args[0]}"
+        report.sections.append(("if you changed the model on purpose", hint))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,10 @@ from folio import checkpoint
 
 
 def read_metrics(out_dir: str) -> list[dict]:
-    """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
+    """The lines of metrics.jsonl, without the first one, of the evaluation before the first step."""
+    first, *lines = [json.loads(line) for line in Path(out_dir, "metrics.jsonl").read_text().splitlines()]
+    assert first["step"] == 0 and first["val_loss"] is not None and first["loss"] is None
+    return lines
 
 
 def read_losses(out_dir: str) -> list[tuple]:

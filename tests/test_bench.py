@@ -1,5 +1,6 @@
 import os
 import random
+import re
 import sys
 
 import numpy as np
@@ -7,12 +8,51 @@ import pytest
 import torch
 from tiny_tokenizers import bpe
 
-from folio import UserError, tokenizer
+from folio import UserError, configurator, tokenizer
+from folio.configurator import ConfigError
 from folio.corpus import Corpus, find_sources
 from folio.prepare import PrepareConfig, prepare
 from folio.shards import open_dataset
 from model import GPT, GPTConfig
 from tools import bench_baselines, bench_data, bench_sample, bench_train
+from tools.bench_baselines import BaselineConfig
+from tools.bench_data import DataBenchConfig
+from tools.bench_sample import SampleBenchConfig
+from tools.bench_train import TrainBenchConfig
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_separated_by_commas():
+    cfg = configurator.load(SampleBenchConfig, ["--models", "GPT-2 124M", "--rows=1,64", "--repeats", "5"])
+    assert cfg == SampleBenchConfig(models="GPT-2 124M", rows="1,64", repeats=5)
+    cfg = configurator.load(TrainBenchConfig, ["--parts=speed, profile", "--models=char 10.7M without dropout"])
+    assert cfg.problems() == []
+
+
+@pytest.mark.parametrize(
+    "cls, arguments, message",
+    [
+        (SampleBenchConfig, ["--models=char 0.8M,GPT"], "models=char 0.8M,GPT: 'GPT' is not one of char 0.8M, char 10"),
+        (SampleBenchConfig, ["--rows=1 10"], "rows=1 10: it must be integers of at least 1, separated by commas"),
+        (SampleBenchConfig, ["--rows=0"], "rows=0: it must be integers of at least 1"),
+        (SampleBenchConfig, ["--repeats=0"], "repeats=0: it must be at least 1"),
+        (SampleBenchConfig, ["--device=gpu"], "device=gpu: it takes 'cpu' or 'cuda'"),
+        (SampleBenchConfig, ["--device=cuda"], "device=cuda: torch finds no CUDA GPU here; use cpu"),
+        (TrainBenchConfig, ["--part=speed"], "part is not a setting; did you mean parts?"),
+        (TrainBenchConfig, ["--parts=sped"], "parts=sped: 'sped' is not one of speed, race, profile"),
+        (TrainBenchConfig, ["--seeds=a"], "seeds=a: it must be integers of at least 0"),
+        (DataBenchConfig, [], "text: name one text file, as in python tools/bench_data.py novel.txt"),
+        (DataBenchConfig, ["nothing.txt"], "there is no such file"),
+        (BaselineConfig, ["only_one"], "give two, as in python tools/bench_baselines.py documents.jsonl FOLDER"),
+    ],
+)
+def test_wrong_settings_are_an_error_of_one_line(cls, arguments, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        configurator.load(cls, arguments)
+    assert "\n" not in str(raised.value)
+
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +88,7 @@ def test_memory_is_that_of_all_processes(tmp_path):
 def test_data_tables_are_printed(tmp_path, capsys):
     source = tmp_path / "text.txt"
     source.write_text("".join(f"It is a truth universally acknowledged, {k}\n" for k in range(4000)))
-    bench_data.main([str(source), "--repeats=1", "--split_on=\\n"])
+    bench_data.main(DataBenchConfig(text=(str(source),), repeats=1, split_on="\\n"))
     out = capsys.readouterr().out
     assert "| folio, twice the text |" in out and "| 12 x 1024 |" in out
 
@@ -59,7 +99,7 @@ def test_data_tables_are_printed(tmp_path, capsys):
 def test_all_methods_of_sampling_are_measured(capsys, monkeypatch):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=16, bias=False)
     monkeypatch.setattr(bench_sample, "MODELS", {"small": (small, 12)})
-    bench_sample.main(["--models", "small", "--repeats=1"])
+    bench_sample.main(SampleBenchConfig(models="small", repeats=1))
     out = capsys.readouterr().out
     for method in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16", "baseline, float32"):
         assert f"| {method} | " in out
@@ -81,6 +121,7 @@ def test_the_model_of_a_checkout_is_measured(tmp_path):
     assert bench_baselines.generate_recomputed(theirs, 7, 3) == 21 and theirs.asked == (7, 200)
 
 
+@pytest.mark.architecture("tools/bench_baselines.py: transformers_model")
 def test_transformers_gets_the_same_weights():
     ours = GPT(GPTConfig(block_size=16, vocab_size=30, n_layer=2, n_head=2, n_embd=16, bias=False), 5).eval()
     ids = torch.arange(12)[None]
@@ -116,14 +157,14 @@ def peer(tmp_path):
 def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch):
     shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
     monkeypatch.setattr(bench_train, "MODELS", {"tiny": ("verse", shape)})
-    words = ["--parts", "speed", "profile", "--repeats=1", f"--data_dir={data_dir}"]
-    bench_train.main([f"--peer={peer}", "--models", "tiny", *words])
+    settings = dict(models="tiny", parts="speed, profile", repeats=1, data_dir=str(data_dir))
+    bench_train.main(TrainBenchConfig(peer=str(peer), **settings))
     out = capsys.readouterr().out
     assert "| nanoGPT | 320 | 1.00 |" in out  # 16 tokens in 50 ms
     assert "| Folio, AdamW | " in out and "| Folio, Muon | " in out and "| `aten::mm` | " in out
     assert not (peer / "data").exists()
     with pytest.raises(UserError, match="not a checkout of nanoGPT"):
-        bench_train.main([f"--peer={data_dir}", "--models", "tiny", *words])
+        bench_train.main(TrainBenchConfig(peer=str(data_dir), **settings))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -141,8 +182,8 @@ def test_both_are_compiled_or_neither_is(peer, data_dir, monkeypatch, device):
     monkeypatch.setattr(bench_train, "read_metrics", lambda out_dir: [{"tokens_per_second": 1.0}] * 9)
     shape = dict(n_layer=1, n_head=1, n_embd=32, block_size=16, batch_size=1, dropout=0.0)
     monkeypatch.setattr(bench_train, "MODELS", {"tiny": ("verse", shape)})
-    words = ["--parts", "speed", "--repeats=1", f"--data_dir={data_dir}", f"--device={device}"]
-    bench_train.main([f"--peer={peer}", "--models", "tiny", *words])
+    settings = dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir), device=device)
+    bench_train.main(TrainBenchConfig(peer=str(peer), **settings))
     assert len(compile_words) == 3 and all(given == {f"--compile={device == 'cuda'}"} for given in compile_words)
 
 
@@ -158,12 +199,12 @@ def test_races_end_at_the_first_evaluation_below_the_target(peer, data_dir, caps
         {
             "to 3.9": (3.9, [*small, "--max_iters=20", "--eval_interval=10", "--wsd_decay_iters=10"]),
             "to 0.1": (0.1, [*small, "--max_iters=5", "--wsd_decay_iters=3"]),
-            "in nanoGPT's time": (None, [*small, "--max_iters=20", "--wsd_decay_iters=10", "--minutes=0.1"]),
+            "in nanoGPT's time": (None, [*small, "--max_iters=20", "--wsd_decay_iters=10", "--minutes=None"]),
         },
     )
-    monkeypatch.setattr(bench_train, "evaluate_checkpoint", lambda path, args: 3.25)
-    words = ["--models", "tiny", "--parts", "race", "--seeds", "3", f"--data_dir={data_dir}"]
-    bench_train.main([f"--peer={peer}", *words])
+    monkeypatch.setattr(bench_train, "evaluate_checkpoint", lambda path, cfg: 3.25)
+    settings = dict(models="tiny", parts="race", seeds="3", data_dir=str(data_dir))
+    bench_train.main(TrainBenchConfig(peer=str(peer), **settings))
     rows = {line.split(" | ")[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
     assert "| 1.8900 | 3.2500 |" in rows["| nanoGPT, its recipe for a CPU"]
     assert "inf" in rows["| Folio, to 0.1"] and "inf" not in rows["| Folio, to 3.9"]

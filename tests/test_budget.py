@@ -36,9 +36,9 @@ def test_a_time_budget_scales_all_step_counts():
     assert counts_within(recipe, 61, step_seconds=0.1) == StepCounts(
         max_iters=600, warmup_iters=30, wsd_decay_iters=420, eval_interval=300, lr_decay_iters=None
     )
-    assert counts_within(recipe, 61, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 2 evaluations of 10 s
+    assert counts_within(recipe, 71, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 3 evaluations of 10 s
     eval_interval_is_set = dict(eval_interval=COMMAND_LINE)  # an evaluation of 10 s every 500 steps
-    assert counts_within(recipe, 71.01, 0.1, 6000, eval_interval_is_set).max_iters == 500
+    assert counts_within(recipe, 81.01, 0.1, 6000, eval_interval_is_set).max_iters == 500
     assert counts_within(replace(recipe, warmup_iters=0), 61, 0.1).warmup_iters == 0
     odd = counts_within(recipe, 57.95, step_seconds=0.1)  # an eval_interval rounded down would add a third evaluation
     assert (odd.max_iters, odd.eval_interval) == (569, 285)
@@ -59,10 +59,15 @@ def test_a_time_budget_scales_all_step_counts():
 def test_a_time_budget_keeps_counts_of_the_command_line(tmp_path, monkeypatch, args, counts):
     """A count of the command line was scaled from the default max_iters of 600,000: --eval_interval=50 became 1."""
     monkeypatch.chdir(tmp_path)
-    Path("x.py").write_text("max_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
+    Path("x.py").write_text("dataset = 'a'\nmax_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
     cfg = configurator.load(TrainConfig, args)
     scaled = counts_within(cfg, 601, step_seconds=1.0, origins=cfg.origins)
     assert scaled.max_iters == 600 and {name: getattr(scaled, name) for name in counts} == counts
+
+
+def stop_at(step: int):
+    """A Metrics.log that writes nothing, and stops the run by a signal at this step."""
+    return lambda self, line, *remark: line["step"] == step and os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, capsys):
@@ -87,7 +92,7 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     assert_same_run(with_minutes.out_dir, with_counts.out_dir)
     shutil.rmtree(with_minutes.out_dir)
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "log", lambda self, line: line["step"] == 2 and os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Metrics, "log", stop_at(2))
         patch.setattr(train_script, "measure_step", lambda *args: 0.2)
         patch.setattr(train_script, "with_time_budget", lambda *args: StepCounts(**counts))
         train(with_minutes)
@@ -214,7 +219,7 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
     settings = dict(max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
     log = Metrics.log
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "log", lambda self, line: line["step"] == 120 and os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(Metrics, "log", stop_at(120))
         train(tiny(**settings))
     spent = checkpoint.load(Path(tiny().out_dir)).state["budget"]["spent"]
     resumed_at, open_data = machine.now, train_script.open_data
@@ -243,8 +248,8 @@ def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, mo
     settings = dict(max_iters=100, eval_interval=50, minutes=0.2, sample_tokens=0, save_interval_minutes=1e-9)
     log = Metrics.log
 
-    def log_and_kill_at_step_5(self, line):
-        log(self, line)
+    def log_and_kill_at_step_5(self, line, *remark):
+        log(self, line, *remark)
         if line["step"] == 5:
             raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from repository import shipped
 
 from folio import configurator
 from folio.configurator import ConfigError, Settings
@@ -12,7 +13,7 @@ from sample import SampleConfig
 from tools.verify_resume import VerifyConfig
 from train import TrainConfig
 
-ROOT = configurator.ROOT
+CONFIGS = [path for path in shipped() if path.parent.name == "config"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def test_help_shows_every_setting(cls):
     assert "=(" not in out.getvalue()  # a field of several lines would show that in place of its default
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_load(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # config files are found from any folder
     config = configurator.load(TrainConfig, [f"config/{path.name}"])
@@ -183,7 +184,7 @@ def test_shipped_configs_load(path, monkeypatch, tmp_path):
 def test_all_invalid_training_settings_are_reported_together():
     invalid = ["--n_embd=30", "--n_head=4", "--learning_rate=-1", "--max_iters=10", "--dropout=1", "--batch_size=0"]
     invalid += [
-        "--total_batch_tokens=100",
+        "--total_batch_tokens=0",
         "--gradient_accumulation_steps=2",
         "--min_lr=1",
         "--beta2=1",
@@ -233,11 +234,23 @@ def test_origins_say_where_settings_were_set(write):
     assert Config().origins == {}
 
 
-def test_total_batch_tokens_determines_the_accumulation():
-    config = configurator.load(TrainConfig, ["--total_batch_tokens=1e5", "--batch_size=10", "--block_size=1000"])
-    assert config.accumulation == 10
-    with pytest.raises(ConfigError, match="multiple of batch_size \\* block_size = 10,000; use 90000"):
-        configurator.load(TrainConfig, ["--total_batch_tokens=91000", "--batch_size=10", "--block_size=1000"])
+@pytest.mark.parametrize("tokens, accumulation", [(100_000, 10), (91_000, 9), (96_000, 10), (1, 1)])
+def test_total_batch_tokens_determines_the_accumulation(tokens, accumulation):
+    """A number that is not a multiple of the micro-batch was refused. The nearest multiple is taken."""
+    cfg = configurator.load(TrainConfig, [f"--total_batch_tokens={tokens}", "--batch_size=10", "--block_size=1000"])
+    assert cfg.accumulation == accumulation and cfg.step_tokens == accumulation * 10_000
+
+
+def test_a_config_file_without_a_data_set_is_refused(write):
+    """nanoGPT's train_gpt2.py, which relies on nanoGPT's default, was run on Tiny Shakespeare."""
+    path = write("n_layer = 12\nlr_decay_iters = 600000\n")
+    with pytest.raises(ConfigError) as error:
+        configurator.load(TrainConfig, [path])
+    assert "x.py names no data set; add --dataset=NAME" in str(error.value)
+    assert "--dataset=openwebtext" in str(error.value)
+    assert configurator.load(TrainConfig, [path, "--dataset=mine"]).dataset == "mine"
+    assert configurator.load(TrainConfig, [path, "--init_from=resume"]).n_layer == 12  # the run knows its data
+    assert configurator.load(TrainConfig, ["--n_layer=2"]).dataset == "shakespeare_char"
 
 
 NANOGPT = """
@@ -279,7 +292,7 @@ backend = 'nccl'
 
 def test_a_config_file_may_use_the_time_as_in_nanogpt(write):
     """nanoGPT's config/finetune_shakespeare.py imports time, and calls time.time()."""
-    content = "import time\n\nwandb_run_name = 'ft-' + str(time.time())\nlearning_rate = 3e-5\n"
+    content = "import time\n\nwandb_run_name = 'ft-' + str(time.time())\ndataset = 'shakespeare'\n"
     name = configurator.load(TrainConfig, [write(content)]).wandb_run_name
     assert name.startswith("ft-") and float(name.removeprefix("ft-")) > 1e9
     for other in ("import os", "from time import time", "max_iters = int(time.time())", "start = str(time.time)"):

@@ -21,6 +21,8 @@ from sample import SampleConfig
 from sample import main as sample
 from train import train
 
+pytestmark = pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
+
 PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
 VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
 

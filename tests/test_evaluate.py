@@ -1,6 +1,7 @@
 import gzip
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +12,42 @@ from scipy import stats
 from tiny_tokenizers import TEXT, bpe
 
 from folio import UserError
+from folio.checkpoint import Checkpoint
+from folio.configurator import load
 from folio.corpus import Corpus, find_sources
 from folio.runtime import Runtime, resolve_runtime
-from folio.shards import Shard
+from folio.shards import Dataset, Shard
 from folio.tokenizer import ByteTokenizer, CharTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from tools import evaluate
 from tools.bench_baselines import transformers_model
-from tools.evaluate import Measure, Question, Score, compare, corpus_stream, measure_text, shard_streams, token_losses
+from tools.evaluate import (
+    Design,
+    EvaluateConfig,
+    Evaluation,
+    Measure,
+    Question,
+    Reading,
+    Score,
+    Stream,
+    compare,
+    corpus_stream,
+    measure_text,
+    shard_streams,
+    token_losses,
+)
 from train import train
 
 
 @pytest.fixture(scope="module")
 def runtime() -> Runtime:
     return resolve_runtime("cpu", "float32", False)
+
+
+def run_tool(*words: str) -> None:
+    """Run the tool with these arguments."""
+    evaluate.main(load(EvaluateConfig, list(words)))
 
 
 def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8) -> GPT:
@@ -43,9 +65,16 @@ def nats_of(theirs: torch.nn.Module, before: np.ndarray, token: int) -> float:
     return -float(theirs(torch.from_numpy(before)[None]).logits[0, -1].log_softmax(-1)[token])
 
 
+def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
+    """The comparison of two checkpoints a and b, given what was measured of each."""
+    sides = [[Evaluation("a", first, {"text": Reading()})], [Evaluation("b", second, {"text": Reading()})]]
+    return compare(sides, Design([["a"], ["b"]]))
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 @pytest.mark.parametrize("stride", [8, 5, 3, 1])
 @pytest.mark.parametrize("n", [2, 8, 9, 10, 31])
 def test_losses_are_those_of_transformers(n, stride, runtime, seed):
@@ -62,7 +91,7 @@ def test_losses_are_those_of_transformers(n, stride, runtime, seed):
 def test_the_loss_is_the_one_that_training_prints(tiny, capsys):
     cfg = tiny(max_iters=12, eval_interval=12, eval_iters=None)
     loss = train(cfg).best_val_loss
-    evaluate.main([cfg.out_dir, "--dtype=float32"])
+    run_tool(cfg.out_dir, "--dtype=float32")
     row = next(line for line in capsys.readouterr().out.splitlines() if "loss, nats per token" in line)
     assert f"| verse, validation | loss, nats per token | {loss:.4f} |" in row and "blocks of 1,024 bytes" in row
 
@@ -93,7 +122,7 @@ def test_documents_are_the_same_for_all_tokenizers(runtime, tmp_path):
         streams = [corpus_stream(corpus, tokenizer)]
         measures.append(measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8))
     assert [len(measure.values) for per_tokenizer in measures for measure in per_tokenizer] == [60] * 6
-    (comparison,) = compare("a", "b", *measures)
+    (comparison,) = compare_models(*measures)
     assert comparison["measure"] == "bits per byte"  # they have different tokens
     assert measures[0][2].weights.sum() == len("\n".join(words))  # the separator repositions the end-of-text token
 
@@ -140,7 +169,7 @@ def test_equal_weights_give_the_ordinary_paired_test(seed):
     rng = np.random.default_rng(seed)
     a = rng.normal(3, 1, 50)
     b = a + rng.normal(0.1, 0.3, 50)
-    (comparison,) = compare("a", "b", [measure_of(a)], [measure_of(b)])
+    (comparison,) = compare_models([measure_of(a)], [measure_of(b)])
     expected = stats.ttest_rel(b, a)
     assert comparison["p"] == pytest.approx(expected.pvalue)
     assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
@@ -157,26 +186,319 @@ def test_intervals_contain_the_true_value_in_95_percent_of_cases(seed):
     assert 360 <= hits <= 396
 
 
-def test_a_comparison_names_the_better_model_or_none():
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_names_the_better_checkpoint_or_none():
+    """Only one seed was compared, and the sentence read as if it were about the settings."""
     same, worse, noise = measure_of([2, 3, 2, 3]), measure_of([2.5, 3.6, 2.5, 3.5]), measure_of([2.5, 2.4, 2.1, 3])
-    assert "a is better than b: b minus a is +0.5250" in compare("a", "b", [same], [worse])[0]["sentence"]
-    assert "b is better than a: b minus a is -0.5250" in compare("a", "b", [worse], [same])[0]["sentence"]
-    assert "a and b do not differ significantly" in compare("a", "b", [same], [noise])[0]["sentence"]
+    sentence = compare_models([same], [worse])[0]["sentence"]
+    assert "on this text, the checkpoint a is better than b: b minus a is +0.5250" in sentence
+    assert "This is about these two checkpoints, not about their settings" in sentence
+    assert "the checkpoint b is better than a: b minus a is -0.5250" in compare_models([worse], [same])[0]["sentence"]
+    sentence = compare_models([same], [noise])[0]["sentence"]
+    assert "the checkpoints a and b do not differ significantly" in sentence and "not about their settings" in sentence
     high = measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher")
     low = measure_of([0, 0, 0, 0, 0, 0, 0, 1], better="higher")
-    assert "a is better than b" in compare("a", "b", [high], [low])[0]["sentence"]
-    identical = compare("a", "b", [same], [same])[0]
+    assert "a is better than b" in compare_models([high], [low])[0]["sentence"]
+    identical = compare_models([same], [same])[0]
     assert identical["p"] == 1 and identical["difference"] == 0
     # every document by the same amount
-    shifted = compare("a", "b", [measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[0]
+    shifted = compare_models([measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[0]
     assert shifted["p"] == 0 and shifted["low"] == shifted["high"] == 1
     with pytest.raises(UserError, match="not measured on the same documents"):
-        compare("a", "b", [same], [measure_of([1, 2])])
+        compare_models([same], [measure_of([1, 2])])
+
+
+def run_of(rng: np.random.Generator, difficulty: np.ndarray, seed_effect: float) -> Evaluation:
+    """A simulated run: the loss of each document is its difficulty, plus the effect of the seed, plus noise."""
+    losses = difficulty + seed_effect + rng.normal(0, 0.05, len(difficulty))
+    return Evaluation("run", [measure_of(losses)], {"text": Reading()})
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_equal_settings_seldom_differ_and_a_real_difference_is_found(paired, seed):
+    """Runs that differ only in their seed: between settings, about 5 % of the comparisons report a difference. Between
+    two checkpoints, most do, because the seed's effect is real on every document.
+    """
+    rng = np.random.default_rng(seed)
+    between_settings = between_checkpoints = real_differences = 0
+    for _ in range(300):
+        difficulty = rng.normal(2, 0.5, 100)
+        effects = rng.normal(0, 0.1, (2, 4))
+        if paired:
+            effects[1] += effects[0]  # what the runs with one seed have in common
+        sides = [[run_of(rng, difficulty, effect) for effect in side] for side in effects]
+        better = [run_of(rng, difficulty, effect - 1) for effect in effects[1]]
+        design = Design([["run"] * 4] * 2, paired)
+        between_settings += "are better" in compare(sides, design)[0]["sentence"]
+        real_differences += (
+            "the settings of B are better than those of A" in compare([sides[0], better], design)[0]["sentence"]
+        )
+        checkpoints = [side[:1] for side in sides]
+        between_checkpoints += "is better" in compare(checkpoints, Design([["a"], ["b"]]))[0]["sentence"]
+    assert 1 <= between_settings <= 40  # 15 expected
+    assert real_differences >= 290 and between_checkpoints >= 200
+
+
+def test_a_comparison_of_settings_is_over_runs():
+    """Each run is one sample: its value on the whole text."""
+
+    def side(*losses: float) -> list[Evaluation]:
+        return [Evaluation("run", [measure_of([loss, loss + 1])], {"text": Reading()}) for loss in losses]
+
+    first, second = side(1.0, 1.1, 1.2), side(2.0, 2.1, 2.3)
+    values = [[measure.ratio for run in runs for measure in run.measures] for runs in (first, second)]
+    for paired, expected, name in (
+        (True, stats.ttest_rel(*values[::-1]), "paired t-test"),
+        (False, stats.ttest_ind(*values[::-1], equal_var=False), "Welch's t-test"),
+    ):
+        (comparison,) = compare([first, second], Design([["run"] * 3] * 2, paired))
+        assert comparison["p"] == pytest.approx(expected.pvalue)
+        assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+        assert comparison["over"] == "runs" and comparison["n"] == 6
+        assert (
+            "the settings of A are better than those of B: the mean of B minus that of A is 2.6333 - 1.6000 = +1.0333 ±"
+        )
+        assert f"3 + 3 runs, {name})." in comparison["sentence"] and "checkpoint" not in comparison["sentence"]
+    (comparison,) = compare([side(1.0, 1.1), side(1.1, 1.3)], Design([["run"] * 2] * 2, True))
+    assert "the settings of A and B cannot be told apart with 2 + 2 runs" in comparison["sentence"]
+    assert comparison["high"] - comparison["low"] > 1  # t of one degree of freedom is 12.7
+
+
+@pytest.fixture
+def recorded_settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
+    """The training settings that checkpoints record, by the name of the run. A test fills it in."""
+    settings: dict[str, dict] = {}
+    monkeypatch.setattr(evaluate.convert, "load", lambda run, _: Checkpoint(Path(run), {}, None, settings[run]))
+    return settings
+
+
+def design_of(*sides: str) -> Design:
+    return evaluate.choose_design(EvaluateConfig(runs=("compare", *sides)))
+
+
+def test_runs_with_the_same_seeds_are_paired(recorded_settings):
+    for i, seed in enumerate((1, 2, 3, 3, 1, 2), start=1):
+        settings = {"seed": seed, "out_dir": f"r{i}", "learning_rate": 0.1 if i < 4 else 0.2, "n_layer": 2}
+        recorded_settings[f"r{i}"] = {"config": settings}
+    recorded_settings["gpt2"] = recorded_settings["gpt2-medium"] = {"model": {}}
+    design = design_of("r1,r2,r3", "r4,r5,r6")
+    assert design.paired and design.sides == [["r1", "r2", "r3"], ["r5", "r6", "r4"]]
+    assert design.lines[:3] == [
+        "A: r1, r2, r3",
+        "B: r5, r6, r4",
+        "Settings that differ: learning_rate 0.1 (A) and 0.2 (B).",
+    ]
+    assert "both sides have the seeds 1, 2, 3" in design.lines[3]
+    design = design_of("r1,r2,r3", "r5,r6")
+    assert not design.paired and "different seeds (1, 2, 3; 1, 2)" in design.lines[3]
+    assert not design_of("r1,r2", "r4,r5").paired and "(1, 2; 3, 1)" in design_of("r1,r2", "r4,r5").lines[3]
+    assert "not every run records its seed" in design_of("r1,r2", "gpt2,gpt2-medium").lines[3]
+    assert "unknown, because" in design_of("r1,r2", "gpt2,gpt2-medium").lines[2]
+    recorded_settings["r5"]["config"]["n_layer"] = 3
+    line = design_of("r1,r2,r3", "r4,r5,r6").lines[2]
+    assert "n_layer 2 (A) and 2, 3 (B)" in line and "The runs of one side differ in n_layer" in line
+    with pytest.raises(
+        UserError, match=r"^r3 and r4 have the same seed, so they are not independent: .* its own --seed"
+    ):
+        design_of("r3,r4", "r1,r2")
+    with pytest.raises(UserError, match="gpt2 and gpt2 have the same seed"):
+        design_of("gpt2,gpt2", "r1,r2")
+
+
+def test_sides_that_cannot_be_compared_are_an_error(tmp_path, monkeypatch):
+    with pytest.raises(
+        UserError, match=r"the sides have 2 and 1 runs; give one run per side to compare two checkpoints"
+    ):
+        design_of("a,b", "c")
+    with pytest.raises(UserError, match="compare takes two sides, and 3 were given"):
+        design_of("a", "b", "c")
+    monkeypatch.chdir(tmp_path)
+    for name in ("out-b", "out-a", "out,c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out-a.log").touch()
+    assert evaluate.find_runs("out-*, gpt2") == ["out-a", "out-b", "gpt2"]
+    assert evaluate.find_runs("out,c") == ["out,c"]
+    with pytest.raises(UserError, match=r"^run\*: no folder matches this pattern$"):
+        design_of("run*", "out-*")
+
+
+def test_different_validation_sets_are_an_error():
+    """Two data sets with the same number of blocks were compared as if they were one text."""
+    sides = [
+        [Evaluation(name, [measure_of([1, 2, 3])], {f"{name}, validation": Reading(bytes=size)})]
+        for name, size in (("a", 300), ("b", 301))
+    ]
+    with pytest.raises(
+        UserError, match=r"a and b were evaluated on different texts \(a, validation and b, validation\)"
+    ):
+        compare(sides, Design([["a"], ["b"]]))
+
+
+# --- characters that are left out -------------------------------------------------------------------------------------
+
+
+def test_characters_that_were_left_out_are_counted(tiny, tmp_path, capsys):
+    """With --on_unknown=skip, a tenth of a text vanished without a number."""
+    cfg = tiny(max_iters=2, warmup_iters=1)
+    train(cfg)
+    text, results = tmp_path / "new.txt", tmp_path / "results.json"
+    text.write_text("the king shall love é\n" * 19 + "the king shall lov3 é\n", encoding="utf-8")
+    run_tool(cfg.out_dir, f"--text={text}", "--on_unknown=skip", f"--json={results}")
+    out = capsys.readouterr().out
+    expected = (
+        f"{cfg.out_dir} left out 21 of the 440 characters of {text} (4.77%), because they are not in its vocabulary"
+    )
+    assert f"{expected}: 'é' '3'\n" in out
+    row = json.loads(results.read_text())["results"][0]
+    assert (row["characters"], row["left_out"]) == (440, 21)
+
+
+def test_models_that_read_different_characters_get_no_verdict(seed):
+    """Bits per byte over different characters are not the same quantity."""
+    rng = np.random.default_rng(seed)
+    sides = []
+    for name, tokenizer in (("a", CharTokenizer("abc")), ("b", CharTokenizer("abcd")), ("c", CharTokenizer("cab"))):
+        reading = evaluate.read_characters(["abcabc", "abd", "xyz"], tokenizer)
+        sides.append([Evaluation(name, [measure_of(rng.normal(2, 1, 3))], {"text": reading})])
+    assert sides[0][0].readings["text"].unknown == {"d": 1, "x": 1, "y": 1, "z": 1}
+    (comparison,) = compare(sides[:2], Design([["a"], ["b"]]))
+    assert "no verdict, because the models left out different characters" in comparison["sentence"]
+    assert comparison["p"] is None and comparison["difference"] == pytest.approx(
+        sides[1][0].measures[0].ratio - sides[0][0].measures[0].ratio
+    )
+    for runs in (sides[0] * 2, sides[2] * 2):  # several runs per side
+        (comparison,) = compare([sides[1] * 2, runs], Design([["b"] * 2, ["a"] * 2]))
+        assert "no verdict" in comparison["sentence"]
+    (comparison,) = compare([sides[0], sides[2]], Design([["a"], ["c"]]))
+    assert "no verdict" not in comparison["sentence"]  # both left out the same characters
+
+
+# --- training data ----------------------------------------------------------------------------------------------------
+
+
+def stream_of(*documents: np.ndarray) -> Stream:
+    ids = np.concatenate(documents)
+    numbers = np.concatenate([np.full(len(document), i) for i, document in enumerate(documents)])
+    return Stream(ids, np.ones(len(ids), bool), numbers)
+
+
+def dataset_of(*shards: np.ndarray) -> Dataset:
+    return Dataset(Path("data"), [Shard(ids) for ids in shards], [], 70_000, "", None)
+
+
+def test_probes_are_evenly_spaced_and_within_a_document():
+    (stream,) = [stream_of(np.arange(1000))]
+    probes = evaluate.choose_probes([stream])
+    assert len(probes) == 20 and all((np.diff(probe) == 1).all() and len(probe) == 32 for probe in probes)
+    starts = [int(probe[0]) for probe in probes]
+    assert starts[0] == 0 and starts[-1] == 1000 - 33 and {*np.diff(starts)} <= {50, 51}
+    documents = [np.arange(100 * i, 100 * i + n) for i, n in enumerate((5, 40, 32, 33, 70))]
+    probes = evaluate.choose_probes([stream_of(*documents[:3]), stream_of(*documents[3:])])
+    assert {probe[0] // 100 for probe in probes} <= {1, 3, 4}
+    assert all(probe[0] // 100 == probe[-1] // 100 for probe in probes)
+    assert len(evaluate.choose_probes([stream_of(np.arange(33))])) == 1
+    assert evaluate.choose_probes([stream_of(np.arange(32))]) == []
+    assert evaluate.choose_probes([stream_of(np.arange(2)), stream_of(np.arange(20))]) == []
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_tokens_are_found_only_where_a_token_begins(dtype, seed):
+    ids = np.random.default_rng(seed).integers(60_000, size=5000).astype(dtype)
+    assert evaluate.occurs(ids[:32], ids.tobytes()) and evaluate.occurs(ids[-32:], ids.tobytes())
+    shifted = np.frombuffer(b"\0" + ids.tobytes() + b"\0" * (ids.itemsize - 1), dtype)
+    assert not evaluate.occurs(ids[10:42], shifted.tobytes())
+    both = np.concatenate([shifted, ids])  # first in the middle of a token, then where one begins
+    assert evaluate.occurs(ids[10:42], both.tobytes())
+
+
+def test_the_search_covers_all_shards_up_to_a_limit(monkeypatch, seed):
+    ids = np.random.default_rng(seed).integers(60_000, size=3000).astype("<u2")
+    probes = [ids[start : start + 32].astype(np.int64) for start in (0, 1900, 2900)]
+    shards = dataset_of(ids[:1000], ids[1000:2000].astype("<u4"), ids[2000:])
+    assert evaluate.count_matches(probes, [shards]) == (3, True)
+    assert evaluate.count_matches(probes, [dataset_of(ids[:50]), dataset_of(ids[2800:])]) == (2, True)
+    monkeypatch.setattr(evaluate, "SEARCHED_BYTES", 7000)  # 1,000 tokens of 2 bytes, 1,000 of 4, and 500 more
+    assert evaluate.count_matches(probes, [shards]) == (2, False)
+    assert evaluate.count_matches(probes, [dataset_of(ids[:50]), shards]) == (2, False)  # the limit is per data set
+
+
+def test_a_text_that_was_trained_on_is_reported(tiny, tmp_path, text, data_dir, capsys):
+    """Its loss was printed like that of any other text."""
+    cfg = tiny(max_iters=2, warmup_iters=1)
+    train(cfg)
+    results, new = tmp_path / "results.json", tmp_path / "new.txt"
+    new.write_text(text[:3000][::-1], encoding="utf-8")
+
+    def lines_and_row(*words: str) -> tuple[list[str], dict]:
+        """What is printed about the training data, and a row of the results."""
+        capsys.readouterr()
+        run_tool(cfg.out_dir, *words, f"--json={results}")
+        output = capsys.readouterr()
+        row = json.loads(results.read_text())["results"][0]
+        mark = f"({row['probes_matched']} of {row['probes']} probes are in its training data) |"
+        assert (mark in output.out) == bool(row["probes_matched"])
+        return [line for line in output.err.splitlines() if "probes of 32" in line or "check" in line], row
+
+    (line,), row = lines_and_row(f"--text={data_dir / 'verse.txt'}")
+    matches = row["probes_matched"]
+    assert 17 <= matches <= 19 and row["probes"] == 20  # a tenth is for validation
+    assert line.endswith(
+        f"verse.txt: {matches} of 20 probes of 32 tokens occur in the training data of {cfg.out_dir}: it was trained "
+        f"on this text, so its values here say little about new text"
+    )
+    lines, row = lines_and_row(f"--text={new}")
+    assert lines == [] and (row["probes"], row["probes_matched"]) == (20, 0)
+    for words in ([], ["--dataset=verse"]):  # its own validation set
+        lines, row = lines_and_row(*words)
+        assert lines == [] and row["probes"] is None
+    part = tmp_path / "part.txt"
+    part.write_text(text[:5000], encoding="utf-8")
+    settings = dict(tokenizer=cfg.out_dir, data_dir=str(tmp_path))
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(part),), **settings))
+    (line,), row = lines_and_row("--dataset=part", f"--data_dir={tmp_path}")
+    assert line.startswith("part, validation: ") and row["probes_matched"] == row["probes"]
+    new.write_text("the king", encoding="utf-8")
+    (line,), row = lines_and_row(f"--text={new}")
+    assert "could not check" in line and line.endswith("no document has more than 32 tokens")
+
+
+def test_training_data_that_is_missing_or_changed_is_reported(tiny, tmp_path, text, data_dir, capsys):
+    shutil.copytree(data_dir, tmp_path / "data")
+    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=str(tmp_path / "data"), dataset="verse")
+    train(cfg)
+    moved = (tmp_path / "data").rename(tmp_path / "moved")
+    source = moved / "verse.txt"
+
+    def printed(*words: str) -> str:
+        capsys.readouterr()
+        run_tool(cfg.out_dir, f"--text={source}", *words)
+        return capsys.readouterr().err
+
+    expected = f"verse.txt: could not check whether {cfg.out_dir} was trained on this text: its training data, "
+    assert f"{expected}{tmp_path / 'data' / 'verse'}, does not exist; set --data_dir\n" in printed()
+    assert "it was trained on this text" in printed(f"--data_dir={moved}")
+    part = tmp_path / "part.txt"
+    part.write_text(text[:9000], encoding="utf-8")
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(part),), name="verse", data_dir=str(tmp_path / "data")))
+    assert f"{expected}verse, has been prepared again since then\n" in printed()
+
+
+def test_what_a_finetuned_model_was_trained_on_before_is_not_known(tiny, tmp_path, text, capsys):
+    train(tiny(max_iters=2, warmup_iters=1))
+    cfg = tiny(max_iters=2, warmup_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "fine"))
+    train(cfg)
+    new = tmp_path / "new.txt"
+    new.write_text(text[:3000][::-1], encoding="utf-8")
+    run_tool(cfg.out_dir, f"--text={new}")
+    assert f"could not check whether {tiny().out_dir} was trained on it, from which" in capsys.readouterr().err
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_endings_are_scored_as_one_by_one(runtime):
     """The other rows of a batch do not change a score; a context that is too long loses its beginning."""
     model, tokenizer = model_of(257), ByteTokenizer()
@@ -227,11 +549,10 @@ def test_lambada(monkeypatch, tmp_path, runtime, capsys):
     assert evaluate.lambada_questions() == questions
     assert "with white space collapsed" in capsys.readouterr().err
     tokenizer = ByteTokenizer()
-    accuracy, loss, perplexity = evaluate.lambada(model_of(257, std=0), tokenizer, runtime, None)
+    accuracy, loss, perplexity = evaluate.lambada(model_of(257, std=0), tokenizer, runtime, questions)
     assert accuracy.ratio == 0 and accuracy.better == "higher"
     assert loss.values == pytest.approx(np.log(257) * np.array([6, 6]))  # six bytes each
     assert perplexity.row()["value"] == pytest.approx(257**6)
-    assert len(evaluate.lambada(model_of(257, std=0), tokenizer, runtime, 1)[0].values) == 1
 
 
 def test_hellaswag(monkeypatch, tmp_path, runtime):
@@ -252,9 +573,20 @@ def test_hellaswag(monkeypatch, tmp_path, runtime):
     assert questions[0].endings == [" sleeps.", " bakes it well.", " x.", " y."]
     scores = [[Score(5, False, 10), Score(6, False, 30), Score(4, False, 3), Score(9, False, 3)]] * 2
     monkeypatch.setattr(evaluate, "score_endings", lambda *_: scores)
-    acc, normed = evaluate.hellaswag(model_of(257), ByteTokenizer(), runtime, None)
+    acc, normed = evaluate.hellaswag(model_of(257), ByteTokenizer(), runtime, questions)
     assert acc.values.tolist() == [0, 1]  # the third ending has the highest total likelihood
     assert normed.values.tolist() == [1, 0]  # the second has the highest likelihood per byte
+
+
+def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_path, capsys):
+    cfg = tiny(max_iters=2, warmup_iters=1)
+    train(cfg)
+    passages = ["The king said é to his love", "Swear", "fair no3 crown"]
+    replace_fetch(monkeypatch, tmp_path, {"4aa8": "\n".join(json.dumps({"text": t}) for t in passages[::2]).encode()})
+    run_tool("compare", cfg.out_dir, cfg.out_dir, "--tasks=lambada", "--limit=1")
+    out = capsys.readouterr().out
+    assert f"{cfg.out_dir} left out 1 of the 27 characters of lambada (3.70%)" in out
+    assert "lambada, accuracy: on this text, the checkpoints" in out and "| 1 passages |" in out
 
 
 @pytest.mark.network
@@ -272,8 +604,8 @@ def test_the_command(tiny, tmp_path, capsys):
     text = tmp_path / "new.txt"
     text.write_text("the king shall love\n\n" * 30 + "his crown and swear", encoding="utf-8")
     capsys.readouterr()
-    words = [f"--text={text}", "--split_on=\\n\\n", "--stride=4", f"--json={tmp_path / 'results.json'}"]
-    evaluate.main(["compare", cfg.out_dir, cfg.out_dir, *words])
+    words = ["--text", str(text), "--split_on=\\n\\n", "--stride", "4", f"--json={tmp_path / 'results.json'}"]
+    run_tool("compare", cfg.out_dir, cfg.out_dir, *words)
     out = capsys.readouterr().out
     assert "31 documents |" in out and "do not differ significantly" in out
     output = json.loads((tmp_path / "results.json").read_text())
@@ -284,10 +616,8 @@ def test_the_command(tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--stride=33"], r"--stride=33: it must not exceed the context of 32 tokens"),
-        (["--stride=0"], r"--stride=0: it must be at least 1"),
+        (["--stride=33"], r"^--stride=33: it must not exceed the context of 32 tokens"),
         (["--block_size=64"], r"--block_size=64 is more than the model's 32 positions"),
-        (["--tasks", "lambada", "--text=a.txt"], "give only one of them"),
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),
         (["--text={strange}"], r"the character 'é'"),
@@ -303,16 +633,38 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
     inputs = (str(data_dir / "verse.txt"),)
     prepare_text.main(prepare_text.TextConfig(inputs=inputs, name="other", tokenizer="byte", data_dir=str(tmp_path)))
     with pytest.raises(UserError, match=message):
-        evaluate.main([cfg.out_dir, *(word.format(short=short, strange=strange, folder=tmp_path) for word in words)])
+        run_tool(cfg.out_dir, *(word.format(short=short, strange=strange, folder=tmp_path) for word in words))
 
 
-def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path):
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], r"^runs: name a run, or: compare RUN RUN$"),
+        (["out", "--stride=0"], r"^command line: stride=0: it must be at least 1, or None$"),
+        (["out", "--split_on="], r"split_on=: it must not be empty"),
+        (
+            ["out", "--tasks=lambada,copa"],
+            r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag$",
+        ),
+        (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
+        (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),
+        (["out", "--texts=a.txt"], "texts is not a setting; did you mean text?"),
+    ],
+)
+def test_bad_settings_are_an_error(words, message):
+    with pytest.raises(UserError, match=message):
+        run_tool(*words)
+
+
+@pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
+def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path, capsys):
     from test_export import checkpoint_of
 
     from folio.export_formats import write_hugging_face
 
     write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
     with pytest.raises(UserError, match="give a --dataset or a --text"):
-        evaluate.main([str(tmp_path / "hf")])
+        run_tool(str(tmp_path / "hf"))
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    evaluate.main([str(tmp_path / "hf"), f"--text={tmp_path / 'text.txt'}"])
+    run_tool(str(tmp_path / "hf"), f"--text={tmp_path / 'text.txt'}")
+    assert "its checkpoint does not record the training data" in capsys.readouterr().err

@@ -1,23 +1,35 @@
 import itertools
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import pytest
 import torch
 from tiny_tokenizers import TEXT, bpe, trained
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from folio import UserError, convert, export_formats, foreign_tokenizers
+from folio import UserError, configurator, convert, export_formats, foreign_tokenizers
 from folio.checkpoint import Checkpoint
-from folio.export_formats import FORMATS, write_gguf, write_hugging_face, write_nanogpt
+from folio.export_formats import (
+    FORMATS,
+    check_fits,
+    gpt2_parameters,
+    model_card,
+    write_gguf,
+    write_hugging_face,
+    write_nanogpt,
+)
+from folio.files import read_json, write_json
 from folio.generate import Sampling, generate
 from folio.runtime import resolve_runtime
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, GPTConfig
 from tools import export
 from train import train
+
+pytestmark = pytest.mark.architecture("folio/export_formats.py, which writes GPT-2's weights only")
 
 KINDS = {
     "char": lambda: CharTokenizer.of(TEXT),
@@ -44,6 +56,19 @@ def output_path(folder: Path, to: str) -> Path:
     return folder / f"exported{FORMATS[to].suffix}"
 
 
+def run_export(*arguments: object) -> None:
+    """The command, without its process."""
+    export.main(configurator.load(export.ExportConfig, [str(argument) for argument in arguments]))
+
+
+@pytest.mark.parametrize("paths", [[], ["run"], ["run", "output", "more"]])
+def test_a_wrong_number_of_paths_shows_the_command(paths):
+    with pytest.raises(UserError, match=r"give two, RUN OUTPUT: python tools/export\.py --to=hf out-shakespeare-char"):
+        run_export(*paths)
+    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf' or 'nanogpt'"):
+        run_export("run", "output", "--to=h")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias, activation", [(False, "gelu_new"), (True, "gelu_new"), (False, "gelu"), (True, "gelu")])
 def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
@@ -58,6 +83,72 @@ def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
     assert theirs.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
     ours = loaded.build().eval()
     torch.testing.assert_close(model(ids).logits, ours(ids, ids)[0], atol=1e-4, rtol=1e-4)
+
+
+def test_an_unknown_character_is_an_error_in_transformers_too(tmp_path):
+    """It silently became the first character of the vocabulary, often the line break."""
+    loaded = checkpoint_of(CharTokenizer.of("abc \n"), False)
+    write_hugging_face(loaded, tmp_path / "hf")
+    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "again")
+    for folder in ("hf", "again"):
+        theirs = AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert theirs.decode(theirs("a cab").input_ids) == "a cab" and len(theirs) == 5
+        for text in ("x", ["a cab", "caxb"]):
+            with pytest.raises(Exception, match=r"WordLevel error: Missing \[UNK\] token from the vocabulary"):
+                theirs(text)
+    pipe = pipeline("text-generation", str(tmp_path / "hf"), max_new_tokens=2)
+    assert pipe("a cab")[0]["generated_text"].startswith("a cab")
+    with pytest.raises(Exception, match="Missing"):
+        pipe("a cxb")
+
+
+def test_a_folder_that_an_earlier_version_exported_is_read(tmp_path):
+    """Its unknown token is the first character."""
+    loaded = checkpoint_of(CharTokenizer.of(TEXT), True)
+    write_hugging_face(loaded, tmp_path / "hf")
+    content = read_json(tmp_path / "hf" / "tokenizer.json")
+    content["model"]["unk_token"] = loaded.tokenizer.characters[0]
+    write_json(tmp_path / "hf" / "tokenizer.json", content)
+    assert convert.load(str(tmp_path / "hf")).tokenizer.to_json() == loaded.tokenizer.to_json()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, capsys):
+    """Its Python code runs as it is, from the folder that holds the export."""
+    loaded = checkpoint_of(KINDS[kind](), False)
+    state = {"dataset": {"folder": "/home/me/novel:3,letters:1"}, "step": 7, "best_step": 7, "best_val_loss": 1.23456}
+    loaded = replace(loaded, state={**loaded.state, **state})
+    write_hugging_face(loaded, tmp_path / "exported")
+    card = model_card(loaded, "exported", "4 tokens are identical")
+    parameters = sum(p.numel() for p in loaded.build().parameters())
+    for row in (
+        f"| parameters | {parameters:,}, and ",
+        "| context | 64 tokens |",
+        "| training data | novel, letters |",
+        "| validation loss | 1.2346 nats per token, after 7 steps |",
+        "4 tokens are identical",
+    ):
+        assert row in card
+    assert ("WordLevel error" in card) == ("The tokenizer encodes any text" not in card) == kind.startswith("char")
+    other_step = replace(loaded, state={**loaded.state, "step": 8})
+    assert "validation loss" not in model_card(other_step, "exported", "")
+    assert "training data" not in model_card(checkpoint_of(KINDS[kind](), True), "exported", "")
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_texts_are_cut_to_the_context(tmp_path):
+    """model_max_length was 10**30, so truncation=True did nothing, and the model failed with an IndexError."""
+    loaded = checkpoint_of(bpe(), False)
+    folder = tmp_path / "hf"
+    write_hugging_face(loaded, folder)
+    theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    text = "hello world " * 50
+    with pytest.raises(IndexError):  # as the model card says
+        model(theirs(text, return_tensors="pt", verbose=False).input_ids)
+    ids = theirs(text, return_tensors="pt", truncation=True).input_ids
+    assert ids.shape == (1, 64) and model(ids).logits.shape[1] == 64
 
 
 def test_exported_tensors_are_read_back_unchanged(tmp_path):
@@ -79,14 +170,14 @@ def test_merges_are_recovered_from_the_ranks():
 def test_the_command_writes_and_checks_and_removes_what_is_wrong(tiny, tmp_path, capsys, monkeypatch):
     cfg = tiny(max_iters=6)
     train(cfg)
-    export.main([cfg.out_dir, str(tmp_path / "hf")])
+    run_export(cfg.out_dir, tmp_path / "hf")
     assert "tokens are identical; the largest relative difference of logits is" in capsys.readouterr().out
     with pytest.raises(UserError, match="already exists"):
-        export.main([cfg.out_dir, str(tmp_path / "hf")])
+        run_export(cfg.out_dir, tmp_path / "hf")
     transposed = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # attn.c_proj is missing
     monkeypatch.setattr(export_formats, "TRANSPOSED", transposed)
     with pytest.raises(UserError, match="logits differ by"):
-        export.main([cfg.out_dir, str(tmp_path / "wrong")])
+        run_export(cfg.out_dir, tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
 
 
@@ -112,18 +203,81 @@ def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "to, kind, reason",
     [
-        ("gguf", "char", "GGUF has no tokenizer of the kind 'char': llama.cpp reads byte-level BPE"),
-        ("gguf", "byte", "GGUF has no tokenizer of the kind 'byte'"),
-        ("nanogpt", "byte", "nanoGPT has no tokenizer of the kind 'byte': it reads characters and GPT-2's tokens"),
-        ("nanogpt", "bpe", "nanoGPT has no tokenizer of the kind 'bpe'"),
+        ("gguf", "char", "random: --to=gguf has no tokenizer of the kind 'char', only gpt2 and bpe"),
+        ("gguf", "byte", "random: --to=gguf has no tokenizer of the kind 'byte'"),
+        ("nanogpt", "byte", "random: --to=nanogpt has no tokenizer of the kind 'byte', only char and gpt2"),
+        ("nanogpt", "bpe", "random: --to=nanogpt has no tokenizer of the kind 'bpe'"),
     ],
 )
 def test_a_tokenizer_that_the_format_lacks_is_refused(to, kind, reason, tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "load", lambda *_: checkpoint_of(KINDS[kind](), False))
     path = output_path(tmp_path, to)
     with pytest.raises(UserError, match=reason):
-        export.main([f"--to={to}", "random", str(path)])
+        run_export("random", path, f"--to={to}")
     assert not path.exists()
+
+
+def changed(loaded: Checkpoint, tensors: dict | None = None, **settings) -> Checkpoint:
+    """A checkpoint with other tensors (None: removed) and with other settings of its model."""
+    model = {name: tensor for name, tensor in {**loaded.model, **(tensors or {})}.items() if tensor is not None}
+    return replace(loaded, model=model, state={"model": {**loaded.state["model"], **settings}})
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    "tensors, settings, message",
+    [
+        ({"transformer.h.0.ln_3.weight": torch.ones(16)}, {}, "has no place for the parameter transformer.h.0.ln_3.w"),
+        ({"lm_head.weight": torch.ones(266, 16)}, {}, "has no place for the parameter lm_head.weight"),
+        ({"transformer.wpe.weight": None}, {}, "needs the parameter transformer.wpe.weight, which the checkpoint does"),
+        ({}, {"n_layer": 3}, "needs the parameter transformer.h.2.ln_1.weight, which the checkpoint does not have"),
+        ({}, {"n_layer": 10**12}, "needs the parameter transformer.h.2.ln_1.weight"),
+        (
+            {"transformer.h.1.mlp.c_fc.weight": torch.ones(32, 16)},
+            {},
+            r"c_fc.weight in the shape \(64, 16\), and ",
+        ),
+        ({}, {"n_kv_head": 1}, "has no place for the model's setting n_kv_head=1"),
+        ({}, {"positions": "rope"}, "has no place for the model's setting positions='rope'"),
+        ({}, {"activation": "relu2"}, "has no place for activation='relu2', only for gelu_new and gelu"),
+    ],
+)
+def test_what_has_no_place_in_the_format_is_named(to, tensors, settings, message, tmp_path, monkeypatch):
+    """The export was written and its logits were off, or it failed with a KeyError, or it left a parameter out."""
+    loaded = changed(checkpoint_of(bpe(), True, 5), tensors, **settings)
+    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(export, "FORMATS", {to: replace(FORMATS[to], write=lambda *_: pytest.fail("it was written"))})
+    path = output_path(tmp_path, to)
+    with pytest.raises(UserError, match=rf"^random: --to={to} .*{message}"):
+        run_export("random", path, f"--to={to}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_settings_that_are_off_or_for_training_fit(to):
+    loaded = checkpoint_of(bpe(), False)
+    check_fits(changed(loaded, dropout=0.1, attn_pdrop=0.2, qk_norm=False, n_kv_head=None), to)
+    without_bias = {name: value for name, value in loaded.state["model"].items() if name != "bias"}
+    with pytest.raises(UserError, match=f"--to={to} needs the model's setting bias, which"):
+        check_fits(replace(loaded, state={"model": without_bias}), to)
+
+
+def test_a_missing_bias_is_zero_only_where_the_format_has_all_biases():
+    loaded = changed(checkpoint_of(bpe(), True), {"transformer.ln_f.bias": None})
+    check_fits(loaded, "hf")
+    check_fits(loaded, "gguf")
+    with pytest.raises(UserError, match=r"--to=nanogpt needs the parameter transformer\.ln_f\.bias"):
+        check_fits(loaded, "nanogpt")
+    extra = changed(checkpoint_of(bpe(), False), {"transformer.ln_f.bias": torch.ones(16)})
+    check_fits(extra, "hf")
+    with pytest.raises(UserError, match=r"--to=nanogpt has no place for the parameter transformer\.ln_f\.bias"):
+        check_fits(extra, "nanogpt")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gpt2s_parameters_are_those_of_the_model(bias):
+    shape = checkpoint_of(bpe(), bias).state["model"]
+    assert gpt2_parameters(shape, 99, bias) == convert.parameter_shapes(shape)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +289,7 @@ def test_a_tokenizer_that_the_format_lacks_is_refused(to, kind, reason, tmp_path
 )
 def test_the_output_must_have_the_suffix_of_its_format(to, name, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        export.main([f"--to={to}", "random", str(tmp_path / name)])
+        run_export("random", tmp_path / name, f"--to={to}")
 
 
 @pytest.mark.parametrize("to, activation", [("nanogpt", "gelu_new"), ("gguf", "gelu")])
@@ -240,10 +394,10 @@ def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tiny, tmp_path
     train(tiny(max_iters=2))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/exported cannot be written .*; choose another path"):
-        export.main(["--to=nanogpt", tiny().out_dir, str(tmp_path / "file" / "exported")])
+        run_export(tiny().out_dir, tmp_path / "file" / "exported", "--to=nanogpt")
 
 
 def test_the_out_dir_of_nanogpt_is_read(tiny, tmp_path):
     train(tiny(max_iters=2))
-    export.main(["--to=nanogpt", tiny().out_dir, str(tmp_path / "theirs")])
+    run_export(tiny().out_dir, tmp_path / "theirs", "--to=nanogpt")
     assert convert.load(str(tmp_path / "theirs")).tokenizer.kind == "char"

@@ -293,6 +293,7 @@ def test_padding_ids_are_never_sampled(model, runtime):
     assert max(map(max, unlimited)) >= 15 > max(map(max, limited))
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_transformers_generates_the_same(model, runtime):
     """Greedy, with the same weights, in a batch."""
     theirs = GPT2LMHeadModel(

@@ -121,7 +121,8 @@ def test_packed_layers_compute_the_same(monkeypatch, seed):
         torch.nn.init.normal_(p, std=0.2)
     packed = copy.deepcopy(model)
     pack(packed)
-    assert sum(isinstance(module, PackedLinear) for module in packed.modules()) == 9
+    linear_layers = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert sum(isinstance(module, PackedLinear) for module in packed.modules()) == linear_layers > 8
     prompts = [[1, 2], [3, 4, 5], [6]]
     expected_tokens = generate_tokens(model, prompts, runtime, max_new_tokens=40)
     assert generate_tokens(packed, prompts, runtime, max_new_tokens=40) == expected_tokens

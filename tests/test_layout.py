@@ -8,17 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository import ROOT, shipped
 
-ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted(path for folder in ("", "folio", "prepare", "tools", "tests") for path in (ROOT / folder).glob("*.py"))
-TOOLS = {*(ROOT / "tools").glob("*.py")} - {ROOT / "tools" / "bench_timing.py"}  # helpers without a command
-SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *(ROOT / "prepare").glob("*.py"), *sorted(TOOLS)]
+CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed, never imported
+FILES = sorted({*shipped(), *(ROOT / "folio").glob("*.py"), *(ROOT / "tests").glob("*.py")} - {*CONFIGS})
+TOOLS = {path for path in shipped() if path.parent.name == "tools"} - {ROOT / "tools" / "bench_timing.py"}  # no command
+PREPARE = [path for path in shipped() if path.parent.name == "prepare"]
+SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *sorted(TOOLS)]
 ALLOWED = {  # importer -> the project's modules and packages that it may import
     "model": set(),
     "folio": {"folio", "model"},
     "train": {"folio", "model"},
     "sample": {"folio", "model"},
     "prepare": {"folio", "model"},
+    "data": {"folio", "model", "prepare"},  # nanoGPT's names of the prepare scripts
     "tools": {"folio", "model", "train", "sample", "tools"},  # the bench scripts share two modules
     "tests": {"folio", "model", "train", "sample", "prepare", "tools", "tests"},
 }
@@ -89,10 +92,43 @@ runpy.run_path(sys.argv[1])
         assert result.returncode == 0 and result.stdout.split() == [expected], result.stderr
 
 
+def test_a_users_own_files_are_not_tested(tmp_path):
+    """config/*.py, prepare/*.py and tools/*.py were all tested, so a user's own file there failed the tests."""
+    listing = """## Files
+
+```
+train.py       settings; `python train.py`
+folio/
+  settings     configurator.py
+prepare/       one script per data set: text.py
+               pairs.py
+data/          mine/prepare.py
+tests/         test_<module>.py for each module
+```
+"""
+    (tmp_path / "README.md").write_text(listing)
+    files = ["data/mine/prepare.py", "folio/configurator.py", "prepare/pairs.py", "prepare/text.py", "train.py"]
+    for file in [*files, "prepare/mine.py", "config/mine.py", "mine.py"]:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("import nothing_that_exists\n")
+    assert [path.relative_to(tmp_path).as_posix() for path in shipped(tmp_path)] == files
+    assert {ROOT / "prepare" / "text.py", ROOT / "config" / "gpt2_124m.py", ROOT / "folio" / "optim.py"} <= {*shipped()}
+
+
+def test_a_failed_test_of_the_architecture_says_where_to_teach_it_a_change(request):
+    """Dozens of tests failed for someone who changed model.py, and none said what else to edit."""
+    request.node.add_marker(pytest.mark.architecture("folio/x.py: f"))
+    for check, hints in ((lambda: None, []), (pytest.fail, ["folio/x.py: f"])):
+        call = pytest.CallInfo.from_call(check, "call")
+        report = request.node.ihook.pytest_runtest_makereport(item=request.node, call=call)
+        given = [text for title, text in report.sections if title == "if you changed the model on purpose"]
+        assert len(given) == len(hints) and all(text.endswith(hint) for text, hint in zip(given, hints, strict=True))
+
+
 def test_no_file_has_a_vague_name():
     names = {path.name for path in FILES}
     assert not names & {"utils.py", "common.py", "helpers.py", "misc.py"}
-    assert not {path.name for path in ROOT.glob("*.py")} & {"config.py", "data.py", "prepare.py"}
+    assert not {path.name for path in FILES if path.parent == ROOT} & {"config.py", "data.py", "prepare.py"}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -38,6 +38,7 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     return sum(sizes.values())
 
 
+@pytest.mark.architecture("folio/memory.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout):
@@ -48,6 +49,7 @@ def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout):
     assert (two - one - cast_weights) / (4 * 64) == memory.bytes_kept_by_block(config, dtype, "cpu")
 
 
+@pytest.mark.architecture("folio/memory.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
@@ -61,6 +63,7 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
 
 
+@pytest.mark.architecture("this test, which counts the weights of the blocks' matrices")
 def test_memory_of_weights_gradients_and_optimizer():
     model = GPT(TINY)
     N = sum(p.numel() for p in model.parameters())
@@ -93,6 +96,16 @@ def test_the_report_on_a_run_that_does_not_fit_suggests_a_fix(tiny, monkeypatch)
     assert "free" not in memory_report(cfg, model, runtime, 0)
 
 
+def test_a_fix_never_changes_the_sequences_per_step(tiny):
+    """total_batch_tokens is rounded to micro-batches, differently for each batch_size."""
+    cfg = tiny(total_batch_tokens=1000, batch_size=8, block_size=32)
+    assert cfg.accumulation * cfg.batch_size == 32
+    assert suggest_memory_fix(cfg, lambda changed: changed.batch_size <= 2) == "--batch_size=2"
+    assert replace(cfg, batch_size=1).accumulation == 31  # 31.25 micro-batches of one sequence
+    assert suggest_memory_fix(cfg, lambda changed: changed.batch_size == 1) is None
+
+
+@pytest.mark.architecture("folio/memory.py: refuse_too_large")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
     """The forecast was only printed, and the allocator raised an exception or the system killed the run."""
@@ -134,6 +147,7 @@ def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
     assert memory.free(torch.device("cpu")) > 2**20
 
 
+@pytest.mark.architecture("folio/memory.py: refuse_too_large")
 def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
     shape = dict(n_layer=4, n_embd=64, n_head=4)
     size = 16 * (12 * 4 * 64**2 + (43 + 32) * 64)

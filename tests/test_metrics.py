@@ -13,14 +13,15 @@ def read_lines(path) -> list[dict]:
 def test_each_logged_step_is_a_line_in_the_file_and_on_the_screen(tmp_path, capsys):
     with Metrics(tmp_path, 0, 20, CONFIG, None) as metrics:
         metrics.log({**LINE, "step": 1, "loss": 4.0})
-        metrics.log({**LINE, "step": 2, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1234.5, "mfu": 0.41})
+        evaluation = {**LINE, "step": 2, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1234.5, "mfu": 0.41}
+        metrics.log(evaluation, " (0.1 above the best)")
         metrics.log({**LINE, "step": 3, "loss": float("nan"), "grad_norm": float("inf")})
     assert read_lines(tmp_path)[-1]["loss"] is None and read_lines(tmp_path)[-1]["grad_norm"] is None
     assert [line["step"] for line in read_lines(tmp_path)] == [1, 2, 3]
     assert capsys.readouterr().out.splitlines() == [
         "step 1/20: loss 4.0000",
-        "step 2/20: loss 3.0000, val 3.5000, 1,234 tok/s, 41.0% MFU",
-        "step 3/20: loss nan, val 3.5000",
+        "step 2/20: loss 3.0000, val 3.5000 (0.1 above the best), 1,234 tok/s, 41.0% MFU",
+        "step 3/20: loss nan",
     ]
 
 

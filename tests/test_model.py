@@ -26,7 +26,7 @@ def test_activations_match_transformers():
     x = torch.linspace(-5, 5, 101)
     for name, activation in ACTIVATIONS.items():
         torch.testing.assert_close(activation(x), ACT2FN[name](x))
-    with pytest.raises(ValueError, match=r"'swish' is not one of gelu_new, gelu$"):
+    with pytest.raises(ValueError, match=f"'swish' is not one of {', '.join(ACTIVATIONS)}$"):
         GPTConfig(activation="swish")
 
 
@@ -40,12 +40,14 @@ def test_logits_depend_on_no_later_position(seed):
         assert is_used.tolist() == [position <= t for position in range(16)]
 
 
+@pytest.mark.architecture("model.py: GPT.initial_value")
 def test_the_loss_of_a_new_model_is_that_of_uniform_guesses(seed):
     torch.manual_seed(seed)
     _, loss = GPT(GPTConfig(**SMALL))(tokens(8, 16), tokens(8, 16))
     assert abs(loss.item() - math.log(50)) < 0.05
 
 
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_logits_and_loss_match_transformers(seed):
     torch.manual_seed(seed)
     sizes = dict(n_layer=2, n_head=4, n_embd=32, vocab_size=50, n_positions=16)
@@ -66,6 +68,7 @@ def test_logits_and_loss_match_transformers(seed):
     assert no_loss is None
 
 
+@pytest.mark.architecture("this test, which has the counts of OpenAI's models; or in GPT.num_params")
 @pytest.mark.parametrize(
     "name, total",
     [("gpt2", 124439808), ("gpt2-medium", 354823168), ("gpt2-large", 774030080), ("gpt2-xl", 1557611200)],
@@ -77,12 +80,14 @@ def test_parameter_counts_match_gpt2(name, total):
     assert parts.pop("total") == total == sum(parts.values()) == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.architecture("this test, which has the count of GPT-3; or in GPT.num_params")
 def test_attention_parameters_match_gpt3():
     with torch.device("meta"):
         model = GPT(SHAPES["gpt3-175b"])
     assert model.num_params()["attention"] == 57_982_058_496
 
 
+@pytest.mark.architecture("model.py: GPTConfig.flops_per_token")
 def test_flops_match_torchs_counter():
     config = GPTConfig(**SMALL, bias=False)
     model, idx = GPT(config), tokens(2, 16)
@@ -101,6 +106,7 @@ def test_initial_values_depend_on_seed_and_name_alone():
     assert std == pytest.approx(0.02 / math.sqrt(2 * 2), rel=0.1)
 
 
+@pytest.mark.architecture("model.py: GPT.tie_weights and GPT.from_tensors")
 def test_embeddings_stay_tied_after_loading():
     model = GPT(GPTConfig(**SMALL))
     loaded = GPT.from_tensors(model.config, dict(model.named_parameters()))
@@ -157,6 +163,7 @@ def test_each_dropout_is_the_common_one_unless_set(setting):
         assert torch.equal(model(idx, idx)[0], model(idx, idx)[0])
 
 
+@pytest.mark.architecture("this test, which has the counts of OpenAI's models; or in GPT.num_params")
 def test_main_prints_parameter_counts(capsys):
     main()
     out = capsys.readouterr().out

@@ -1,13 +1,15 @@
 import itertools
 import math
+import random
 from itertools import pairwise
 
 import pytest
 import torch
 
-from folio import distributed
+from folio import distributed, optim
 from folio.distributed import Group
 from folio.optim import (
+    LR_SCHEDULES,
     Muon,
     load_state_tensors,
     lr_at,
@@ -87,6 +89,34 @@ def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
     assert not adamw_for(other_device).defaults["fused"] and adamw_for(GPT(CONFIG)).defaults["fused"]
 
 
+def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch):
+    """torch's other optimizers ignore found_inf, so an entry in BUILDERS would have put a NaN into the weights."""
+    build = lambda groups, fused, **settings: torch.optim.NAdam(groups, **settings)  # noqa: E731
+    monkeypatch.setitem(optim.BUILDERS, "nadam", build)
+    model = GPT(CONFIG)
+    optimizer = make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
+    run_steps(model, optimizer, 2)
+    weights = [p.detach().clone() for p in model.parameters()]
+    state = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+    assert all(torch.equal(state[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+    optimizer.found_inf = torch.zeros(())
+    run_steps(model, optimizer, 1)
+    assert not any(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+
+
+def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
+    """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
+    with pytest.raises(KeyError, match="steepest"):
+        make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
+    with pytest.raises(KeyError, match="staircase"):
+        lr_at(0, schedule="staircase", **BASE)
+
+
 # --- learning rate ----------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +128,7 @@ def test_schedules_rise_and_decay_to_min_lr(schedule):
     assert all(a >= b for a, b in pairwise(rates[10:]))
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
 def test_schedules_with_any_step_counts(schedule):
     """A decay of 0 steps divided by zero: --lr_schedule=wsd --max_iters=4."""
     for warmup, decay, wsd in itertools.product(range(7), range(1, 7), range(7)):
@@ -116,6 +146,30 @@ def test_values_of_each_schedule_during_its_decay():
     assert lr_at(89, schedule="wsd", **BASE) == 1.0
     assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
     assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
+    """Bitwise: a resumed run computes its learning rates again, with whatever version resumes it."""
+    rng = random.Random(seed)
+    for _ in range(3000):
+        lr, warmup, end, tail = 10 ** rng.uniform(-5, 0), rng.randrange(50), rng.randrange(1, 500), rng.randrange(600)
+        low, step = lr * rng.choice([0.0, 0.1, rng.random()]), rng.choice([rng.randrange(600), rng.uniform(0, 600)])
+        begin = max(warmup, end - tail) if schedule == "wsd" else warmup  # of the decay
+        if schedule == "constant":
+            expected = lr
+        elif step < warmup:
+            expected = lr * (step + 1) / (warmup + 1)
+        elif step >= end:
+            expected = low
+        elif step < begin:
+            expected = lr
+        elif schedule == "cosine":
+            expected = low + 0.5 * (1.0 + math.cos(math.pi * ((step - begin) / (end - begin)))) * (lr - low)
+        else:
+            expected = low + (1.0 - (step - begin) / (end - begin)) * (lr - low)
+        settings = dict(learning_rate=lr, min_lr=low, warmup_iters=warmup, lr_decay_iters=end, wsd_decay_iters=tail)
+        assert lr_at(step, schedule=schedule, **settings) == expected, (step, settings)
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from folio import UserError
-from tools.report import Run, main, report
+from folio import UserError, configurator
+from model import GPT, GPTConfig
+from tools.report import ReportConfig, Run, format_seconds, main, report, summary
 from train import train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
@@ -25,7 +26,7 @@ def runs(tiny, tmp_path) -> list[Path]:
 
 def test_the_page_contains_the_runs_and_needs_no_network(runs, tmp_path, capsys):
     output = tmp_path / "page.html"
-    main([*map(str, runs), f"--output={output}"])
+    main(ReportConfig(runs=tuple(map(str, runs)), output=str(output)))
     page = output.read_text(encoding="utf-8")
     assert str(output) in capsys.readouterr().out
     assert not re.search(r"<script[^>]+src=|<link ", page)
@@ -47,21 +48,94 @@ def test_the_page_contains_the_runs_and_needs_no_network(runs, tmp_path, capsys)
 def test_the_default_output_is_in_the_first_runs_folder(runs, tmp_path, monkeypatch):
     """It was in the current folder, which may be the git checkout."""
     monkeypatch.chdir(tmp_path)
-    main([str(run) for run in runs])
+    main(ReportConfig(runs=tuple(map(str, runs))))
     assert (runs[0] / "report.html").exists() and not list(tmp_path.glob("*.html"))
 
 
 def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
     with pytest.raises(UserError, match=r"output=.* cannot be written"):
-        main([str(runs[0]), f"--output={tmp_path}"])
+        main(ReportConfig(runs=(str(runs[0]),), output=str(tmp_path)))
     (runs[0] / "plan.json").write_text("{")
     with pytest.raises(UserError, match="is not a run's folder, or is damaged"):
-        main([str(runs[0])])
+        main(ReportConfig(runs=(str(runs[0]),)))
 
 
 def test_differing_settings_are_shown_for_several_runs(runs):
     assert "Settings that differ" not in report([Run.of(runs[0])])
     assert "Settings that differ" in report([Run.of(run) for run in runs])
+
+
+def rows_of(html: str) -> list[list[str]]:
+    """The cells of a table, by row."""
+    return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+
+
+def metrics(step: int, val_loss: float | None = None, speed: float | None = None) -> dict:
+    """A line of metrics.jsonl; a step has 100 tokens."""
+    line = dict(step=step, tokens=100 * step, loss=2.0, val_loss=val_loss, lr=0.1, grad_norm=1.0, skipped=0)
+    return {**line, "tokens_per_second": speed, "peak_memory": 2**20}
+
+
+def evaluation_before_the_first_step(val_loss: float) -> dict:
+    return {**metrics(0, val_loss), "loss": None, "lr": None, "grad_norm": None}
+
+
+def test_the_table_compares_the_runs():
+    """It had neither the size nor the time of a run, nor its last validation loss, and was in the order given."""
+    shape = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
+    lines = [metrics(1), metrics(11, 3.0, 50.0), metrics(21, 1.5, 10.0), metrics(31, 2.5, 10.0)]
+    runs = [
+        Run("worse", [metrics(1), metrics(20, 1.75)], [], {}, {}),
+        Run("none", [metrics(1, None, 7.0)], [], {"model": {"n_layer": 2, "unknown": 3}}, {}),
+        Run("better", lines, [], {"model": shape}, {}),
+    ]
+    heads, *rows = rows_of(summary(runs))
+    assert [row[0] for row in rows] == ["better", "worse", "none"]
+    better, worse, none = (dict(zip(heads, row, strict=True)) for row in rows)
+    assert better["parameters"] == f"{GPT(GPTConfig(**shape)).num_params()['total']:,}"
+    assert (better["steps"], better["tokens"], better["tokens/s"]) == ("31", "3,100", "14")  # 3,000 in 220 s
+    assert better["time of the steps"] == "3 min 47 s"  # 220 s, and the first step at the same speed
+    assert better["best validation loss"] == "1.5000 at step 21"
+    assert better["last validation loss"] == "2.5000 at step 31"
+    assert (worse["parameters"], worse["time of the steps"], worse["tokens/s"]) == ("", "", "")
+    assert worse["best validation loss"] == worse["last validation loss"] == "1.7500 at step 20"
+    assert none["parameters"] == "" and none["best validation loss"] == none["last validation loss"] == "none yet"
+
+
+def test_an_evaluation_before_the_first_step_is_shown():
+    """All its other numbers are null."""
+    first = evaluation_before_the_first_step(4.25)
+    plan = {"by": "a guess", "steps": 10, "seconds": None, "tokens_per_second": None, "memory": 2**20}
+    run = Run("run", [first, metrics(1), metrics(10, 5.5, 100.0)], [{"step": 0, "text": "abc"}], {}, plan)
+    page = report([run])
+    figures = json.loads(re.search(r'Plotly.newPlot\(\s*"[^"]+",\s*(\[.*?\]),\s*\{"', page, re.DOTALL)[1])
+    curves = [curve for curve in figures if curve["name"] == "run"]
+    assert all(0 not in curve["x"] for curve in curves[:4]) and curves[0]["y"] == [2.0, 2.0]
+    validation = next(curve for curve in figures if curve["name"] == "run: validation")
+    assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
+    assert rows_of(summary([run]))[1][-3] == "5.5000 at step 10"  # step 0 has no checkpoint
+    assert run.measured()["seconds"] == pytest.approx(10)
+    only_evaluated = Run("run", [first], [], {}, plan)
+    assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report([only_evaluated])
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (8.24, "8.2 s"),
+        (59.9, "59.9 s"),
+        (140, "2 min 20 s"),
+        (3599.6, "1 h 00 min"),
+        (3600 * 1200 + 300, "1,200 h 05 min"),
+    ],
+)
+def test_seconds_are_readable(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_without_a_run_the_command_is_shown():
+    with pytest.raises(UserError, match="runs: name at least one run's folder, as in python tools/report"):
+        configurator.load(ReportConfig, [])
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):

@@ -330,6 +330,7 @@ def test_extreme_values_are_equivalent_to_ordinary_ones(argument, equivalent, tr
     assert run_command(trained, *common, argument) == run_command(trained, *common, equivalent)
 
 
+@pytest.mark.architecture("this test, which pads the token embeddings, and with them the output matrix")
 def test_logprobs_of_more_tokens_than_the_tokenizer_has(trained, monkeypatch):
     """Padding ids were also shown, but the tokenizer has no bytes for them."""
     loaded = checkpoint.load(Path(trained), "best")

@@ -14,7 +14,9 @@ from train import TrainConfig
 def test_max_iters_on_the_command_line_scales_a_config_files_step_counts(tmp_path, monkeypatch, capsys):
     """--max_iters=10 failed with "warmup must end before max_iters", also with nanoGPT's own config files."""
     monkeypatch.chdir(tmp_path)
-    Path("x.py").write_text("max_iters = 5000\nlr_decay_iters = 5000\nwarmup_iters = 100\neval_interval = 250\n")
+    Path("x.py").write_text(
+        "max_iters = 5000\nlr_decay_iters = 5000\nwarmup_iters = 100\neval_interval = 250\ndataset = 'a'\n"
+    )
 
     def counts(*args: str) -> tuple:
         cfg = configurator.load(TrainConfig, ["x.py", *args])

@@ -1,6 +1,8 @@
 """folio/session.py, through train(): signals, metrics, checkpoints, full disks, patience, samples."""
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -41,8 +43,8 @@ def send_signal(monkeypatch):
     log = Metrics.log
 
     def send(number: int, step: int) -> None:
-        def log_and_send(self, line):
-            log(self, line)
+        def log_and_send(self, line, *remark):
+            log(self, line, *remark)
             if line["step"] == step:
                 os.kill(os.getpid(), number)
 
@@ -125,6 +127,86 @@ def test_sigusr1_to_one_of_two_processes_saves_once(tiny):
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_begins_with_the_loss_before_the_first_step(tiny, text, capsys):
+    train(tiny(max_iters=3, eval_iters=None))
+    V = len(set(text))
+    first = json.loads(Path(tiny().out_dir, "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == first["tokens"] == 0 and first["loss"] is None
+    assert first["val_loss"] == pytest.approx(math.log(V), abs=0.1)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"step 0/3: val {first['val_loss']:.4f} (if all {V} tokens were equally likely: {math.log(V):.4f})" in lines
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    assert state["best_step"] == 3 and state["evaluations_since_best"] == 0  # it is not one of the evaluations
+    train(tiny(max_iters=5, init_from="resume"))
+    assert "step 0/" not in capsys.readouterr().out and len(read_metrics(tiny().out_dir)) == 5
+
+
+def test_a_validation_loss_is_printed_only_where_it_was_measured(tiny, capsys):
+    """Each line repeated the last evaluation's."""
+    train(tiny(max_iters=6, eval_interval=3))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    evaluated = [line.split("/")[0] for line in lines if " val " in line]
+    assert len(lines) == 7 and evaluated == ["step 0", "step 3", "step 6"]
+
+
+def overfitting_run(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
+    """What a run prints whose evaluations, one per step, give these losses."""
+    remaining = [3.0, *val_losses]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))
+    return capsys.readouterr().out
+
+
+def test_overfitting_is_reported(tiny, monkeypatch, capsys):
+    """The validation loss fell to 2.54 and ended at 3.73 without a word, below a sample of the last, worst model."""
+    out = overfitting_run(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 2.6, 3.73])
+    rise = "the validation loss has risen by 1.1900 since step 2, from 2.5400 to 3.7300: the model overfits"
+    before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
+    assert ", val 2.5400, " in out
+    assert "val 2.5600 (0.0200 above the best, of step 2)" in out
+    assert "step 4: the validation loss has risen by 0.0600 since step 2" in before_the_end
+    assert before_the_end.count("the model overfits") == 1
+    assert rise in at_the_end and "sample.py takes the best checkpoint, of step 2" in at_the_end
+    assert "a sample of the model after step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
+
+
+@pytest.mark.parametrize("val_losses", [[2.7, 2.6, 2.5], [2.7, 2.6, 2.7], [2.5, 2.501, 2.502], [2.5, 2.8, 2.9, 2.4]])
+def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch, capsys, val_losses):
+    out = overfitting_run(tiny, monkeypatch, capsys, val_losses)
+    assert "the model overfits" not in out.split("finished:")[1]
+    assert f"a sample of the model after step {len(val_losses)}" in out
+
+
+def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
+    """The bar overwrote every evaluation."""
+    pty, code = (
+        pytest.importorskip("pty"),
+        """
+from pathlib import Path
+import sys
+from folio.metrics import Metrics
+line = dict(val_loss=None, tokens_per_second=None, mfu=None)
+with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
+    for step, val_loss in ((1, None), (2, 3.5), (3, None)):
+        metrics.advance()
+        metrics.log({**line, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
+""",
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    root = Path(train_script.__file__).parent
+    process = subprocess.Popen(command, cwd=root, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of the terminal
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    os.close(ours)
+    assert process.wait() == 0
+    lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
+    assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
+
+
 def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):
     """As on a GPU, where the next step starts before a step's numbers are read."""
     at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in ("at_once", "late"))
@@ -166,8 +248,8 @@ def test_async_save_writes_checkpoints_while_training_continues(tiny, monkeypatc
         events.append(f"end {step}")
         return path
 
-    def recorded_log(self, line):
-        log(self, line)
+    def recorded_log(self, line, *remark):
+        log(self, line, *remark)
         events.append(line["step"])
         if line["step"] == 7:
             step_7_is_logged.set()
@@ -198,7 +280,7 @@ def small_disk(tmp_path: Path):
 
 def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
     """Failed saves are reported, training continues, and checkpoints are saved again once the disk has free space."""
-    ballast, evaluate, evaluations = small_disk / "ballast", train_script.evaluate, 0
+    ballast, evaluate, evaluations = small_disk / "ballast", train_script.evaluate, -1  # the first is before step 1
 
     def fill_disk_and_evaluate(*args):
         nonlocal evaluations
@@ -240,11 +322,18 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny, small_di
 # --- patience ---------------------------------------------------------------------------------------------------------
 
 
-def test_patience_ends_a_run_that_does_not_improve(tiny):
+def test_patience_ends_a_run_that_does_not_improve(tiny, capsys):
+    """It ended without a word."""
     cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
     train(cfg)
     assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 8  # the best evaluation at step 2, and 3 others
     assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == 2
+    reason = "the validation loss did not improve in 3 evaluations (patience=3)"
+    assert f"finished: {reason}" in capsys.readouterr().out
+    train(cfg.replace(init_from="resume"))
+    assert f"nothing to train: {reason}" in capsys.readouterr().out
+    train(cfg.replace(init_from="resume", patience=4))
+    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 10
 
 
 def test_patience_also_ends_a_run_on_a_full_disk(tiny, monkeypatch):
@@ -314,11 +403,11 @@ def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypa
     def note_evaluation(*args):
         steps.append(len(steps))
         losses = evaluate(*args)
-        if len(steps) == 2:
+        if len(steps) == 3:
             evaluated.set()
         return losses
 
     monkeypatch.setattr(checkpoint, "save", save_during_evaluation)
     monkeypatch.setattr(train_script, "evaluate", note_evaluation)
     train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
-    assert len(steps) == 3 and checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
+    assert len(steps) == 4 and checkpoint.last_state(Path(tiny().out_dir))["step"] == 6

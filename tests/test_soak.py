@@ -19,9 +19,9 @@ def test_memory_open_files_and_threads_do_not_grow(tiny, data_dir, tmp_path, mon
     process, usage = psutil.Process(), []
     log = Metrics.log
 
-    def log_with_usage(self, line):
+    def log_with_usage(self, line, *remark):
         usage.append((line["step"], process.memory_info().rss, process.num_fds(), process.num_threads()))
-        log(self, line)
+        log(self, line, *remark)
 
     monkeypatch.setattr(Metrics, "log", log_with_usage)
     cfg = tiny(dataset="many", data_dir=str(tmp_path), block_size=16, max_iters=10_000, eval_interval=100)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from runs import read_metrics, same_tensors
+from runs import assert_same_run, read_metrics, same_tensors
 
 from folio import UserError, checkpoint, configurator
 from folio.files import read_json, sha256, write_json
@@ -28,6 +28,7 @@ def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
     assert [line["step"] for line in read_metrics(tiny().out_dir)] == [*range(1, 7)]
 
 
+@pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
 def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny):
     """It was removed before the new run had started, so if that failed, nothing was left."""
     train(tiny(max_iters=5))
@@ -94,7 +95,7 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
         "exact": True,
     }
     assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
-    with pytest.raises(UserError, match="batch_size \\* gradient_accumulation_steps: 4 before, 8 now"):
+    with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
         train(tiny(init_from="resume", batch_size=8))
 
 
@@ -116,14 +117,100 @@ def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path
     resume = ["--init_from=resume", "--max_iters=400", "--eval_interval=400", "--patience=1"]
     log = Metrics.log
 
-    def log_and_stop_at_step_10(self, line):
-        log(self, line)
+    def log_and_stop_at_step_10(self, line, *remark):
+        log(self, line, *remark)
         if line["step"] == 10:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Metrics, "log", log_and_stop_at_step_10)
     train(configurator.load(TrainConfig, [*args, *resume]))
     assert [line["lr"] > 9e-4 for line in read_metrics(tiny().out_dir)][8:] == [True] * 3
+
+
+@pytest.fixture
+def run_file(tiny, tmp_path, monkeypatch):
+    """A function that trains with x.py and options, and returns the settings that the run ended up with."""
+    monkeypatch.chdir(tmp_path)
+    names = "n_layer n_head n_embd block_size batch_size learning_rate eval_iters dataset data_dir dtype".split()
+    lines = [f"{name} = {getattr(tiny(), name)!r}" for name in names]
+    counts = ["max_iters = 6", "lr_schedule = 'wsd'", "wsd_decay_iters = 3", "sample_tokens = 0", "log_interval = 1"]
+    Path("x.py").write_text("\n".join([*lines, *counts]))
+
+    def run(*args: str) -> dict:
+        cfg = configurator.load(TrainConfig, list(args))
+        train(cfg)
+        return checkpoint.load(Path(cfg.out_dir)).state["config"]
+
+    return run
+
+
+def test_a_run_resumes_by_its_folder_alone(run_file, tmp_path, capsys):
+    """It failed twice in a row, for settings that the checkpoint holds."""
+    first = run_file("x.py", "--out_dir=a", "--dropout=0.1", "--max_iters=4", "--lr_decay_iters=6")
+    run_file("x.py", "--out_dir=b", "--dropout=0.1", "--max_iters=4", "--lr_decay_iters=6")
+    assert run_file("--init_from=resume", "--out_dir=a") == first
+    assert "nothing to train: 4 of 4 steps are done" in capsys.readouterr().out
+    longer = {**first, "init_from": "resume", "max_iters": 6, "wsd_decay_iters": 3}
+    assert run_file("--init_from=resume", "--out_dir=a", "--max_iters=6") == longer
+    assert run_file("x.py", "--init_from=resume", "--out_dir=b")["max_iters"] == 6  # the file's
+    assert_same_run("a", "b")
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        run_file("--init_from=resume", "--out_dir=a", "--n_layer=3", "--max_iters=8")
+    with pytest.raises(UserError, match="seed: 1337 before, 5 now"):
+        run_file("--init_from=resume", "--out_dir=a", "--seed=5", "--max_iters=8")
+
+
+def test_counts_of_the_file_follow_a_longer_run_and_those_of_the_command_line_do_not(run_file, capsys):
+    run_file("x.py", "--out_dir=a")
+    longer = run_file("--init_from=resume", "--out_dir=a", "--max_iters=12")
+    assert longer["wsd_decay_iters"] == 6 and "wsd_decay_iters 6 (was 3)" in capsys.readouterr().out
+    assert run_file("--init_from=resume", "--out_dir=a", "--max_iters=18")["wsd_decay_iters"] == 9
+    run_file("x.py", "--out_dir=b", "--wsd_decay_iters=2")
+    assert run_file("--init_from=resume", "--out_dir=b", "--max_iters=12")["wsd_decay_iters"] == 2
+
+
+def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file, capsys):
+    """The file sets 2 layers and batches of 4. The run has 3 layers and batches of 2 x 4."""
+    changes = ["--n_layer=3", "--n_head=1", "--batch_size=2", "--gradient_accumulation_steps=4", "--seed=7"]
+    run_file("x.py", "--out_dir=a", *changes)
+    resumed = run_file("x.py", "--out_dir=a", "--init_from=resume", "--max_iters=8", "--learning_rate=1e-4")
+    assert [resumed[name] for name in ("n_layer", "n_head", "batch_size", "seed")] == [3, 1, 2, 7]
+    assert resumed["max_iters"] == 8 and resumed["learning_rate"] == 1e-4 and resumed["wsd_decay_iters"] == 4
+    out = capsys.readouterr().out
+    assert (
+        "what defines the run comes from a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)"
+        in out
+    )
+    assert "max_iters 8 (was 6)" in out
+
+
+def test_a_setting_that_excludes_another_replaces_it(run_file):
+    run_file("x.py", "--out_dir=a", "--total_batch_tokens=256")
+    run_file("--out_dir=a", "--init_from=resume", "--gradient_accumulation_steps=2", "--max_iters=7")
+    budget = run_file("x.py", "--out_dir=b", "--minutes=0.1")
+    longer = run_file("--out_dir=b", "--init_from=resume", f"--max_iters={2 * budget['max_iters']}")
+    assert longer["minutes"] is None and longer["wsd_decay_iters"] == 2 * budget["wsd_decay_iters"]
+
+
+def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
+    """The learning rate rose tenfold in silence."""
+    run_file("x.py", "--out_dir=a", "--lr_schedule=cosine", "--warmup_iters=0")
+    capsys.readouterr()
+    run_file("--out_dir=a", "--init_from=resume", "--max_iters=12")
+    rates = [line["lr"] for line in read_metrics("a")]
+    out = capsys.readouterr().out
+    expected = (
+        f"learning rate: {rates[5]:.3g} at the last step, {rates[6]:.3g} at the next one, {rates[11]:.3g} at step 12"
+    )
+    assert rates[6] > 1.5 * rates[5] and f"{expected} (cosine); it rises, so the loss will rise at first" in out
+
+
+def test_damaged_settings_of_a_checkpoint_are_an_error_in_one_line(tiny):
+    train(tiny(max_iters=2))
+    for value in ("two", -1, [1], None):
+        edit_state(tiny().out_dir, lambda state, value=value: state["config"].update(n_layer=value))
+        with pytest.raises(UserError, match=r"state\.json is damaged: .*n_layer="):
+            train(tiny(init_from="resume", max_iters=4))
 
 
 # --- finetuning -------------------------------------------------------------------------------------------------------

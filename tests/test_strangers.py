@@ -28,6 +28,8 @@ from folio.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 
+pytestmark = pytest.mark.architecture("folio/convert.py and export_formats.py, which know GPT-2's weights only")
+
 ROOT = Path(__file__).resolve().parent.parent
 VALUES = st.recursive(
     st.none()
@@ -198,8 +200,8 @@ def config_text(run: Path, data: Path, folder: Path) -> Prepared:
         (folder / "config.py").write_bytes(content)
         configurator.load(TrainConfig, [str(folder / "config.py")])
 
-    text = "n_layer = 4\nn_head = 4\nn_embd = 64 * n_layer\nout_dir = 'out' + 'x'\ndropout = -(-1) / 10**2\n"
-    return text.encode(), attempt
+    lines = ["dataset = 'a'", "n_layer = 4", "n_head = 4", "n_embd = 64 * n_layer", "out_dir = 'out' + 'x'"]
+    return "\n".join([*lines, "dropout = -(-1) / 10**2\n"]).encode(), attempt
 
 
 FOREIGN = {

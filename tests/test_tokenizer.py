@@ -300,8 +300,8 @@ def test_training_on_a_million_line_breaks_finishes():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(UserError, match="unknown kind of tokenizer 'word'"):
-        from_json({"kind": "word"})
+    with pytest.raises(UserError, match="unknown kind of tokenizer 'morse'"):
+        from_json({"kind": "morse"})
 
 
 @pytest.mark.network

@@ -5,9 +5,11 @@ folio/budget.py are tested through train() in test_session.py, test_start.py and
 import hashlib
 import json
 import math
+import os
 import pickle
 import shlex
 import shutil
+import signal
 import sys
 from dataclasses import fields
 from functools import partial
@@ -35,6 +37,7 @@ from train import TrainConfig, mean_loss, train
 # --- a run and what it writes -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
 def test_a_run_learns_and_writes_metrics_samples_and_checkpoints(tiny, text, capsys):
     cfg = tiny(max_iters=60, eval_interval=20, log_interval=5)
     best = train(cfg).best_val_loss
@@ -240,6 +243,7 @@ def write_nanogpt_data(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
 def test_a_data_set_of_nanogpt_trains_and_samples(tiny, tmp_path, capsys):
     dataset = str(write_nanogpt_data(tmp_path / "nanogpt"))
     cfg = tiny(dataset=dataset, max_iters=150, learning_rate=1e-2, dropout=0.0)
@@ -385,6 +389,7 @@ def test_weights_that_are_not_finite_stop_the_run(tiny, monkeypatch):
     assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
 
 
+@pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
 def test_a_diverged_run_stops_without_saving_a_checkpoint(tiny):
     cfg = tiny(max_iters=200, eval_interval=1, grad_clip=0.0, learning_rate=1e30, lr_schedule="constant")
     with pytest.raises(TrainingError, match=r"the validation loss is nan.*smaller --learning_rate"):
@@ -511,8 +516,46 @@ def test_print_config_prints_all_settings_and_does_nothing_else(tiny, capsys):
 
 def test_a_run_that_is_past_its_length_says_so(tiny, capsys):
     train(tiny(max_iters=4))
+    capsys.readouterr()
     train(tiny(max_iters=3, init_from="resume"))
-    assert "nothing to train: 4 of 3 steps are done; give a larger --max_iters" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nothing to train: 4 of 3 steps are done" in out and "a sample of the model" not in out
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, capsys, number, status):
+    """It was 0, so a script could not tell a run that was stopped from one that had finished."""
+    train_step = train_script.train_step
+
+    def step_and_signal(state, *args):
+        train_step(state, *args)
+        if state.step == 3:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(train_script, "train_step", step_and_signal)
+    with pytest.raises(SystemExit) as exit:
+        train_script.main(tiny())
+    assert exit.value.code == status and checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
+    out = capsys.readouterr().out
+    assert f"stopped by {signal.Signals(number).name} and saved after step 3" in out and "continue: " in out
+
+
+def test_a_text_that_is_read_very_often_is_named_before_the_run(tiny, capsys):
+    """18,581 tokens in sequences of 32 are 579 sequences per epoch; a step reads 4."""
+    message = "after about 40 times a text has nothing more to teach"
+    train(tiny(max_iters=8))
+    assert message not in capsys.readouterr().out
+    with pytest.raises(TrainingError):  # ends at once
+        train(tiny(max_iters=10_000, out_dir=tiny().out_dir + "2", learning_rate=1e30, grad_clip=0, eval_interval=1))
+    out = capsys.readouterr().out
+    assert message in out and "verse will be read 69 times" in out
+
+
+def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
+    train(tiny(max_iters=1, total_batch_tokens=500))
+    assert "4 micro-batches = 512 tokens (the nearest to total_batch_tokens=500)" in capsys.readouterr().out
+    train(tiny(max_iters=1, total_batch_tokens=512, overwrite=True))
+    assert "nearest" not in capsys.readouterr().out
 
 
 def test_a_run_that_ends_before_its_warmup_says_so(tiny, capsys):

@@ -6,11 +6,11 @@ tools/bench_data.py starts this command as a separate process. The other baselin
 generation without a cache, transformers' GPT-2 with Folio's weights, and the scripts of a nanoGPT checkout.
 """
 
-import argparse
 import pickle
 import runpy
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import run_script  # noqa: E402
+from folio.configurator import Settings, run_script  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
 from folio.workers import cores  # noqa: E402
@@ -36,14 +36,21 @@ NANOGPT_CPU_LOSS = 1.886  # validation loss that this recipe ends with
 NANOGPT_A100_LOSS = 1.4697  # validation loss that nanoGPT's README gives for an A100
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="tools/bench_baselines.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("source", type=Path, help='JSON lines, each {"text": DOCUMENT}')
-    parser.add_argument("folder", type=Path, help="where train.bin and test.bin are written")
-    args = parser.parse_args(words)
-    prepare_dataset(args.source, args.folder)
+@dataclass(frozen=True)
+class BaselineConfig(Settings):
+    # --- files ---
+    paths: tuple[str, ...] = ()  # a file of JSON lines, each {"text": DOCUMENT}; where to write train.bin and test.bin
+
+    def problems(self) -> list[tuple[str, str]]:
+        """There are two paths."""
+        if len(self.paths) != 2:
+            return [("paths", "give two, as in python tools/bench_baselines.py documents.jsonl FOLDER")]
+        return []
+
+
+def main(cfg: BaselineConfig) -> None:
+    source, folder = map(Path, cfg.paths)
+    prepare_dataset(source, folder)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -179,4 +186,4 @@ def copy_checkout(checkout: Path, copy: Path, data_dir: Path, datasets: set[str]
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, BaselineConfig)

@@ -8,7 +8,6 @@ Both methods start from the same JSON lines and tokenize them with GPT-2's BPE. 
 memmap and stack slices of it.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +28,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio.configurator import line_breaks, run_script  # noqa: E402
+from folio.configurator import NonEmptyStr, PositiveInt, Settings, line_breaks, run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
@@ -40,18 +40,26 @@ from tools.bench_timing import time_calls  # noqa: E402
 MB = 1_000_000
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="tools/bench_data.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("input", type=Path, help="a text file")
-    parser.add_argument("--split_on", default="\\n\\n", help="separator of documents; \\n is a line break")
-    parser.add_argument("--repeats", type=int, default=3, help="how often to repeat each measurement (%(default)s)")
-    args = parser.parse_args(words)
+@dataclass(frozen=True)
+class DataBenchConfig(Settings):
+    # --- text ---
+    text: tuple[str, ...] = ()  # a text file
+    split_on: NonEmptyStr = "\\n\\n"  # separator of documents; \n is a line break
+    # --- measuring ---
+    repeats: PositiveInt = 3  # how often to repeat each measurement
+
+    def problems(self) -> list[tuple[str, str]]:
+        """There is one text, which exists."""
+        if len(self.text) != 1:
+            return [("text", "name one text file, as in python tools/bench_data.py novel.txt")]
+        return [] if Path(self.text[0]).is_file() else [("text", "there is no such file")]
+
+
+def main(cfg: DataBenchConfig) -> None:
     gpt2_tokenizer()  # downloaded before anything is timed
     with tempfile.TemporaryDirectory() as scratch:
-        dataset = bench_preparation(args.input, line_breaks(args.split_on), args.repeats, Path(scratch))
-        bench_batches(dataset, args.repeats)
+        dataset = bench_preparation(Path(cfg.text[0]), line_breaks(cfg.split_on), cfg.repeats, Path(scratch))
+        bench_batches(dataset, cfg.repeats)
 
 
 # --- preparing --------------------------------------------------------------------------------------------------------
@@ -190,4 +198,4 @@ def bench_batches(folder: Path, repeats: int) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, DataBenchConfig)

@@ -1,7 +1,7 @@
 """Measure how fast tokens are generated, against the baselines, alternating in one run.
 
-    python tools/bench_sample.py --models "char 10.7M" --peer=../nanoGPT
-    python tools/bench_sample.py --models "GPT-2 124M" --device=cuda --rows 1 64
+    python tools/bench_sample.py --models="char 10.7M" --peer=../nanoGPT
+    python tools/bench_sample.py --models="GPT-2 124M" --device=cuda --rows=1,64
 
 The models have random weights. Measured are Folio with its key-value cache, transformers' `generate` on the same
 weights, and the baseline: one text after another, with the whole context recomputed for each token. Where --peer names
@@ -9,11 +9,11 @@ a checkout of nanoGPT, the baseline is nanoGPT's own `generate`. The last column
 of rows, per text, with the speed at which the memory of this machine can deliver the weights once per token.
 """
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,15 @@ from folio.kernels import pack  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools import bench_baselines as baselines  # noqa: E402
-from tools.bench_timing import busy_processes, describe_device, time_calls  # noqa: E402
+from tools.bench_timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    comma_separated,
+    describe_device,
+    not_integers,
+    time_calls,
+    unknown_names,
+)
 
 MODELS = {  # name -> (arguments of GPTConfig, tokens to generate)
     "char 0.8M": (dict(block_size=64, vocab_size=65, n_layer=4, n_head=4, n_embd=128, bias=False), 400),
@@ -38,25 +46,31 @@ MODELS = {  # name -> (arguments of GPTConfig, tokens to generate)
 }
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="tools/bench_sample.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--repeats", type=int, default=3, help="how often to repeat each measurement (%(default)s)")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 10], help="texts at a time (1 10)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    parser.add_argument("--peer", type=Path, help="a checkout of nanoGPT, whose generate becomes the baseline")
-    parser.add_argument("--busy", type=int, default=0, help="processes that each keep a core busy (%(default)s)")
-    args = parser.parse_args(words)
-    bandwidth = memory_bandwidth(args.device)
-    print(f"memory is read at {bandwidth / 1e9:,.0f} GB/s on {describe_device(args.device)}\n")
-    for name in args.models:
+@dataclass(frozen=True)
+class SampleBenchConfig(BenchConfig):
+    # --- what is measured ---
+    models: str = "char 0.8M,char 10.7M,GPT-2 124M"  # separated by commas
+    rows: str = "1,10"  # texts at a time, separated by commas
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The models are known, and the rows are numbers."""
+        return [
+            *super().problems(),
+            *unknown_names("models", self.models, MODELS),
+            *not_integers("rows", self.rows, at_least=1),
+        ]
+
+
+def main(cfg: SampleBenchConfig) -> None:
+    bandwidth = memory_bandwidth(cfg.device)
+    print(f"memory is read at {bandwidth / 1e9:,.0f} GB/s on {describe_device(cfg.device)}\n")
+    row_counts = [int(rows) for rows in comma_separated(cfg.rows)]
+    for name in comma_separated(cfg.models):
         shape, count = MODELS[name]
-        model = GPT(GPTConfig(**shape)).eval().to(args.device)
-        baseline, methods = make_methods(model, shape, count, args)
-        with busy_processes(args.busy):
-            speeds = measure_speeds(baseline, methods, args.rows, args.repeats)
+        model = GPT(GPTConfig(**shape)).eval().to(cfg.device)
+        baseline, methods = make_methods(model, shape, count, cfg)
+        with busy_processes(cfg.busy):
+            speeds = measure_speeds(baseline, methods, row_counts, cfg.repeats)
         parameters = model.num_params()
         weights = parameters["total"] - parameters["positions"]  # read once per token
         limits = {method: bandwidth / (weights * size) for method, (_, size) in methods.items()}
@@ -77,24 +91,24 @@ class Method(NamedTuple):
 
 
 def make_methods(
-    model: GPT, shape: dict[str, Any], count: int, args: argparse.Namespace
+    model: GPT, shape: dict[str, Any], count: int, cfg: SampleBenchConfig
 ) -> tuple[str, dict[str, Method]]:
     """The name of the baseline, and all methods by name, each with its own copy of the model."""
     methods = {}
     for dtype, size in (("float32", 4), ("bfloat16", 2), ("int8", 1)):
         ours = GPT(GPTConfig(**shape)).eval()
-        ours.to(args.device, torch.float32 if dtype == "float32" else torch.bfloat16)
-        if args.device == "cpu":
+        ours.to(cfg.device, torch.float32 if dtype == "float32" else torch.bfloat16)
+        if cfg.device == "cpu":
             pack(ours, int8=dtype == "int8")
         elif dtype == "int8":  # for CPUs only
             continue
         methods[f"Folio, {dtype}"] = Method(partial(generate_cached, ours, count), size)
     for dtype in (torch.float32, torch.bfloat16):
-        theirs = baselines.transformers_model(model).to(args.device, dtype)
+        theirs = baselines.transformers_model(model).to(cfg.device, dtype)
         name = f"transformers, {str(dtype).removeprefix('torch.')}"
         methods[name] = Method(partial(baselines.generate_transformers, theirs, count), dtype.itemsize)
-    if args.peer:
-        baseline, recomputing = "nanoGPT, float32", baselines.nanogpt_model(args.peer, shape).to(args.device)
+    if cfg.peer:
+        baseline, recomputing = "nanoGPT, float32", baselines.nanogpt_model(Path(cfg.peer), shape).to(cfg.device)
     else:
         baseline, recomputing = "baseline, float32", model
     methods[baseline] = Method(partial(baselines.generate_recomputed, recomputing, count), 4)
@@ -143,4 +157,4 @@ def print_speeds(title: str, speeds: dict[str, dict[int, float]], baseline: str,
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, SampleBenchConfig)

@@ -1,12 +1,51 @@
-"""Helpers that the bench scripts share: timing calls, keeping cores busy, describing the device."""
+"""What the bench scripts share: their settings, timing calls, keeping cores busy, describing the device."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+from folio.configurator import NonNegativeInt, PositiveInt, Settings
+
+
+@dataclass(frozen=True)
+class BenchConfig(Settings):
+    # --- measuring ---
+    device: Literal["cpu", "cuda"] = "cpu"
+    repeats: PositiveInt = 3  # how often to repeat each measurement
+    busy: NonNegativeInt = 0  # processes that each keep a core busy meanwhile
+    peer: str | None = None  # folder of a checkout of nanoGPT to compare with; None: without one
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The device is there."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return [("device", "torch finds no CUDA GPU here; use cpu")]
+        return []
+
+
+def comma_separated(text: str) -> list[str]:
+    """The parts of a setting that is a list."""
+    return [part.strip() for part in text.split(",")]
+
+
+def unknown_names(setting: str, text: str, known: Iterable[str]) -> list[tuple[str, str]]:
+    """The problem of a comma-separated setting with a name that is not among the known ones, for Settings.problems."""
+    if unknown := [name for name in comma_separated(text) if name not in known]:
+        return [(setting, f"{unknown[0]!r} is not one of {', '.join(known)}; separate several with commas")]
+    return []
+
+
+def not_integers(setting: str, text: str, at_least: int) -> list[tuple[str, str]]:
+    """The problem of a comma-separated setting with a part that is not such an integer, for Settings.problems."""
+    numbers = [part for part in comma_separated(text) if part.isdecimal() and int(part) >= at_least]
+    if numbers != comma_separated(text):
+        return [(setting, f"it must be integers of at least {at_least}, separated by commas")]
+    return []
 
 
 def time_calls(action: Callable[[], object], count: int) -> float:

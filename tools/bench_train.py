@@ -1,7 +1,7 @@
 """Measure training against nanoGPT: the commands of both, one after the other, in one run.
 
     python tools/bench_train.py --peer=../nanoGPT
-    python tools/bench_train.py --peer=../nanoGPT --parts speed --models "GPT-2 124M" --device=cuda
+    python tools/bench_train.py --peer=../nanoGPT --parts=speed --models="GPT-2 124M" --device=cuda
 
 speed:   tokens per second on the same model and batch, alternating.
 race:    the time of whole processes, from their start to the first evaluation at or below a loss: the loss that
@@ -11,7 +11,6 @@ race:    the time of whole processes, from their start to the first evaluation a
 profile: where the time of one of Folio's training steps goes.
 """
 
-import argparse
 import json
 import math
 import os
@@ -21,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.optim import make_optimizer  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
-from folio.shards import open_dataset  # noqa: E402
+from folio.shards import data_root, open_dataset  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_baselines import (  # noqa: E402
     NANOGPT_A100_LOSS,
@@ -44,7 +44,15 @@ from tools.bench_baselines import (  # noqa: E402
     NANOGPT_CPU_RECIPE,
     copy_checkout,
 )
-from tools.bench_timing import busy_processes, describe_device, time_calls  # noqa: E402
+from tools.bench_timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    comma_separated,
+    describe_device,
+    not_integers,
+    time_calls,
+    unknown_names,
+)
 
 MODELS = {  # name -> (data set, settings of both programs); the other settings are those of their config files
     "char 0.8M": ("shakespeare_char", dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, dropout=0.0)),
@@ -52,7 +60,7 @@ MODELS = {  # name -> (data set, settings of both programs); the other settings 
         "shakespeare_char",
         dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, dropout=0.2),
     ),
-    "char 10.7M, no dropout": (
+    "char 10.7M without dropout": (
         "shakespeare_char",
         dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, dropout=0.0),
     ),
@@ -70,37 +78,49 @@ IMPORT_SECONDS = 1.5  # from the start of a process to the start of its --minute
 PARTS = ("speed", "race", "profile")
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="tools/bench_train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--peer", type=Path, help="a checkout of nanoGPT; without it, only Folio is measured")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["char 0.8M", "char 10.7M"], help="for speed")
-    parser.add_argument("--repeats", type=int, default=3, help="how often to repeat each speed (%(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2], help="of the races (1337 1 2)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    parser.add_argument("--data_dir", default=str(ROOT / "data"), help="folder of the data sets (data)")
-    parser.add_argument("--busy", type=int, default=0, help="processes that each keep a core busy (%(default)s)")
-    args = parser.parse_args(words)
-    print(f"{describe_device(args.device)}\n")
-    with tempfile.TemporaryDirectory() as scratch, busy_processes(args.busy):
+@dataclass(frozen=True)
+class TrainBenchConfig(BenchConfig):
+    # --- what is measured ---
+    parts: str = "speed,race,profile"  # some of these, separated by commas
+    models: str = "char 0.8M,char 10.7M"  # separated by commas; others: char 10.7M without dropout, GPT-2 124M
+    seeds: str = "1337,1,2"  # of the races, separated by commas
+    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Parts and models are known, and the seeds are numbers."""
+        return [
+            *super().problems(),
+            *unknown_names("parts", self.parts, PARTS),
+            *unknown_names("models", self.models, MODELS),
+            *not_integers("seeds", self.seeds, at_least=0),
+        ]
+
+    @property
+    def data_root(self) -> Path:
+        """The folder of the data sets, also for programs that run in another folder."""
+        return data_root(self.data_dir).resolve()
+
+
+def main(cfg: TrainBenchConfig) -> None:
+    print(f"{describe_device(cfg.device)}\n")
+    parts, models = comma_separated(cfg.parts), comma_separated(cfg.models)
+    with tempfile.TemporaryDirectory() as scratch, busy_processes(cfg.busy):
         folder = Path(scratch)
-        datasets = {MODELS[name][0] for name in args.models}
-        if "race" in args.parts:
+        datasets = {MODELS[name][0] for name in models}
+        if "race" in parts:
             datasets.add(RACE_DATASET)
         for dataset in datasets:  # prepared before anything is timed
-            find_datasets(dataset, args.data_dir)
-        if args.peer:
-            copy_checkout(args.peer, folder / "peer", Path(args.data_dir), datasets)
-        if "speed" in args.parts:
-            for name in args.models:
-                bench_speed(name, folder, args)
-        if "race" in args.parts:
-            bench_races(folder, args)
-        if "profile" in args.parts:
-            for name in args.models:
-                profile(name, args)
+            find_datasets(dataset, cfg.data_dir)
+        if cfg.peer:
+            copy_checkout(Path(cfg.peer), folder / "peer", cfg.data_root, datasets)
+        if "speed" in parts:
+            for name in models:
+                bench_speed(name, folder, cfg)
+        if "race" in parts:
+            bench_races(folder, cfg)
+        if "profile" in parts:
+            for name in models:
+                profile(name, cfg)
 
 
 def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
@@ -126,28 +146,28 @@ def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
-def bench_speed(name: str, folder: Path, args: argparse.Namespace) -> None:
+def bench_speed(name: str, folder: Path, cfg: TrainBenchConfig) -> None:
     """Measure the training speed of both programs on the same model and the matmul rate, alternating; print a table."""
     dataset, settings = MODELS[name]
     B, T = settings["batch_size"], settings["block_size"]
     shape = {key: settings[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
-    vocab_size = open_dataset(Path(args.data_dir) / dataset).vocab_size
+    vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     flops = GPTConfig(vocab_size=vocab_size, **shape).flops_per_token()["total"]
     steps = 60 if flops * B * T < 1e11 else 10
     same = [f"--{key}={value}" for key, value in settings.items()]
-    same += [f"--device={args.device}", f"--dataset={dataset}", f"--compile={args.device != 'cpu'}"]
+    same += [f"--device={cfg.device}", f"--dataset={dataset}", f"--compile={cfg.device != 'cpu'}"]
     same += ["--eval_iters=1", "--log_interval=1", f"--max_iters={steps}"]
     optimizers = {"Folio, AdamW": "adamw", "Folio, Muon": "muon"}
-    speeds: dict[str, list[float]] = {"nanoGPT": []} if args.peer else {}
+    speeds: dict[str, list[float]] = {"nanoGPT": []} if cfg.peer else {}
     speeds |= {program: [] for program in optimizers}
     rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
-    for _ in range(args.repeats):
+    for _ in range(cfg.repeats):
         for dtype, dtype_rates in rates.items():
-            dtype_rates.append(matmul_rate(dtype, args.device))
-        if args.peer:
+            dtype_rates.append(matmul_rate(dtype, cfg.device))
+        if cfg.peer:
             speeds["nanoGPT"].append(nanogpt_speed(same, folder / "peer", B * T))
         for program, optimizer in optimizers.items():
-            ours = [*same, f"--eval_interval={steps}", f"--data_dir={args.data_dir}", f"--optimizer={optimizer}"]
+            ours = [*same, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}", f"--optimizer={optimizer}"]
             speeds[program].append(folio_speed(ours, folder))
     medians = {program: statistics.median(values) for program, values in speeds.items()}
     single, half = (statistics.median(rates[dtype]) for dtype in (torch.float32, torch.bfloat16))
@@ -224,38 +244,38 @@ class Result(NamedTuple):
     full_loss: float
 
 
-def bench_races(folder: Path, args: argparse.Namespace) -> None:
+def bench_races(folder: Path, cfg: TrainBenchConfig) -> None:
     """Run all races, one process after another, once per seed; print a table."""
     results: list[Result] = []
     seconds = 60.0  # of nanoGPT's recipe; this value is for races without a peer
-    for seed in args.seeds:
-        if args.peer:
-            results.append(race_nanogpt(folder / "peer", args))
+    for seed in map(int, comma_separated(cfg.seeds)):
+        if cfg.peer:
+            results.append(race_nanogpt(folder / "peer", cfg))
             seconds = results[-1].seconds
         for race in RACES:
-            results.append(race_folio(race, seed, seconds, folder, args))
+            results.append(race_folio(race, seed, seconds, folder, cfg))
             print(f"seed {seed}, {race}: {results[-1].seconds:.1f} s, loss {results[-1].loss:.4f}", flush=True)
     print_races(results)
 
 
-def race_nanogpt(checkout: Path, args: argparse.Namespace) -> Result:
+def race_nanogpt(checkout: Path, cfg: TrainBenchConfig) -> Result:
     """Run nanoGPT's recipe for a CPU to its end."""
-    words = ["train.py", *NANOGPT_CPU_RECIPE, f"--device={args.device}", "--compile=False", "--out_dir=out-race"]
+    words = ["train.py", *NANOGPT_CPU_RECIPE, f"--device={cfg.device}", "--compile=False", "--out_dir=out-race"]
     evaluation = parse_evaluations(run_timestamped(words, checkout), r"^step .* val loss ([\d.]+)")[-1]
-    full_loss = evaluate_checkpoint(checkout / "out-race" / "ckpt.pt", args)
+    full_loss = evaluate_checkpoint(checkout / "out-race" / "ckpt.pt", cfg)
     return Result("nanoGPT", "its recipe for a CPU", *evaluation, full_loss)
 
 
-def race_folio(race: str, seed: int, nanogpt_seconds: float, folder: Path, args: argparse.Namespace) -> Result:
+def race_folio(race: str, seed: int, nanogpt_seconds: float, folder: Path, cfg: TrainBenchConfig) -> Result:
     """Run our recipe with the changes of one race."""
     target, changes = RACES[race]
     out_dir = folder / "race"
     words = [str(ROOT / "train.py"), str(ROOT / "config" / "shakespeare_char.py"), f"--seed={seed}"]
-    words += [f"--device={args.device}", f"--out_dir={out_dir}", f"--data_dir={args.data_dir}", "--overwrite=True"]
+    words += [f"--device={cfg.device}", f"--out_dir={out_dir}", f"--data_dir={cfg.data_root}", "--overwrite=True"]
     if target is None:
         words.append(f"--minutes={(nanogpt_seconds - IMPORT_SECONDS) / 60:.4f}")
     evaluations = parse_evaluations(run_timestamped([*words, *changes], folder), r"^step .* val ([\d.]+)")
-    return Result("Folio", race, *finish(evaluations, target), evaluate_checkpoint(out_dir, args))
+    return Result("Folio", race, *finish(evaluations, target), evaluate_checkpoint(out_dir, cfg))
 
 
 def parse_evaluations(lines: list[tuple[float, str]], pattern: str) -> list[Evaluation]:
@@ -276,11 +296,11 @@ def finish(evaluations: list[Evaluation], target: float | None) -> Evaluation:
     return Evaluation(math.inf, evaluations[-1].loss)
 
 
-def evaluate_checkpoint(path: Path, args: argparse.Namespace) -> float:
+def evaluate_checkpoint(path: Path, cfg: TrainBenchConfig) -> float:
     """The loss of a checkpoint over the whole validation set in windows of its block size, by tools/evaluate.py."""
     output = path.with_name("scored.json")
-    words = [str(ROOT / "tools" / "evaluate.py"), str(path), f"--dataset={RACE_DATASET}", f"--data_dir={args.data_dir}"]
-    run_timestamped([*words, f"--device={args.device}", f"--json={output}"], path.parent)
+    words = [str(ROOT / "tools" / "evaluate.py"), str(path), f"--dataset={RACE_DATASET}", f"--data_dir={cfg.data_root}"]
+    run_timestamped([*words, f"--device={cfg.device}", f"--json={output}"], path.parent)
     return next(row["value"] for row in read_json(output)["results"] if row["measure"].startswith("loss"))
 
 
@@ -305,13 +325,13 @@ def print_races(results: list[Result]) -> None:
 # --- profile ----------------------------------------------------------------------------------------------------------
 
 
-def profile(name: str, args: argparse.Namespace) -> None:
+def profile(name: str, cfg: TrainBenchConfig) -> None:
     """Print the share of a training step that each of torch's operations takes, for Folio with Muon."""
     dataset, settings = MODELS[name]
-    vocab_size = open_dataset(Path(args.data_dir) / dataset).vocab_size
+    vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
     B, T = settings["batch_size"], settings["block_size"]
     shape = {key: value for key, value in settings.items() if key != "batch_size"}
-    runtime = resolve_runtime(args.device, "auto", False)
+    runtime = resolve_runtime(cfg.device, "auto", False)
     model = GPT(GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)).to(runtime.device)
     optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
     adapt(model, runtime)
@@ -328,7 +348,7 @@ def profile(name: str, args: argparse.Namespace) -> None:
     steps = 3
     with torch.profiler.profile() as profiler:
         time_calls(step, steps)
-    on_cpu = args.device == "cpu"
+    on_cpu = cfg.device == "cpu"
     microseconds = {
         event.key: event.self_cpu_time_total if on_cpu else event.self_device_time_total
         for event in profiler.key_averages()
@@ -341,4 +361,4 @@ def profile(name: str, args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, TrainBenchConfig)

@@ -5,14 +5,16 @@
     python tools/export.py --to=nanogpt out-shakespeare-char exported --checkpoint=last
 
 The check compares the logits and the tokenizer of the export with Folio's, on train.py and on a text that the model
-generates. If they differ, the export is removed and the command fails.
+generates. If they differ, the export is removed and the command fails. A checkpoint with a parameter or a setting that
+the format cannot hold is refused.
 """
 
-import argparse
 import shutil
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -21,8 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
-from folio.configurator import run_script  # noqa: E402
-from folio.export_formats import FORMATS, ExportedModel  # noqa: E402
+from folio.configurator import Settings, run_script  # noqa: E402
+from folio.export_formats import FORMATS, ExportedModel, check_fits  # noqa: E402
 from folio.generate import default_prompt, generate  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -31,43 +33,54 @@ TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the
 OTHER_GELU_TOLERANCE = 1e-2  # the same where one computes exact GELU and the other one GPT-2's approximation
 
 
-def main(words: list[str]) -> None:
-    args = parse_arguments(words)
-    loaded = convert.load(args.run, args.checkpoint)
-    target = FORMATS[args.to]
-    same_activation = target.activation in (None, loaded.state["model"].get("activation", GPTConfig.activation))
+@dataclass(frozen=True)
+class ExportConfig(Settings):
+    # --- files ---
+    paths: tuple[str, ...] = ()  # RUN OUTPUT: a run, a checkpoint, or what --init_from takes; the path to write
+    to: Literal[tuple(FORMATS)] = "hf"  # a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder, ckpt.pt
+    checkpoint: Literal["best", "last"] = "best"  # of a run
+
+    def problems(self) -> list[tuple[str, str]]:
+        """There are two paths."""
+        if len(self.paths) != 2:
+            return [("paths", "give two, RUN OUTPUT: python tools/export.py --to=hf out-shakespeare-char exported")]
+        return []
+
+
+def main(cfg: ExportConfig) -> None:
+    run, output, target = cfg.paths[0], Path(cfg.paths[1]), FORMATS[cfg.to]
+    check_output(output, cfg.to)
+    loaded = convert.load(run, cfg.checkpoint)
+    check_fits(loaded, cfg.to)
+    same_activation = loaded.state["model"].get("activation", GPTConfig.activation) in target.activations
     tolerance = TOLERANCE if same_activation else OTHER_GELU_TOLERANCE
     try:
-        target.write(loaded, args.output)
-        print(f"{args.output}: {compare(loaded, target.open(args.output), tolerance)}")
+        target.write(loaded, output)
+        checked = compare(loaded, target.open(output), tolerance)
+        if target.card:
+            (output / "README.md").write_text(target.card(loaded, output.name, checked), encoding="utf-8")
     except BaseException as error:
         with suppress(OSError):
-            shutil.rmtree(args.output) if args.output.is_dir() else args.output.unlink()
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
         if isinstance(error, OSError):
-            raise UserError(f"{args.output} cannot be written ({error}); choose another path") from None
+            raise UserError(f"{output} cannot be written ({error}); choose another path") from None
         raise
+    print(f"{output}: {target.content}")
+    print(f"checked: {checked}")
+    if target.card:
+        print(f"{output / 'README.md'} says how to use it, and what the model is")
 
 
-def parse_arguments(words: list[str]) -> argparse.Namespace:
-    """Raises UserError if the output exists, or is a folder where the format is a file or the other way around."""
-    parser = argparse.ArgumentParser(
-        prog="tools/export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    formats = "; ".join(f"{name}: {target.content}" for name, target in FORMATS.items())
-    parser.add_argument("run", help="a run's folder, a checkpoint, or whatever --init_from takes")
-    parser.add_argument("output", type=Path, help="the folder or file to write")
-    parser.add_argument("--to", choices=FORMATS, default="hf", help=f"{formats} (%(default)s)")
-    parser.add_argument("--checkpoint", choices=["best", "last"], default="best", help="of a run (%(default)s)")
-    args = parser.parse_args(words)
-    if args.output.exists():
-        raise UserError(f"{args.output} already exists; choose another path")
-    suffix = FORMATS[args.to].suffix
-    is_file = args.output.suffix in {target.suffix for target in FORMATS.values()} - {""}
-    if suffix and args.output.suffix != suffix:
-        raise UserError(f"{args.output}: --to={args.to} writes a file; choose a name that ends in {suffix}")
+def check_output(output: Path, to: str) -> None:
+    """Raise UserError if the output exists, or is a folder where the format is a file or the other way around."""
+    if output.exists():
+        raise UserError(f"{output} already exists; choose another path")
+    suffix = FORMATS[to].suffix
+    is_file = output.suffix in {target.suffix for target in FORMATS.values()} - {""}
+    if suffix and output.suffix != suffix:
+        raise UserError(f"{output}: --to={to} writes a file; choose a name that ends in {suffix}")
     if is_file and not suffix:
-        raise UserError(f"{args.output}: --to={args.to} writes a folder; choose a name without {args.output.suffix}")
-    return args
+        raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
 
 
 def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
@@ -100,4 +113,4 @@ def generate_text(model: GPT, loaded: Checkpoint) -> str:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, ExportConfig)

@@ -2,10 +2,11 @@
 
     python tools/plan.py config/shakespeare_char.py                           measures a few steps on this machine
     python tools/plan.py config/gpt2_124m.py --device=H100 --gpus=8           uses the GPU's data sheet
+    python tools/plan.py config/gpt2_124m.py --device=24GB --tflops=120       for a GPU without a data sheet here
     python tools/plan.py config/gpt2_1558m.py --device=H100 --gpus=64 --parallel=fsdp --price=2.5
 
 A data sheet does not include the time to launch kernels, so a small model takes longer than it says. Every setting of
-train.py is accepted. The forecast is also written to OUT_DIR/plan.json; tools/report.py compares it with the run.
+train.py is accepted.
 """
 
 import sys
@@ -25,7 +26,7 @@ from folio import UserError, configurator, memory  # noqa: E402
 from folio.budget import evaluation_seconds, with_time_budget  # noqa: E402
 from folio.configurator import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
 from folio.files import write_json  # noqa: E402
-from folio.gpus import GPUS  # noqa: E402
+from folio.gpus import GPUS, find_gpu  # noqa: E402
 from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.loader import BatchLoader  # noqa: E402
 from folio.optim import muon_matrices  # noqa: E402
@@ -43,11 +44,29 @@ GPT2_VOCABULARY = 50257
 @dataclass(frozen=True)
 class PlanConfig(TrainConfig):
     # --- forecast ---
+    device: str = "auto"  # auto, cpu, cuda, mps: measured here; a GPU, as "RTX 4090"; or any card's memory, as "24GB"
     gpus: PositiveInt = 1  # number of GPUs, one process each
+    tflops: PositiveFloat | None = None  # dense TFLOP/s of a GPU in bfloat16; None: the data sheet's, if it has one
     mfu: Annotated[float, Gt(0), Le(1)] = 0.4  # model FLOPs utilization to assume where nothing is measured
     bandwidth: PositiveFloat = 50.0  # GB/s that a GPU can send: 400 Gb/s; about 400 GB/s within one machine (NVLink)
     price: NonNegativeFloat | None = None  # of one device per hour, in any currency; None: not shown
     watts: NonNegativeFloat | None = None  # of one device; None: the data sheet's, if it has one
+    save: bool = False  # True: write OUT_DIR/plan.json, which tools/report.py compares with the run
+
+    def problems(self) -> list[tuple[str, str]]:
+        """As for training; and what is not measured here needs a GPU."""
+        problems = super().problems()
+        if find_gpu(self.device):
+            return problems
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            known = f"a GPU ({', '.join(GPUS)})"
+            return [*problems, ("device", f"use auto, cpu, cuda, mps, {known}, or any card's memory, as 24GB")]
+        remedy = "name the GPU, as --device=H100, or give its memory, as --device=24GB"
+        if self.gpus > 1:
+            problems.append(("gpus", remedy))
+        if self.tflops:
+            problems.append(("tflops", remedy))
+        return problems
 
 
 def main(cfg: PlanConfig) -> None:
@@ -55,9 +74,11 @@ def main(cfg: PlanConfig) -> None:
     settings = {name: getattr(cfg, name) for name in MODEL_SETTINGS}
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=data.vocab_size if data else GPT2_VOCABULARY, **settings))
-    machine = by_data_sheet(cfg, model) if cfg.device in GPUS else by_measuring(cfg, model, data)
+    machine = by_data_sheet(cfg, model) if find_gpu(cfg.device) else by_measuring(cfg, model, data)
     counts = cfg.step_counts
     if cfg.minutes:
+        if machine.step_seconds is None:
+            raise UserError(f"minutes={cfg.minutes:g}: the time of a step is {machine.unknown}; or plan --max_iters")
         evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
         seconds = 60 * cfg.minutes
         counts = with_time_budget(counts, cfg.minutes, seconds, machine.step_seconds, evaluation, cfg.origins)
@@ -65,6 +86,9 @@ def main(cfg: PlanConfig) -> None:
     for name, value in describe(cfg, model, data, machine, plan):
         print(f"{name:12}{value}")
     path = Path(cfg.out_dir) / "plan.json"
+    if not cfg.save:
+        print(f"add --save to write {path}, which tools/report.py compares with the run")
+        return
     try:
         write_json(path, plan)
     except OSError as error:
@@ -85,32 +109,35 @@ def validation_tokens(cfg: PlanConfig, data: Mixture | None) -> int:
 
 
 class Machine(NamedTuple):
-    """One of the devices, and what a step takes on all of them."""
+    """One of the devices, and what a step takes on all of them. None: not known."""
 
     description: str
     device_type: str
     dtype: torch.dtype
     memory: int | None  # bytes
-    step_seconds: float
+    step_seconds: float | None
     watts: float | None
     traffic: float = 0.0  # bytes that each device sends per step
+    computing_seconds: float | None = None  # per step, on the device with the most sequences, without sending
+    unknown: str = ""  # why step_seconds is not known
 
 
 def by_data_sheet(cfg: PlanConfig, model: GPT) -> Machine:
     """A step takes as long as the process with the most sequences computes or sends, whichever is longer."""
-    gpu = GPUS[cfg.device]
+    name, gpu = find_gpu(cfg.device)
     dtype = DTYPES["bfloat16" if cfg.dtype == "auto" else cfg.dtype]
-    computing = computing_seconds(cfg, model)
     sent = traffic(cfg, model, 4 if dtype == torch.float32 else 2)
-    description = f"{cfg.gpus} x {cfg.device}, by its data sheet, at {cfg.mfu:.0%} of its {gpu.tflops:,.0f} TFLOP/s"
-    seconds = max(computing, sent / (1e9 * cfg.bandwidth))
-    return Machine(description, "cuda", dtype, gpu.memory * 10**9, seconds, gpu.watts, sent)
-
-
-def computing_seconds(cfg: PlanConfig, model: GPT) -> float:
-    """Per step, on the GPU with the most sequences."""
+    description, available = f"{cfg.gpus} x {name}", gpu.memory * 10**9
+    tflops = cfg.tflops or gpu.tflops
+    if tflops is None:
+        unknown = "not known: name a GPU, as --device=H100, or give its --tflops"
+        return Machine(description, "cuda", dtype, available, None, gpu.watts, sent, unknown=unknown)
+    source = "" if cfg.tflops else ", by its data sheet"
+    description += f"{source}, at {cfg.mfu:.0%} of {tflops:,.0f} TFLOP/s"
     tokens = -(-cfg.accumulation * cfg.batch_size // cfg.gpus) * cfg.block_size
-    return tokens * model.config.flops_per_token()["total"] / (cfg.mfu * 1e12 * GPUS[cfg.device].tflops)
+    computing = tokens * model.config.flops_per_token()["total"] / (cfg.mfu * 1e12 * tflops)
+    seconds = max(computing, sent / (1e9 * cfg.bandwidth))
+    return Machine(description, "cuda", dtype, available, seconds, gpu.watts, sent, computing)
 
 
 def traffic(cfg: PlanConfig, model: GPT, s: int) -> float:
@@ -131,18 +158,16 @@ def traffic(cfg: PlanConfig, model: GPT, s: int) -> float:
 
 
 def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
-    """Run a few steps here."""
-    if cfg.gpus > 1:
-        raise UserError(f"gpus={cfg.gpus}: name the GPU with --device={' or '.join(GPUS)}")
-    if cfg.device not in ("auto", "cpu", "cuda", "mps"):
-        raise UserError(f"device={cfg.device}: use auto, cpu, cuda, mps, or one of {', '.join(GPUS)}")
+    """Run a few steps here, if they fit into the memory."""
     if data is None:
         raise UserError(f"dataset={cfg.dataset}: prepare it to measure steps here, or name a GPU, as --device=H100")
     runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
-    print(f"measuring steps on {runtime.device}")
     available = memory.free(runtime.device)
-    if available is not None:
-        memory.refuse_too_large(model.config, cfg.optimizer, available)
+    required = memory.memory_of(cfg, model, runtime.dtype, runtime.device.type, 1).total
+    if available is not None and required > available:
+        unknown = "not measured, because the run does not fit into the memory"
+        return Machine(runtime.description, runtime.device.type, runtime.dtype, available, None, None, unknown=unknown)
+    print(f"measuring steps on {runtime.device}")
     real = GPT(model.config, cfg.seed).to(runtime.device)
     adapt(real, runtime)
     loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
@@ -153,11 +178,6 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
 
 def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:
     """The figures of plan.json; None for those that are not known."""
-    evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
-    evaluating = evaluation * counts.evaluations
-    seconds = counts.max_iters * machine.step_seconds + evaluating
-    hours = cfg.gpus * seconds / 3600
-    watts = machine.watts if cfg.watts is None else cfg.watts
     return {
         "by": machine.description,
         "parameters": model.num_params()["total"],
@@ -166,6 +186,22 @@ def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | No
         "tokens": counts.max_iters * cfg.step_tokens,
         "flops": counts.max_iters * cfg.step_tokens * model.config.flops_per_token()["total"],
         "traffic": machine.traffic,
+        **forecast_time(cfg, counts, data, machine),
+    }
+
+
+def forecast_time(
+    cfg: PlanConfig, counts: StepCounts, data: Mixture | None, machine: Machine
+) -> dict[str, float | None]:
+    """The figures of plan.json that depend on the time of a step."""
+    if machine.step_seconds is None:
+        return dict.fromkeys(("tokens_per_second", "evaluation_seconds", "seconds", "kilowatt_hours", "price"))
+    evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
+    evaluating = evaluation * (1 + counts.evaluations)  # the first one is before the first step
+    seconds = counts.max_iters * machine.step_seconds + evaluating
+    hours = cfg.gpus * seconds / 3600
+    watts = machine.watts if cfg.watts is None else cfg.watts
+    return {
         "tokens_per_second": cfg.step_tokens / machine.step_seconds,
         "evaluation_seconds": evaluating,
         "seconds": seconds,
@@ -178,31 +214,49 @@ def describe(
     cfg: PlanConfig, model: GPT, data: Mixture | None, machine: Machine, plan: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """The plan as lines of a name and a text."""
-
-    def memory_with(changed: TrainConfig) -> memory.Memory:
-        return memory.memory_of(changed, model, machine.dtype, machine.device_type, cfg.gpus)
-
     yield "by", plan["by"]
     unknown = "" if data else f", with a vocabulary of {GPT2_VOCABULARY:,}, because {cfg.dataset} is not prepared"
     yield "parameters", f"{plan['parameters']:,}{unknown}"
-    yield "memory", f"{memory_with(cfg)}{f' of {memory.format_bytes(machine.memory)}' if machine.memory else ''}"
-    if machine.memory and not memory_with(cfg).fits(machine.memory):
-        remedy = memory.suggest_memory_fix(cfg, lambda changed: memory_with(changed).fits(machine.memory))
-        yield "", f"too little; what would fit: {remedy or 'no batch_size; try --parallel=fsdp, or more --gpus'}"
+    yield "memory", describe_memory(cfg, model, machine)
     epochs = data.epochs(plan["steps"] * cfg.accumulation * cfg.batch_size) if data else {}
     epochs_text = "".join(f", {n:,.2f} epochs of {name}" for name, n in epochs.items())
     yield "tokens", f"{plan['tokens']:,}{epochs_text}, in {plan['steps']:,} steps of {cfg.step_tokens:,}"
     yield "FLOPs", f"{plan['flops']:.3g}"
-    speed = f"{machine.step_seconds:.3g} s per step, {plan['tokens_per_second']:,.0f} tokens/s"
-    yield "time", f"{_hours(plan['seconds'])}: {speed}, and {_hours(plan['evaluation_seconds'])} of evaluations"
+    if machine.step_seconds is None:
+        yield "time", machine.unknown
+    else:
+        speed = f"{machine.step_seconds:.3g} s per step, {plan['tokens_per_second']:,.0f} tokens/s"
+        yield "time", f"{_hours(plan['seconds'])}: {speed}, and {_hours(plan['evaluation_seconds'])} of evaluations"
     if machine.traffic:
-        breaks_even = f"{machine.traffic / computing_seconds(cfg, model) / 1e9:,.1f} GB/s"
-        sent = f"{machine.traffic / 1e9:,.2f} GB per step from each device, which sends {cfg.bandwidth:g} GB/s"
-        yield "traffic", f"{sent}; computing takes as long at {breaks_even}"
+        sent = f"{machine.traffic / 1e9:,.2f} GB per step from each device"
+        if machine.computing_seconds:
+            breaks_even = f"{machine.traffic / machine.computing_seconds / 1e9:,.1f} GB/s"
+            sent += f", which sends {cfg.bandwidth:g} GB/s; computing takes as long at {breaks_even}"
+        yield "traffic", sent
     if plan["kilowatt_hours"]:
         yield "energy", f"{plan['kilowatt_hours']:,.2f} kWh, of the devices only"
     if plan["price"]:
         yield "price", f"{plan['price']:,.2f}, at {cfg.price:g} per device and hour"
+
+
+def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
+    """What a process needs, whether that fits, and if not, what would."""
+
+    def memory_with(changed: TrainConfig) -> memory.Memory:
+        return memory.memory_of(changed, model, machine.dtype, machine.device_type, cfg.gpus)
+
+    required, available = memory_with(cfg), machine.memory
+    if available is None:
+        return str(required)
+    if required.fits(available):
+        return f"{required} of {memory.format_bytes(available)}: fits"
+    remedy = memory.suggest_memory_fix(cfg, lambda changed: memory_with(changed).fits(available))
+    if remedy is None:
+        remedy = "a smaller model"
+        if machine.device_type == "cuda":
+            remedy += ", or --parallel=fsdp with more --gpus"
+    nearly = f" ({memory.HEADROOM:g} times as much must be available)" if required.total <= available else ""
+    return f"{required} of {memory.format_bytes(available)}: does not fit{nearly}; use {remedy}"
 
 
 def _hours(seconds: float) -> str:

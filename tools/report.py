@@ -3,13 +3,14 @@
     python tools/report.py out-shakespeare-char
     python tools/report.py out-a out-b out-c --output=compared.html
 
-The page shows the loss and validation loss, learning rate, gradient norm, speed, memory and skipped steps, with a
-vertical line wherever a run was resumed (dashed after a kill); the forecast of tools/plan.py and the measured values;
-the samples of each evaluation; the settings that differ between the runs; all settings and the environment of each run.
+The page starts with a table of the runs, the lowest validation loss first. It shows the loss and validation loss,
+learning rate, gradient norm, speed, memory and skipped steps, with a vertical line wherever a run was resumed (dashed
+after a kill); the forecast of tools/plan.py --save and the measured values; the samples of each evaluation; the
+settings that differ between the runs; all settings and the environment of each run.
 """
 
-import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass
 from html import escape
@@ -20,9 +21,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import torch  # noqa: E402
+
 from folio import UserError, checkpoint  # noqa: E402
-from folio.configurator import run_script  # noqa: E402
+from folio.configurator import Settings, run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
 
 PANELS = {  # title -> (key in metrics.jsonl, factor)
     "loss (nats per token)": ("loss", 1.0),
@@ -44,11 +48,23 @@ summary { cursor: pointer; font-weight: 600; margin: .6em 0 }
 
 
 @dataclass(frozen=True)
+class ReportConfig(Settings):
+    # --- files ---
+    runs: tuple[str, ...] = ()  # folders of runs
+    output: str | None = None  # file of the page; None: report.html in the first run's folder
+
+    def problems(self) -> list[tuple[str, str]]:
+        """There is a run."""
+        example = "python tools/report.py out-shakespeare-char"
+        return [] if self.runs else [("runs", f"name at least one run's folder, as in {example}")]
+
+
+@dataclass(frozen=True)
 class Run:
     """The content of a run's folder."""
 
     name: str
-    lines: list[dict[str, Any]]  # metrics.jsonl
+    lines: list[dict[str, Any]]  # metrics.jsonl; the line of step 0 holds only an evaluation
     samples: list[dict[str, Any]]  # samples.jsonl
     state: dict[str, Any]  # state.json of the last checkpoint; empty without one
     plan: dict[str, Any]  # plan.json; empty without one
@@ -86,6 +102,26 @@ class Run:
             "memory": max(line["peak_memory"] or 0 for line in self.lines) or None,
         }
 
+    def evaluations(self) -> list[tuple[float, int]]:
+        """The validation loss of each evaluation, and its step."""
+        return [(line["val_loss"], line["step"]) for line in self.lines if line["val_loss"] is not None]
+
+    def trained_evaluations(self) -> list[tuple[float, int]]:
+        """Those after a step of training, which have a checkpoint."""
+        return [(loss, step) for loss, step in self.evaluations() if step]
+
+    def best_val_loss(self) -> float:
+        """Infinity before the first evaluation of a trained model."""
+        return min(self.trained_evaluations(), default=(math.inf, 0))[0]
+
+    def parameters(self) -> int | None:
+        """The number of the model's parameters; None if there is no checkpoint, or the model is not one of Folio's."""
+        try:
+            with torch.device("meta"):
+                return GPT(GPTConfig(**self.state["model"])).num_params()["total"]
+        except (LookupError, TypeError, ValueError):
+            return None
+
 
 def report(runs: list[Run]) -> str:
     """The page."""
@@ -103,14 +139,34 @@ def report(runs: list[Run]) -> str:
 
 
 def summary(runs: list[Run]) -> str:
-    """A table with a row per run: its length and its best validation loss."""
+    """A table with a row per run, the lowest validation loss first. A blank cell is not known."""
     rows = []
-    for run in runs:
-        val_losses = [line["val_loss"] for line in run.lines if line["val_loss"] is not None]
-        best = f"{min(val_losses):.4f}" if val_losses else "none yet"
-        last = run.lines[-1]
-        rows.append([run.name, f"{last['step']:,}", f"{last['tokens']:,}", best, str(last["skipped"])])
-    return table(["run", "steps", "tokens", "best validation loss", "skipped steps"], rows)
+    for run in sorted(runs, key=Run.best_val_loss):
+        measured, parameters, evaluations = run.measured(), run.parameters(), run.trained_evaluations()
+        seconds, speed = measured["seconds"], measured["tokens_per_second"]
+        losses = [min(evaluations), evaluations[-1]] if evaluations else []
+        rows.append(
+            [
+                run.name,
+                f"{parameters:,}" if parameters else "",
+                f"{measured['steps']:,}",
+                f"{measured['tokens']:,}",
+                format_seconds(seconds) if seconds else "",
+                f"{speed:,.0f}" if speed else "",
+                *([f"{loss:.4f} at step {step:,}" for loss, step in losses] or ["none yet", "none yet"]),
+                str(run.lines[-1]["skipped"]),
+            ]
+        )
+    heads = ["run", "parameters", "steps", "tokens", "time of the steps", "tokens/s"]
+    return table([*heads, "best validation loss", "last validation loss", "skipped steps"], rows)
+
+
+def format_seconds(seconds: float) -> str:
+    """8.2 s, 2 min 20 s, or 3 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 def different_settings(runs: list[Run]) -> str:
@@ -199,8 +255,7 @@ def curves(runs: list[Run]) -> str:
             style = {"color": color, "width": 1}
             group = {"name": run.name, "legendgroup": run.name, "showlegend": row == 1}
             figure.add_trace(Scatter(x=x, y=y, mode="lines", line=style, **group), row, 1)
-        evaluated = [line for line in run.lines if line["val_loss"] is not None]
-        x, y = [line["step"] for line in evaluated], [line["val_loss"] for line in evaluated]
+        x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
         style = {"color": color, "width": 3}
         group = {"name": f"{run.name}: validation", "legendgroup": run.name}
         figure.add_trace(Scatter(x=x, y=y, mode="lines+markers", line=style, **group), 1, 1)
@@ -214,13 +269,10 @@ def curves(runs: list[Run]) -> str:
     return figure.to_html(full_html=False, include_plotlyjs=True)
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out_dir", nargs="+", type=Path, help="folder of a run")
-    parser.add_argument("--output", type=Path, help="the page; default: report.html in the first run's folder")
-    args = parser.parse_args(words)
-    page = report([Run.of(folder) for folder in args.out_dir])
-    output = args.output or args.out_dir[0] / "report.html"
+def main(cfg: ReportConfig) -> None:
+    folders = [Path(folder) for folder in cfg.runs]
+    page = report([Run.of(folder) for folder in folders])
+    output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:
         output.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -229,4 +281,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, ReportConfig)

@@ -1,0 +1,84 @@
+"""95 % confidence intervals and t-tests: of a mean, of a ratio, and of the difference between two groups of runs."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Estimate(NamedTuple):
+    """A value with its uncertainty. All but p are in the unit of the data."""
+
+    value: float
+    half_width: float | None  # the 95 % interval is value ± half_width; None: too few samples to know it
+    p: float  # two-sided p-value of a true value of 0; 1 if it cannot be known
+
+    @property
+    def low(self) -> float | None:
+        return None if self.half_width is None else self.value - self.half_width
+
+    @property
+    def high(self) -> float | None:
+        return None if self.half_width is None else self.value + self.half_width
+
+
+def estimate_mean(values: np.ndarray) -> Estimate:
+    """The mean of independent samples (n,), by Student's t."""
+    mean = float(values.mean())
+    return estimate_ratio(mean, values - mean)
+
+
+def ratio_influence(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """How far each sample moves the ratio sum(values) / sum(weights), times n: (n,), from values (n,), weights (n,).
+
+    This is the linearization of Cochran 1977, Sampling Techniques, section 2.11. With equal weights, it is the values
+    minus their mean.
+    """
+    ratio = float(values.sum() / weights.sum())
+    return (values - ratio * weights) / weights.mean()
+
+
+def estimate_ratio(ratio: float, influence: np.ndarray) -> Estimate:
+    """A ratio, or the difference of two ratios over the same samples, by Student's t.
+
+    influence: the ratio_influence of the n samples or, for a difference, the difference of both: (n,).
+    """
+    n = len(influence)
+    if n < 2:
+        return Estimate(ratio, None, 1.0)
+    return _student_t(ratio, math.sqrt(float(influence @ influence) / (n * (n - 1))), n - 1)
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """The mean of second - first, (n,) each, by the paired t-test. Sample i of both has something in common: its seed.
+
+    Equal to scipy.stats.ttest_rel(second, first), but defined for differences without variance.
+    """
+    return estimate_mean(second - first)
+
+
+def welch_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """The mean of `second` (m,) minus the mean of `first` (n,), independent of each other, by Welch's t-test.
+
+    The two may have different variances (Welch 1947). The degrees of freedom are Satterthwaite's. Equal to
+    scipy.stats.ttest_ind(second, first, equal_var=False), but defined for groups without variance.
+    """
+    difference = float(second.mean() - first.mean())
+    if min(len(first), len(second)) < 2:
+        return Estimate(difference, None, 1.0)
+    variances = [float(group.var(ddof=1)) / len(group) for group in (first, second)]  # of the means
+    total = sum(variances)
+    if total == 0:
+        return _student_t(difference, 0.0, 1)
+    terms = [variance**2 / (len(group) - 1) for variance, group in zip(variances, (first, second), strict=True)]
+    return _student_t(difference, math.sqrt(total), total**2 / sum(terms))
+
+
+def _student_t(value: float, standard_error: float, degrees_of_freedom: float) -> Estimate:
+    from scipy import stats
+
+    t = stats.t(degrees_of_freedom)
+    half_width = float(t.ppf(0.975)) * standard_error
+    if standard_error == 0:
+        return Estimate(value, half_width, 1.0 if value == 0 else 0.0)
+    return Estimate(value, half_width, float(2 * t.sf(abs(value) / standard_error)))

@@ -1,0 +1,137 @@
+"""Apply the diffs of docs/change-it.md to a copy of Folio, and run that page's commands with tiny models."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from repository import ROOT, copy_repository
+from safetensors.torch import load_file
+
+PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
+DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+SMALL = (
+    "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --eval_iters=1 --eval_interval=2 --keep_last=9 "
+    "--log_interval=1 --bias=True --warmup_iters=1 --lr_decay_iters=4 --sample_tokens=0 --min_lr=0 --dtype=float32"
+)
+ANSWERS = {f"What is {n} + {n}?": f"It is {2 * n}." for n in range(100)}
+RUN = """
+import json, runpy, sys
+for arguments in json.load(sys.stdin):
+    sys.argv = arguments
+    print(f"<<{' '.join(arguments)}>>")
+    runpy.run_path(arguments[0], run_name="__main__")
+"""
+
+
+def apply(diff: str, folder: Path, *options: str) -> None:
+    subprocess.run(["git", "apply", *options], input=diff, cwd=folder, check=True, encoding="utf-8")
+
+
+def run(commands: list[str], folder: Path) -> dict[str, str]:
+    """Run commands "python SCRIPT ..." one after the other in one process. Returns the output of each."""
+    arguments = json.dumps([shlex.split(command)[1:] for command in commands])
+    process = [sys.executable, "-c", RUN]
+    result = subprocess.run(process, input=arguments, cwd=folder, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Warning" not in result.stderr, result.stderr
+    parts = re.split(r"^<<(.*?)>>\n", result.stdout, flags=re.MULTILINE)
+    return dict(zip(commands, parts[2::2], strict=True))
+
+
+@pytest.fixture(scope="module")
+def changed(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of Folio with all changes, in which every command has run: training for two steps and, resumed, four."""
+    folder = tmp_path_factory.mktemp("folio")
+    copy_repository(folder)
+    (folder / "novel.txt").write_text(text, encoding="utf-8")
+    rows = [f'"{question}",ignored,{answer}\n' for question, answer in ANSWERS.items()]
+    (folder / "faq.csv").write_text("question,topic,answer\n" + "".join(rows), encoding="utf-8")
+    for diff in DIFFS:
+        apply(diff, folder)
+    commands = ["python prepare/text.py novel.txt --name=shakespeare_char"]
+    for command in COMMANDS:
+        if "train.py" not in command:
+            commands.append(command)
+            continue
+        commands.append(f"{command} {SMALL} --max_iters=2")
+        commands.append(f"{command} {SMALL} --max_iters=4 --init_from=resume")
+        commands.append(f"python sample.py {command.split()[-1]} --max_new_tokens=4 --top_k=None")
+        if "--optimizer" in command:
+            commands.append(f"{command}-straight {SMALL} --max_iters=4")
+    run(commands, folder)
+    return folder
+
+
+def state(folder: Path, name: str) -> dict:
+    return json.loads((folder / f"out-{name}" / "step-000004" / "state.json").read_text())
+
+
+def tensors(folder: Path, name: str, file: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"out-{name}" / "step-000004" / f"{file}.safetensors")
+
+
+@pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: re.search(r"^\+\+\+ b/(\S+)", diff, re.MULTILINE)[1])
+def test_each_diff_applies_to_folio_as_it_is(diff, tmp_path):
+    copy_repository(tmp_path)
+    apply(diff, tmp_path, "--check")
+
+
+def test_activation(changed):
+    assert state(changed, "relu2")["model"]["activation"] == "relu2"
+
+
+def test_norm(changed):
+    names = tensors(changed, "rms", "model").keys()
+    assert "transformer.h.0.mlp.c_fc.bias" in names and "transformer.h.0.ln_1.weight" in names
+    assert not any(".ln_" in name and name.endswith("bias") for name in names)
+
+
+def test_schedule(changed):
+    lines = [json.loads(line) for line in (changed / "out-sqrt" / "metrics.jsonl").read_text().splitlines()]
+    rates = {line["step"]: line["lr"] / state(changed, "sqrt")["config"]["learning_rate"] for line in lines}
+    expected = {1: 0.5} | {step: 1 - ((step - 2) / 3) ** 0.5 for step in (2, 3, 4)}  # a warmup of 1 step, a decay of 3
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "name, keys", [("nadam", {"step", "mu_product", "exp_avg", "exp_avg_sq"}), ("lion", {"exp_avg"})]
+)
+def test_optimizers_resume_exactly(name, keys, changed):
+    assert {key.rpartition("/")[2] for key in tensors(changed, name, "optimizer")} == keys
+    for file in ("model", "optimizer"):
+        resumed, straight = (tensors(changed, out, file) for out in (name, f"{name}-straight"))
+        assert resumed.keys() == straight.keys()
+        assert all(torch.equal(resumed[key], straight[key]) for key in straight)
+
+
+def test_tokenizer(changed, text):
+    words = json.loads((changed / "data" / "words" / "tokenizer.json").read_text())["words"]
+    shards = [np.fromfile(changed / "data" / "words" / f"{split}.bin", dtype="<u2") for split in ("train", "val")]
+    assert "".join(words[token] for token in np.concatenate(shards)) == text
+    assert max(map(len, words)) > 1 and sorted(words) == words
+
+
+def test_data_set_counts_only_the_answers(changed):
+    folder = changed / "data" / "questions"
+    characters = json.loads((folder / "tokenizer.json").read_text())["characters"]
+    counted, all_text = [], []
+    for split in ("train", "val"):
+        ids, mask = np.fromfile(folder / f"{split}.bin", dtype="<u2"), np.fromfile(folder / f"{split}_mask.bin", "u1")
+        all_text += [(characters + "|")[token] for token in ids]
+        counted += [(characters + "|")[token] for token in ids[mask == 1]]
+    assert sorted("".join(counted).split("|")) == sorted(["", *ANSWERS.values()])
+    assert sorted("".join(all_text).split("|")) == sorted(["", *map("\n".join, ANSWERS.items())])
+
+
+def test_sampling_filter(changed):
+    sample = "python sample.py --out_dir=out-epsilon --max_new_tokens=50 --top_k=None --temperature"
+    outputs = run([f"{sample}=1", f"{sample}=1 --epsilon=1", f"{sample}=0"], changed)
+    free, filtered, greedy = outputs.values()
+    assert filtered == greedy != free  # the most likely token is always kept

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from folio.statistics import estimate_mean, estimate_ratio, paired_difference, ratio_influence, welch_difference
+
+
+def test_a_mean_by_hand():
+    """Mean 4, standard deviation 2, standard error 2 / sqrt(3); Student's t of two degrees of freedom is 4.3027."""
+    estimate = estimate_mean(np.array([2.0, 4.0, 6.0]))
+    assert (estimate.value, estimate.half_width) == pytest.approx((4, 4.9683), abs=1e-4)
+    assert (estimate.low, estimate.high) == pytest.approx((4 - 4.9683, 4 + 4.9683), abs=1e-4)
+
+
+def test_means_and_differences_are_those_of_scipy(seed):
+    rng = np.random.default_rng(seed)
+    a, b, c = rng.normal(2, 1, 5), rng.normal(2.5, 3, 5), rng.normal(3, 2, 7)
+    for estimate, expected in (
+        (estimate_mean(a), stats.ttest_1samp(a, 0)),
+        (paired_difference(a, b), stats.ttest_rel(b, a)),
+        (welch_difference(a, c), stats.ttest_ind(c, a, equal_var=False)),
+    ):
+        assert estimate.p == pytest.approx(expected.pvalue)
+        assert (estimate.low, estimate.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+
+
+def test_the_interval_of_a_ratio_contains_the_true_value_in_95_percent_of_cases(seed):
+    rng = np.random.default_rng(seed)
+    hits = 0
+    for _ in range(400):
+        weights = rng.integers(1, 60, 100).astype(float)
+        values = weights * rng.normal(2.0, 0.5, 100)
+        estimate = estimate_ratio(float(values.sum() / weights.sum()), ratio_influence(values, weights))
+        hits += estimate.low < 2.0 < estimate.high
+    assert 350 <= hits <= 399
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("difference", [paired_difference, welch_difference])
+def test_five_percent_of_equal_groups_differ_and_a_planted_effect_is_found(difference, n, seed):
+    rng = np.random.default_rng(seed)
+    false_alarms = detected = 0
+    for _ in range(400):
+        common = rng.normal(0, 1, n) if difference is paired_difference else 0  # what one seed has in common
+        a, b = (common + rng.normal(2, 0.1, n) for _ in range(2))
+        false_alarms += difference(a, b).p < 0.05
+        detected += difference(a, b + 20).p < 0.05
+    assert (1 if n > 2 else 0) <= false_alarms <= 50  # 20 expected; fewer by Welch's test of 2 + 2 values
+    assert detected >= 350
+
+
+@pytest.mark.parametrize("difference", [paired_difference, welch_difference])
+def test_few_or_equal_values(difference):
+    """One value has no interval; equal values have no variance, for which scipy warns and returns nan."""
+    one, ones, twos = np.ones(1), np.ones(3), np.full(3, 2.0)
+    assert difference(one, one + 1) == (1, None, 1)
+    assert difference(ones, ones) == (0, 0, 1) and difference(ones, twos) == (1, 0, 0)
+    assert difference(ones, twos).low == difference(ones, twos).high == 1
+
+
+def test_one_group_without_variance():
+    estimate = welch_difference(np.ones(3), np.array([1.0, 2.0, 3.0]))
+    assert estimate.p == pytest.approx(stats.ttest_1samp([0.0, 1.0, 2.0], 0).pvalue)
