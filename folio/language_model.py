@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints, overload
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 import torch
 from annotated_types import Ge, Gt, Le
 
 from folio import UserError, configurator, convert
-from folio.configurator import NonNegativeFloat, NonNegativeInt, Settings
+from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
 from folio.generate import Sampling, Step, TextStream, default_prompt, generate
 from folio.kernels import pack
 from folio.runtime import resolve_runtime
@@ -60,19 +60,10 @@ class GenerationConfig(Settings):
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "GenerationConfig":
         """The settings that a program gives as keyword arguments, by the command line's rules. Raises ConfigError."""
-        hints = get_type_hints(cls)
-        values = {}
-        for name, value in settings.items():
-            if name not in hints:
-                raise configurator.ConfigError(f"{name} is not a setting{configurator._did_you_mean(name, hints)}")
-            try:
-                values[name] = configurator._coerce(value, hints[name])
-            except (ValueError, OverflowError):
-                accepted = configurator._describe(hints[name])
-                raise configurator.ConfigError(f"{name}={value}: it takes {accepted}") from None
-        config = cls(**values)
-        configurator.check(config)
-        return config
+        known = cls.__dataclass_fields__
+        if unknown := settings.keys() - known:
+            raise ConfigError(f"{min(unknown)} is not a setting; the settings are {', '.join(known)}")
+        return configurator.from_json(cls, settings)
 
     @property
     def sampling(self) -> Sampling:
