@@ -1,7 +1,20 @@
-"""What Folio's scripts share. No module in this package imports a script."""
+"""What Folio's scripts share, and `load` for your own programs. No module in this package imports a script."""
+
+from pathlib import Path
 
 
 class UserError(Exception):
     """A mistake that the user can fix. The message says what is wrong, where, and how to fix it."""
 
     exit_code = 2
+
+
+def load(init_from: str | Path, which: str = "best", device: str = "auto", dtype: str = "auto") -> "LanguageModel":  # noqa: F821
+    """Load a model that continues text: `load("out").generate("ROMEO:")`. See folio/language_model.py.
+
+    init_from: a run, a checkpoint, "gpt2", a Hugging Face folder, nanoGPT's ckpt.pt, or a GGUF file. which: of a run's
+    checkpoints, "best" or "last". device, dtype: as in sample.py. Raises UserError.
+    """
+    from folio.language_model import LanguageModel  # imports torch, which the prepare scripts do not need
+
+    return LanguageModel.load(init_from, which, device, dtype)

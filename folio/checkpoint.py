@@ -40,6 +40,19 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or does not fit."""
 
 
+class NoCheckpointError(CheckpointError):
+    """A folder without a checkpoint. The message names the newest runs beside it, or the command that trains one.
+
+    option: what precedes a run's folder on the command line, such as "--out_dir=".
+    """
+
+    def __init__(self, path: Path, option: str = ""):
+        self.path = path
+        runs = " or ".join(f"{option}{run}" for run in _runs_beside(path)[:3])
+        advice = f"try {runs}" if runs else "train one first: python train.py config/shakespeare_char.py"
+        super().__init__(f"{path} holds no checkpoint: {advice}")
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint. Tensors are on the CPU; `state` is state.json."""
@@ -223,6 +236,14 @@ def _named(out_dir: Path, pointer: str) -> Path | None:
     return next((path for path in _directories(out_dir) if path.name == name), None)
 
 
+def _runs_beside(path: Path) -> list[Path]:
+    """The folders with checkpoints in the folder of `path`, and that folder; the one with the newest one first."""
+    with suppress(OSError):  # the folder does not exist, or cannot be read
+        runs = [run for run in (path.parent, *path.parent.iterdir()) if exists(run)]
+        return sorted(runs, key=lambda run: _directories(run)[-1].stat().st_mtime, reverse=True)
+    return []
+
+
 def _remove(path: Path) -> None:
     """Remove a checkpoint, which is never seen incomplete."""
     if path.is_symlink():
@@ -258,8 +279,7 @@ def load(path: Path, which: str = "last") -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     if not (path / "manifest.json").exists():
-        advice = "it is not a checkpoint's folder" if path.exists() else "train one first, or check --out_dir"
-        raise CheckpointError(f"{path} holds no checkpoint: {advice}")
+        raise NoCheckpointError(path)
     try:
         for name, entry in read_json(path / "manifest.json").items():
             if Path(name).name != name:

@@ -1,3 +1,4 @@
+import os
 import random
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import torch
 from runs import same_tensors
 
 from folio import checkpoint
-from folio.checkpoint import CheckpointError
+from folio.checkpoint import CheckpointError, NoCheckpointError
 from folio.files import read_json, write_json
 from folio.tokenizer import CharTokenizer
 
@@ -138,13 +139,28 @@ def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path):
 
 
 def test_folders_without_a_valid_checkpoint_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="gone holds no checkpoint: train one first"):
-        checkpoint.load(tmp_path / "gone")
-    with pytest.raises(CheckpointError, match="it is not a checkpoint's folder"):
-        checkpoint.load(tmp_path)
+    for path in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "out"):
+        with pytest.raises(NoCheckpointError, match="holds no checkpoint: t"):
+            checkpoint.load(path)
     (save(tmp_path, 1) / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match="is damaged"):
         checkpoint.load(tmp_path)
+
+
+def test_a_missing_checkpoint_is_an_error_that_names_the_newest_runs(tmp_path, monkeypatch):
+    """In the same folder, or the run that the checkpoint would be in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(NoCheckpointError, match=r"^out holds no checkpoint: train one first: python train\.py config/"):
+        checkpoint.load(Path("out"))
+    for age, run in enumerate(["b", "d", "a", "c"]):
+        os.utime(save(tmp_path / run, 1), (1e9 - age, 1e9 - age))
+    for path in ("out", "gone"):
+        with pytest.raises(NoCheckpointError, match=f"^{path} holds no checkpoint: try b or d or a$"):
+            checkpoint.load(Path(path))
+    with pytest.raises(NoCheckpointError, match=r"^a.step-000002 holds no checkpoint: try a$"):
+        checkpoint.load(Path("a", "step-000002"))
+    assert str(NoCheckpointError(tmp_path / "out", "--out_dir=")).endswith(f"or --out_dir={tmp_path / 'a'}")
 
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):

@@ -4,20 +4,19 @@ import json
 import os
 import re
 import shutil
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_tokenizers import bpe
 
-import sample
-from folio import UserError, checkpoint, configurator, memory, tokenizer
+from folio import UserError, checkpoint, configurator, convert, language_model, memory, tokenizer
+from folio.language_model import LanguageModel
 from folio.tokenizer import ByteTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
-from sample import SampleConfig, Sampler, main
+from sample import SampleConfig, main
 from train import TrainConfig, train
 
 
@@ -108,9 +107,17 @@ def test_a_checkpoint_needs_nothing_else(run, tmp_path, monkeypatch):
     assert sample_text(str(moved), checkpoint="last") == sample_text("nowhere", init_from=str(last))
 
 
-def test_a_folder_without_a_checkpoint_is_an_error():
-    with pytest.raises(UserError, match="nowhere holds no checkpoint: train one first"):
+def test_a_folder_without_a_checkpoint_is_an_error_that_names_the_runs_beside_it(run, tmp_path, monkeypatch):
+    """It named no run, and for a folder that exists, no remedy."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^nowhere holds no checkpoint: try --out_dir=out$"):
         sample_text("nowhere")
+    with pytest.raises(UserError, match=r"^elsewhere holds no checkpoint: try --init_from=out$"):
+        sample_text("nowhere", init_from="elsewhere")
+    shutil.rmtree(run)
+    Path(run).mkdir()
+    with pytest.raises(UserError, match=r"^out holds no checkpoint: train one first: python train\.py config/"):
+        sample_text("out")
 
 
 def test_all_invalid_settings_are_reported_together():
@@ -129,9 +136,33 @@ def test_samples_do_not_depend_on_batch_size(run):
     assert sample_text(run, num_samples=5, batch_size=2) == sample_text(run, num_samples=5)
 
 
-def test_on_unknown_skip_skips_unknown_characters_of_the_prompt(run):
-    expected = sample_text(run, start="The ").removeprefix("The ")
-    assert sample_text(run, start="The Ω", on_unknown="skip").removeprefix("The Ω") == expected
+def test_unknown_characters_of_the_prompt_are_counted_and_not_printed(run, capsys):
+    """They were printed before the sample, as if the model had seen them."""
+    assert sample_text(run, start="Ωthe ❤king", on_unknown="skip") == sample_text(run, start="the king")
+    assert capsys.readouterr().err.startswith("left out 2 of 10 characters of the prompt: not in the vocabulary\n")
+
+
+def test_replaced_characters_of_the_prompt_are_printed_as_the_model_sees_them(tmp_path, text, tiny, capsys):
+    (tmp_path / "odd.txt").write_text(text + "\ufffd", encoding="utf-8")
+    data_dir = str(tmp_path / "data")
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(tmp_path / "odd.txt"),), data_dir=data_dir))
+    cfg = tiny(dataset="odd", data_dir=data_dir, max_iters=2, eval_interval=2)
+    train(cfg)
+    capsys.readouterr()
+    assert sample_text(cfg.out_dir, start="The Ω", on_unknown="replace").startswith("The \ufffd")
+    assert capsys.readouterr().err.startswith("replaced 1 of 5 characters of the prompt: not in the vocabulary\n")
+
+
+def test_unknown_characters_in_a_file_of_prompts_are_counted_for_each_prompt(run, tmp_path, capsys):
+    path, starts = tmp_path / "prompts.jsonl", ["A", "The Ω", "ΩΩ", "B" * 33]
+    path.write_text("\n".join(json.dumps({"prompt": start}) for start in starts))
+    lines = sample_text(run, prompts=str(path), on_unknown="skip", max_new_tokens=2).splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == starts
+    assert capsys.readouterr().err.splitlines()[:-1] == [
+        "left out 1 of 5 characters of prompt 2: not in the vocabulary",
+        "left out 2 of 2 characters of prompt 3: not in the vocabulary",
+        "prompt 4 has 33 tokens, of which the model sees the last 32",
+    ]
 
 
 def test_each_prompt_of_a_file_becomes_json_lines(run, tmp_path):
@@ -170,7 +201,7 @@ def test_interactive_mode_continues_after_an_error_and_ctrl_c(run, monkeypatch, 
         except StopIteration:
             raise EOFError from None
 
-    push, pushed = sample.TextStream.push, 0
+    push, pushed = language_model.TextStream.push, 0
 
     def push_or_interrupt(stream, token):
         nonlocal pushed
@@ -180,8 +211,8 @@ def test_interactive_mode_continues_after_an_error_and_ctrl_c(run, monkeypatch, 
         return push(stream, token)
 
     monkeypatch.setattr("builtins.input", next_prompt)
-    monkeypatch.setattr(sample.TextStream, "push", push_or_interrupt)
-    sample.main(SampleConfig(out_dir=run, interactive=True, max_new_tokens=40, dtype="float32", on_unknown="error"))
+    monkeypatch.setattr(language_model.TextStream, "push", push_or_interrupt)
+    main(SampleConfig(out_dir=run, interactive=True, max_new_tokens=40, dtype="float32", on_unknown="error"))
     out, err = capsys.readouterr()
     assert out.startswith("The king") and "\nA" in out and "the character 'Ω'" in err and "Ω" not in out
     assert len(out.split("\nThe sword")[1].split("\nA")[0]) == 8 and " tokens/s, the first after " in err
@@ -203,8 +234,8 @@ def test_a_prompt_from_standard_input_that_is_longer_than_the_context(run, monke
     ],
 )
 def test_a_prompt_may_contain_the_end_of_text(start, ids):
-    sampler = SimpleNamespace(tokenizer=ByteTokenizer(), model=GPT(GPTConfig(8, 257, 1, 1, 8)))
-    assert Sampler.prompt(sampler, start) == ids
+    gpt = LanguageModel(GPT(GPTConfig(8, 257, 1, 1, 8)), ByteTokenizer())
+    assert gpt.encode_prompt(start).ids == ids and gpt.encode_prompt(start).text == start
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -306,7 +337,7 @@ def test_logprobs_of_more_tokens_than_the_tokenizer_has(trained, monkeypatch):
     tokens, wte = loaded.tokenizer.vocab_size, loaded.model["transformer.wte.weight"]
     loaded.model["transformer.wte.weight"] = torch.cat([wte, wte])
     loaded.state["model"]["vocab_size"] = 2 * tokens
-    monkeypatch.setattr(sample.convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(convert, "load", lambda *_: loaded)
     (line,) = run_command(trained, "--logprobs=1000000000000000000000000", "--max_new_tokens=1").splitlines()
     assert len(re.findall(r" -\d+\.\d{3}", line)) == 1 + tokens
 
@@ -325,7 +356,8 @@ def test_the_first_of_very_many_samples_is_generated_at_once(trained, tmp_path, 
     monkeypatch.setattr("builtins.print", print_or_interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_command(trained, f"--prompts={path}", f"--num_samples={10**30}", "--batch_size=4", "--max_new_tokens=3")
-    assert [json.loads(line)["sample"] for line in lines] == list(range(20))
+    *lines, speed = lines
+    assert [json.loads(line)["sample"] for line in lines] == list(range(20)) and " tokens/s, " in speed
 
 
 def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
@@ -334,13 +366,13 @@ def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
     row_bytes = (4 + 16) * 16 * 24 * 4  # caches and activations of one context; logits are small
     monkeypatch.setattr(memory, "free", lambda device: 3 * row_bytes)
     capsys.readouterr()
-    texts, sizes = sample.Sampler.texts, []
+    texts, sizes = LanguageModel.texts, []
 
-    def texts_with_size(self, prompts, samples):
+    def texts_with_size(self, prompts, *args):
         sizes.append(len(prompts))
-        return texts(self, prompts, samples)
+        return texts(self, prompts, *args)
 
-    monkeypatch.setattr(sample.Sampler, "texts", texts_with_size)
+    monkeypatch.setattr(LanguageModel, "texts", texts_with_size)
     assert run_command(trained, "--num_samples=6", "--max_new_tokens=20", "--batch_size=1000000") == expected
     assert sizes == [2, 2, 2]
     message = "batch_size=1,000,000: 0 MiB of memory are free, so 2 texts are generated at a time"
@@ -350,7 +382,7 @@ def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
         torch.OutOfMemoryError("CUDA"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        monkeypatch.setattr(sample, "generate", lambda *_, error=error, **__: raise_error(error))
+        monkeypatch.setattr(language_model, "generate", lambda *_, error=error, **__: raise_error(error))
         with pytest.raises(UserError, match=r"^batch_size=32: memory ran out; use a smaller --batch_size$"):
             run_command(trained)
 
@@ -387,18 +419,30 @@ def test_prompts_of_unequal_length_in_each_dtype(dtype, trained, tmp_path):
     assert [len(json.loads(line)["text"]) for line in lines] == [40] * 3
 
 
-def test_the_speed_includes_a_text_that_ctrl_c_ended(trained, monkeypatch, capsys):
-    """Its tokens were counted, but not its time."""
-    push, number = sample.TextStream.push, itertools.count(1)
+def test_ctrl_c_ends_the_text_and_exits_with_130(trained, monkeypatch, capsys):
+    """The exit status was 0. Before, the speed included the tokens of the ended text, but not its time."""
+    push, number = language_model.TextStream.push, itertools.count(1)
 
     def push_or_interrupt(stream, token):
         if next(number) == 10:
             raise KeyboardInterrupt
         return push(stream, token)
 
-    monkeypatch.setattr(sample.TextStream, "push", push_or_interrupt)
-    assert len(run_command(trained, "--start=The", "--max_new_tokens=40")) == 3 + 9 + 1
-    assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", capsys.readouterr().err)[1].replace(",", "")) > 0
+    monkeypatch.setattr(language_model.TextStream, "push", push_or_interrupt)
+    monkeypatch.setattr("sys.argv", ["sample.py", f"--out_dir={trained}", "--dtype=float32", "--start=The"])
+    with pytest.raises(SystemExit) as end:
+        configurator.run_script(main, SampleConfig)
+    out, err = capsys.readouterr()
+    assert end.value.code == 130 and len(out) == 3 + 9 + 1 and out.endswith("\n")
+    assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", err)[1].replace(",", "")) > 0
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_interactive_mode_ends_with_ctrl_d_or_with_ctrl_c_at_the_prompt(end, trained, monkeypatch):
+    """Ctrl-C without a text to end exited with 0, too."""
+    monkeypatch.setattr("builtins.input", lambda shown: raise_error(end()))
+    with pytest.raises(KeyboardInterrupt) if end is KeyboardInterrupt else nullcontext():
+        assert run_command(trained, "--interactive") == "\n"
 
 
 def test_interactive_mode_continues_after_a_line_that_is_not_utf8(trained, monkeypatch, capsys):
@@ -424,7 +468,7 @@ def test_nan_weights_are_a_one_line_error(trained, monkeypatch):
     """An id beyond the vocabulary was sampled, which ended in a traceback."""
     loaded = checkpoint.load(Path(trained), "best")
     loaded.model["transformer.ln_f.weight"][3] = torch.nan
-    monkeypatch.setattr(sample.convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(convert, "load", lambda *_: loaded)
     for dtype in ("float32", "int8"):
         with pytest.raises(UserError, match=r"^the model computes NaN: use another checkpoint, or --dtype=float32"):
             run_command(trained, f"--dtype={dtype}")
@@ -436,7 +480,8 @@ def test_a_small_model_uses_one_thread_for_a_single_text(trained, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     run_command(trained, "--max_new_tokens=2")
+    assert threads == [1, 7]  # a program's other computations use all threads again
     run_command(trained, "--max_new_tokens=2", "--num_samples=3")
-    monkeypatch.setattr(sample, "SMALL", 0)
+    monkeypatch.setattr(language_model, "SMALL", 0)
     run_command(trained, "--max_new_tokens=2")
-    assert threads == [1, 7, 7]
+    assert threads == [1, 7, 7, 7]

@@ -1,0 +1,233 @@
+"""A model that continues text: a GPT with its tokenizer on a device. sample.py and `folio.load` use it.
+
+`generate` and `stream` take a text. `complete`, `texts`, and `steps` take the ids of many prompts, and give whole
+texts, pieces of text, or tokens with their logits.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
+
+import torch
+from annotated_types import Ge, Gt, Le
+
+from folio import UserError, configurator, convert
+from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
+from folio.generate import Sampling, Step, TextStream, default_prompt, generate
+from folio.kernels import pack
+from folio.runtime import resolve_runtime
+from folio.tokenizer import EOT_TEXT, OnUnknown, Tokenizer
+from model import GPT
+
+SMALL = 4_000_000  # parameters; below, decoding is limited by calls rather than memory, and "auto" is float32
+
+Count = Annotated[int, Ge(1)]  # however large
+Share = Annotated[float, Gt(0), Le(1)]
+Model = TypeVar("Model", bound="LanguageModel")
+
+
+@dataclass(frozen=True)
+class GenerationConfig(Settings):
+    """How a prompt is continued."""
+
+    # --- generation ---
+    num_samples: Count = 1  # texts to generate for each prompt
+    max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
+    stop: str | None = None  # text at which a sample ends, and which is left out; in sample.py, \n is a line break
+    on_unknown: OnUnknown = "error"  # characters of a prompt that the tokenizer lacks
+    context_stride: Count | None = None  # tokens to drop when the context is full; 1: one by one; None: half
+    batch_size: Count = 32  # texts generated at a time; fewer if memory holds fewer
+    # --- sampling ---
+    temperature: NonNegativeFloat = 0.8  # below 1: more deterministic, above 1: more random; 0: the most likely token
+    top_k: Count | None = 200  # sample from the k most likely tokens; None: off
+    top_p: Share | None = None  # sample from the most likely tokens that together have this probability; None: off
+    min_p: Share | None = None  # sample from tokens at least this probable relative to the most likely one; None: off
+    repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0  # above 1: tokens that occurred are less likely
+    seed: NonNegativeInt = 1337  # of the random numbers; sample k is the same however many are generated
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Rules that a type does not express: (setting, what is wrong with it and how to fix it)."""
+        problems = []
+        if self.temperature and not 1e-6 <= self.temperature <= 1e6:  # beyond, float32 overflows
+            problems.append(("temperature", "it must be from 1e-6 to 1e6, or 0 for the most likely token"))
+        if self.stop == "":
+            problems.append(("stop", "it must not be empty; None turns it off"))
+        return problems
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "GenerationConfig":
+        """The settings that a program gives as keyword arguments, by the command line's rules. Raises ConfigError."""
+        known = cls.__dataclass_fields__
+        if unknown := settings.keys() - known:
+            raise ConfigError(f"{min(unknown)} is not a setting; the settings are {', '.join(known)}")
+        return configurator.from_json(cls, settings)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.repetition_penalty, self.temperature, self.top_k, self.top_p, self.min_p)
+
+
+class Prompt(NamedTuple):
+    """A prompt as the model sees it."""
+
+    ids: list[int]  # at least one
+    text: str  # without the characters that were left out, and with the replacements of others
+    unknown: int  # how many characters the tokenizer lacks
+
+
+def share_weights(model: GPT) -> GPT:
+    """Another GPT with the same weights, which are not copied."""
+    return GPT.from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()})
+
+
+class LanguageModel:
+    """A GPT and its tokenizer, ready to continue any prompt.
+
+    model: in eval mode, on the device in the dtype. On a CPU, text is generated with a copy of it that is packed for
+    speed: after changing the weights, make a new LanguageModel(gpt.model, gpt.tokenizer).
+    """
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, device: str = "auto", dtype: str = "auto"):
+        """The given model stays as it is. device, dtype: as in SampleConfig. Raises UserError."""
+        int8 = dtype == "int8"
+        if dtype == "auto" and model.num_params()["total"] < SMALL:
+            dtype = "float32"
+        self.runtime = resolve_runtime(device, "bfloat16" if int8 else dtype, False)
+        if int8 and self.runtime.device.type != "cpu":
+            place = self.runtime.device
+            raise UserError(f"dtype=int8: it requires a CPU, not {place}; use --dtype=auto or --device=cpu")
+        self.dtype = "int8" if int8 else str(self.runtime.dtype).removeprefix("torch.")
+        self.tokenizer = tokenizer
+        model = share_weights(model).to(self.runtime.device, self.runtime.dtype)  # cast once instead of at each step
+        self.model = self.decoder = model.eval()
+        if self.runtime.device.type == "cpu":
+            torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row
+            self.decoder = share_weights(model)
+            pack(self.decoder, int8)
+        self.small = self.decoder.num_params()["total"] < SMALL
+        self.threads = torch.get_num_threads()
+
+    @classmethod
+    def load(
+        cls: type[Model], init_from: str | Path, which: str = "best", device: str = "auto", dtype: str = "auto"
+    ) -> Model:
+        """Load whatever convert.load does. which: of a run's checkpoints, "best" or "last". Raises UserError."""
+        if which not in ("best", "last"):
+            raise UserError(f"which={which}: it must be best or last")
+        loaded = convert.load(str(init_from), which)
+        return cls(loaded.build(), loaded.tokenizer, device, dtype)
+
+    # --- text ---------------------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompt: str, num_samples: None = None, **settings: Any) -> str: ...
+    @overload
+    def generate(self, prompt: str, num_samples: int, **settings: Any) -> list[str]: ...
+    def generate(self, prompt: str, num_samples: int | None = None, **settings: Any) -> str | list[str]:
+        """The text that follows the prompt, without the prompt; with num_samples, a list of so many different texts.
+
+        settings: fields of GenerationConfig, such as temperature=0.7, top_k=50, stop="\\n", seed=2. The same settings
+        give the same text, also in sample.py. Raises UserError.
+        """
+        if num_samples is None:
+            return "".join(self.stream(prompt, **settings))
+        config = GenerationConfig.of({**settings, "num_samples": num_samples})
+        ids = self.encode_prompt(prompt, config.on_unknown).ids
+        requests = ((ids, sample) for sample in range(config.num_samples))
+        return list(self.complete(requests, config.num_samples, config))
+
+    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+        """The text of `generate` in pieces of whole characters, as they are generated."""
+        if "num_samples" in settings:
+            raise UserError("num_samples: a stream is one text; use generate for several")
+        config = GenerationConfig.of(settings)
+        ids = self.encode_prompt(prompt, config.on_unknown).ids
+        return (piece for (piece,) in self.texts([ids], [0], config) if piece)
+
+    # --- batches of prompts -------------------------------------------------------------------------------------------
+
+    def encode_prompt(self, text: str, on_unknown: OnUnknown = "error") -> Prompt:
+        """The ids of a prompt, with <|endoftext|> as its special id; default_prompt if there are none.
+
+        The model sees the end of one that is longer than its context. Raises UserError for unknown characters.
+        """
+        if not isinstance(text, str):
+            raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
+        self.tokenizer.on_unknown = on_unknown
+        eot = self.tokenizer.eot
+        parts = [text] if eot is None else text.split(EOT_TEXT)
+        encoded = [self.tokenizer.encode(part).tolist() for part in parts]
+        unknown = sum(map(self.tokenizer.count_unknown, parts))
+        ids = list(encoded[0])
+        for part in encoded[1:]:
+            ids += [eot, *part]
+        seen = EOT_TEXT.join(map(self.tokenizer.decode, encoded)) if unknown else text
+        return Prompt(ids or default_prompt(self.tokenizer), seen, unknown)
+
+    def complete(
+        self, requests: Iterable[tuple[list[int], int]], count: int, config: GenerationConfig
+    ) -> Iterator[str]:
+        """The text for each of `count` requests, batch by batch: (the ids of a prompt, the index of the sample)."""
+        rows, requests = self.rows(count, config.batch_size), iter(requests)
+        while batch := list(islice(requests, rows)):
+            prompts, samples = zip(*batch, strict=True)
+            for pieces in zip(*self.texts(prompts, samples, config), strict=True):  # of one text each
+                yield "".join(pieces)
+
+    def rows(self, texts: int, batch_size: int) -> int:
+        """How many of so many texts to generate at a time: batch_size, or fewer if memory holds fewer.
+
+        It counts two caches (full contexts are prefilled into a second one), a block's activations, and logits.
+        """
+        from folio.memory import HEADROOM, format_bytes, free  # imports psutil, which nothing else here needs
+
+        config, wanted, device = self.model.config, min(batch_size, texts), self.runtime.device
+        size = 4 if device.type == "cpu" else self.runtime.dtype.itemsize
+        context = size * config.block_size * config.n_embd  # bytes of one activation of a whole context
+        of_row = HEADROOM * ((2 * 2 * config.n_layer + 16) * context + 32 * config.vocab_size)
+        available = free(device) or free(torch.device("cpu"))  # Apple's GPUs use the CPU's
+        fit = max(1, int(available / of_row))
+        if fit < wanted:
+            shown = f"batch_size={batch_size:,}: {format_bytes(available)} of memory are free"
+            print(f"{shown}, so {fit:,} texts are generated at a time", file=sys.stderr)
+        return min(fit, wanted)
+
+    def texts(
+        self, prompts: Sequence[list[int]], samples: Sequence[int], config: GenerationConfig
+    ) -> Iterator[list[str]]:
+        """The text that follows each prompt: for each step, a piece for each row."""
+        texts, ended = [TextStream(self.tokenizer, config.stop) for _ in prompts], [False] * len(prompts)
+        for step in self.steps(prompts, samples, config, ended):
+            yield [text.push(token) for text, token in zip(texts, step.tokens, strict=True)]
+            ended[:] = [text.ended for text in texts]
+        yield [text.push(None) for text in texts]
+
+    def steps(
+        self,
+        prompts: Sequence[list[int]],
+        samples: Sequence[int],
+        config: GenerationConfig,
+        ended: list[bool] | None = None,
+    ) -> Iterator[Step]:
+        """The tokens that follow each prompt, and their logits. Row b is sample samples[b]; ended[b] = True ends it."""
+        if self.small and len(prompts) == 1:
+            torch.set_num_threads(1)  # as fast for a single row, and never waits for a core that is busy
+        try:
+            yield from generate(
+                self.decoder,
+                prompts,
+                self.runtime,
+                max_new_tokens=config.max_new_tokens,
+                sampling=config.sampling,
+                vocab_size=self.tokenizer.vocab_size,
+                eot=self.tokenizer.eot,
+                seed=config.seed,
+                samples=samples,
+                stride=config.context_stride,
+                ended=ended,
+            )
+        finally:
+            torch.set_num_threads(self.threads)
