@@ -28,7 +28,7 @@ from folio import tokenizer as tokenizers
 from folio.blocks import CorpusError, EncodedBlock, characters_of, encode, texts_of
 from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
-from folio.dataset_builder import DatasetBuilder, SplitRule, split_by_hash, split_by_smallest_keys
+from folio.dataset_builder import DatasetBuilder, SplitRule, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
 from folio.progress import progress_bar
 from folio.shards import data_root, token_dtype, write_meta
@@ -39,7 +39,7 @@ SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer
 BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, evenly spread over a larger corpus
 MOST_TOKENS = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 tokens
 LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
-PROGRESS_VERSION = 2  # of progress.json, and of how a corpus is divided into blocks
+PROGRESS_VERSION = 3  # of progress.json, and of how a corpus is divided into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
@@ -369,7 +369,7 @@ def _refuse_empty_split(job: _Job, builder: DatasetBuilder, split: str) -> None:
     word, change = ("validation", "larger") if split == "val" else ("training", "smaller")
     raise UserError(
         f"the {word} split would be empty with val_fraction={job.val_fraction}: there are {builder.tokens:,} tokens in "
-        f"total; set a {change} --val_fraction, or use more text"
+        f"total{builder.unknown_note()}; set a {change} --val_fraction, or use more text"
     )
 
 
@@ -417,6 +417,8 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "tokens": tokens,
         "bytes": p.bytes,
         "bytes_per_token": p.bytes / sum(tokens.values()),
+        "characters": p.characters,
+        "unknown_characters": p.unknown,
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
         "empty_documents": p.empty,
         "duplicates": builder.count_duplicates(),
@@ -455,6 +457,9 @@ def _describe(folder: Path, report: dict[str, Any], tokenizer: Tokenizer, second
         f"validation: {HOW_SPLIT[report['validation']['by']]} (val_fraction={report['validation']['val_fraction']})",
         f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary occur",
     ]
+    if report["unknown_characters"]:
+        unknown, characters = report["unknown_characters"], report["characters"]
+        lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))
     if duplicates["left_out"]:
         lines.append(f"{duplicates['left_out']:,} duplicates were left out")
     if duplicates["repeated"]:
