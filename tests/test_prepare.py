@@ -372,6 +372,36 @@ def test_a_text_of_which_nothing_is_left_says_why(files, tmp_path):
         prepare(config(tmp_path, **settings), chinese, "a")
 
 
+@pytest.mark.parametrize("kind", ["bpe", "gpt2", "char", "folder"])
+def test_a_vocabulary_that_is_too_large_for_the_text_is_named(kind, lines, tmp_path, capsys, monkeypatch):
+    """Only when the model is going to learn the vocabulary from this text."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(tokenizer, "TOKENS_PER_ENTRY", 1000)
+    if kind == "folder":
+        kind = str(prepare(config(tmp_path, tokenizer="bpe", vocab_size=270), lines, "other"))
+        capsys.readouterr()
+    tokens = read_json(prepare(config(tmp_path, tokenizer=kind, vocab_size=270), lines, "a") / "report.json")["tokens"]
+    out = capsys.readouterr().out
+    if kind in ("bpe", "gpt2"):
+        size = 270 if kind == "bpe" else 262
+        assert f"the vocabulary of {size} is large for {tokens['train']:,} training tokens (" in out
+        assert f" ({tokens['train'] / size:.1f} per entry): " in out
+        assert "try --tokenizer=char, with --overwrite=True" in out
+    else:
+        assert "is large for" not in out
+
+
+def test_the_suggested_vocabulary_is_not_too_large(tmp_path, capsys, seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(3000)]
+    (tmp_path / "novel.txt").write_text(" ".join(rng.choices(words, k=70_000)))
+    novel = Corpus(find_sources([str(tmp_path / "novel.txt")]))
+    prepare(config(tmp_path, tokenizer="bpe", vocab_size=4096), novel, "a")
+    (suggested,) = re.findall(r"try --tokenizer=bpe --vocab_size=(\d+) or", capsys.readouterr().out)
+    prepare(config(tmp_path, tokenizer="bpe", vocab_size=int(suggested), overwrite=True), novel, "a")
+    assert "is large for" not in capsys.readouterr().out
+
+
 # --- duplicates and the report ----------------------------------------------------------------------------------------
 
 
@@ -584,6 +614,27 @@ def test_invalid_input_leaves_no_files(name, damaged, message, kind, workers, tm
     with pytest.raises(UserError, match=expected):
         prepare(config(tmp_path, tokenizer=kind, num_workers=workers, shard_tokens=500), damaged_corpus, "new")
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_prepare_script_in_the_folder_stays_there(lines, tmp_path, monkeypatch):
+    """nanoGPT has one in the folder of each data set."""
+    script = tmp_path / "data" / "a" / "prepare.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("print('mine')")
+    interrupt(lines, tmp_path, monkeypatch)
+    assert [path.name for path in script.parent.iterdir()] == ["prepare.py"]
+    for settings in (dict(), dict(overwrite=True), dict(overwrite=True, tokenizer="char")):
+        folder = prepare(config(tmp_path, shard_tokens=700, **settings), lines, "a")
+        assert open_dataset(folder) and script.read_text() == "print('mine')"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+
+
+def test_a_text_in_the_folder_of_the_data_set_is_not_deleted(texts, tmp_path):
+    """--overwrite=True replaced the folder, and the text was lost."""
+    documents = write_documents(tmp_path / "data" / "a", texts[:5])
+    with pytest.raises(UserError, match=r"000\.txt is in \S+a, which the data set would replace; set another --name"):
+        prepare(config(tmp_path, overwrite=True), documents, "a")
+    assert len(list((tmp_path / "data" / "a").iterdir())) == 5
 
 
 def test_the_free_disk_space_is_checked_first(lines, tmp_path, monkeypatch):
