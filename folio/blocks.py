@@ -192,6 +192,8 @@ class EncodedBlock(NamedTuple):
     mask: np.ndarray | None  # (N,) uint8, which tokens count as targets
     lengths: np.ndarray  # (D,) tokens per document
     sizes: np.ndarray  # (D,) bytes of UTF-8 per document
+    characters: np.ndarray  # (D,) characters per document
+    unknown: np.ndarray  # (D,) how many of them are not in the vocabulary, and were left out or replaced
     hashes: np.ndarray  # (D,) uint64, the document_hash of each
 
 
@@ -205,10 +207,12 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool) ->
     is_part = isinstance(block, DocumentPart)
     ends_here = not is_part or block.last
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
-    ids, mask, lengths, sizes, hashes = [end[:0]], [np.array([], dtype=np.uint8)], [], [], []
+    ids, mask = [end[:0]], [np.array([], dtype=np.uint8)]
+    lengths, sizes, characters, unknown, hashes = [], [], [], [], []
     for number, document in enumerate(block.documents()):
         segments = document if isinstance(document, list) else [(document, True), (END, True)]
-        content = "".join(text or "" for text, _ in segments).encode("utf-8", "replace")
+        whole = "".join(text or "" for text, _ in segments)
+        content = whole.encode("utf-8", "replace")
         encoded = []
         if content or is_part:  # the last part of a document may be empty, and still ends it
             for text, counts in segments:
@@ -219,12 +223,16 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool) ->
             mask += [np.full(len(tokens), counts, dtype=np.uint8) for tokens, counts in encoded]
         lengths.append(sum(len(tokens) for tokens, _ in encoded))
         sizes.append(len(content))
+        characters.append(len(whole))
+        unknown.append(0 if tokenizer.on_unknown == "error" else tokenizer.count_unknown(whole))
         hashes.append(block.hash if is_part else document_hash(content))
     return EncodedBlock(
         np.concatenate(ids),
         np.concatenate(mask) if masked else None,
         np.array(lengths, dtype=np.int64),
         np.array(sizes, dtype=np.int64),
+        np.array(characters, dtype=np.int64),
+        np.array(unknown, dtype=np.int64),
         np.array(hashes, dtype=np.uint64),
     )
 

@@ -121,7 +121,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             values[words] += (text,)
             origins[words] = COMMAND_LINE
         elif (path := _find_config(text)) is None:
-            errors.append(_no_such_file(text))
+            errors.append(_no_such_file(text, hints))
         else:
             for name, value, line in _parse(path, text, values, errors):
                 assign(name, value, f"{text}:{line}", from_text=False)
@@ -269,7 +269,9 @@ def _find_config(name: str) -> Path | None:
     return next((path for path in (Path(name), ROOT / name) if path.is_file()), None)
 
 
-def _no_such_file(name: str) -> str:
+def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
+    if "out_dir" in hints and Path(name).is_dir():
+        return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
     return f"command line: no config file {name} exists{hint}"

@@ -99,9 +99,9 @@ class Source:
             raise CorpusError(f"{self.name} is damaged or truncated: {error}; download it again") from None
 
     def fingerprint(self) -> list[Any]:
-        """A value that changes if the file changes."""
+        """A value that changes if the file changes, but not with the working directory."""
         stat = self.path.stat()
-        return [self.name, stat.st_size, stat.st_mtime_ns]
+        return [self.path.name, stat.st_size, stat.st_mtime_ns]
 
 
 def find_sources(inputs: Sequence[str], format: Format | None = None) -> list[Source]:

@@ -12,7 +12,7 @@ from folio import UserError
 from folio.blocks import Block, DocumentPart, EncodedBlock
 from folio.files import read_json, write_json
 from folio.shards import SPLITS, ShardWriter
-from folio.tokenizer import Tokenizer
+from folio.tokenizer import OnUnknown, Tokenizer
 
 # --- which documents are for validation -------------------------------------------------------------------------------
 
@@ -67,6 +67,17 @@ class KeySet:
         return known
 
 
+# --- characters that are not in the vocabulary ------------------------------------------------------------------------
+
+
+def describe_unknown(unknown: int, characters: int, on_unknown: OnUnknown) -> str:
+    """In words: how many of all characters are not in the vocabulary, and what was done with them."""
+    share = unknown / characters
+    shown = f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+    outcome = "left out" if on_unknown == "skip" else "replaced by U+FFFD"
+    return f"{unknown:,} of {characters:,} characters ({shown}) are not in the vocabulary and were {outcome}"
+
+
 # --- the builder ------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +89,8 @@ class Progress:
     number: int = 0  # of the next document in the input, where empty documents and duplicates have numbers, too
     documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     bytes: int = 0  # of the documents in the data set
+    characters: int = 0  # of these documents
+    unknown: int = 0  # characters that are not in the vocabulary, and were left out or replaced
     empty: int = 0
     left_out: int = 0  # duplicates
     longest: int = 0  # tokens of the longest document
@@ -107,7 +120,7 @@ class DatasetBuilder:
         masked: bool,
         notes: dict[str, Any],
     ):
-        self.folder, self.split_rule, self.notes = folder, split_rule, notes
+        self.folder, self.tokenizer, self.split_rule, self.notes = folder, tokenizer, split_rule, notes
         saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
         self.progress = Progress(**saved["progress"]) if saved else Progress()
         self.writers = {
@@ -175,6 +188,8 @@ class DatasetBuilder:
         self._write("val", encoded, keep & val)
         self._record(encoded.hashes[keep], val[keep], encoded.lengths[keep])
         p.bytes += int(encoded.sizes[keep].sum())
+        p.characters += int(encoded.characters[keep].sum())
+        p.unknown += int(encoded.unknown[keep].sum())
         lengths = np.where(keep, encoded.lengths, 0)
         if len(lengths) and lengths.max() > p.longest:
             p.longest, p.longest_number = int(lengths.max()), int(numbers[lengths.argmax()])
@@ -197,6 +212,8 @@ class DatasetBuilder:
             p.number += 1
         if p.open["split"]:
             self.writers[p.open["split"]].write(encoded.ids, encoded.mask)
+            p.characters += int(encoded.characters.sum())
+            p.unknown += int(encoded.unknown.sum())
         p.open["tokens"] += len(encoded.ids)
         p.open["bytes"] += int(encoded.sizes.sum())
         if block.last:
@@ -242,6 +259,11 @@ class DatasetBuilder:
         self.records.flush()
         return np.fromfile(self.folder / "documents", dtype=DOCUMENT_RECORD)
 
+    def unknown_note(self) -> str:
+        """For an error about too few tokens: how many characters were left out, in parentheses, if there are any."""
+        p = self.progress
+        return f" ({describe_unknown(p.unknown, p.characters, self.tokenizer.on_unknown)})" if p.unknown else ""
+
     def empty_split(self) -> str | None:
         """A split with too few tokens to predict anything, or None. Raises UserError if there is no text at all."""
         if not self.progress.bytes:
@@ -266,7 +288,7 @@ class DatasetBuilder:
         return int(documents["hash"][nearest])
 
     def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
-        what = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits"
+        what = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits{self.unknown_note()}"
         if all_equal:
             what = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
             what += ", and a document cannot be in both splits"

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,20 +26,31 @@ from annotated_types import Ge, Gt, Le, Lt
 from folio import UserError
 from folio import tokenizer as tokenizers
 from folio.blocks import CorpusError, EncodedBlock, characters_of, encode, texts_of
-from folio.configurator import NonNegativeInt, Settings
+from folio.configurator import ROOT, NonNegativeInt, Settings
 from folio.corpus import Corpus
-from folio.dataset_builder import DatasetBuilder, SplitRule, split_by_hash, split_by_smallest_keys
+from folio.dataset_builder import DatasetBuilder, SplitRule, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
 from folio.progress import progress_bar
-from folio.shards import data_root, token_dtype, write_meta
-from folio.tokenizer import EOT_TEXT, BPETokenizer, ByteTokenizer, CharTokenizer, OnUnknown, Tokenizer
+from folio.shards import data_root, dataset_name, token_dtype, write_meta
+from folio.tokenizer import (
+    EOT_TEXT,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    OnUnknown,
+    Tokenizer,
+    suggest_vocab_size,
+    vocabulary_is_large,
+)
 from folio.workers import cores, map_in_order
 
 SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer than it saves
 BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, evenly spread over a larger corpus
 MOST_TOKENS = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 tokens
 LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
-PROGRESS_VERSION = 2  # of progress.json, and of how a corpus is divided into blocks
+PROGRESS_VERSION = 3  # of progress.json, and of how a corpus is divided into blocks
+STARTED_BY_TRAINING = "FOLIO_STARTED_BY_TRAINING"  # environment variable of a script that train.py runs: no hints
+NANOGPT_SCRIPT = "prepare.py"  # in a data set's folder, as in nanoGPT; it is kept when the data set is replaced
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
@@ -48,7 +59,7 @@ VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
 @dataclass(frozen=True)
 class PrepareConfig(Settings):
     # --- the data set ---
-    name: str | None = None  # folder under data_dir; None: the name of the script or of the input
+    name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
     overwrite: bool = False  # True: replace another data set with this name
     val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
@@ -81,11 +92,21 @@ def name_from(text: str) -> str:
     return name.rstrip()
 
 
-def default_name(file: str) -> str:
-    """A name for the data set that is made from a file or folder. Raises UserError if there is none."""
-    name = name_from(Path(file).name.split(".")[0])
-    if not name or "*" in name:
-        raise UserError(f"{file} does not give a name for the data set: set --name=NAME")
+def default_name(inputs: Sequence[str]) -> str:
+    """A name for the data set that is made from files, folders and patterns: that of the only file or folder, or of the
+    folder that contains them all. A name that stands for several inputs is printed.
+    """
+    if list(inputs) == ["-"]:
+        return "stdin"
+    paths = [Path(os.path.abspath(os.path.expanduser(name))) for name in inputs]
+    existing = [next(folder for folder in (path, *path.parents) if os.path.exists(folder)) for path in paths]
+    try:
+        common = os.path.commonpath(existing)
+    except ValueError:  # different drives on Windows
+        common = ""
+    name = name_from(Path(common).name.split(".")[0]) or "text"
+    if len(inputs) > 1 or existing != paths:
+        print(f"several inputs: the name of the data set is {name}; --name=NAME sets another")
     return name
 
 
@@ -107,7 +128,10 @@ def prepare(
     job = _Job(cfg, corpus, name, split_rule, masked)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
+    if job.folder.exists():
+        _refuse_inputs_inside(job)
     if not cfg.overwrite and _is_prepared(job):
+        _print_hints(job)
         return job.folder
     with _only_process(job.part), _cleanup_after_errors(job):
         _open_part_folder(job)
@@ -115,12 +139,13 @@ def prepare(
         shards, report = _write_shards(job, tokenizer)
         write_json(job.part / "report.json", report)
         _write_meta(job, tokenizer, shards)
+        if (job.folder / NANOGPT_SCRIPT).exists():
+            shutil.copy2(job.folder / NANOGPT_SCRIPT, job.part)
         replace_folder(job.part, job.folder)
         for temporary in ("progress.json", "documents"):
             (job.folder / temporary).unlink(missing_ok=True)
-    print(_describe(job.folder, report, tokenizer, time.perf_counter() - started))
-    settings = [f"--dataset={name}", f"--out_dir=out-{name}", *([f"--data_dir={cfg.data_dir}"] if cfg.data_dir else [])]
-    print(f"train on it: {shlex.join(['python', 'train.py', 'config/shakespeare_char.py', *settings])}")
+    print(_describe(job, report, tokenizer, time.perf_counter() - started))
+    _print_hints(job)
     return job.folder
 
 
@@ -153,9 +178,17 @@ class _Job:
         return 0 if self.corpus.text_bytes <= SMALL_CORPUS else cores()
 
 
+def _refuse_inputs_inside(job: _Job) -> None:
+    """Raise UserError if a file of the corpus is in the data set's folder, whose content would be replaced."""
+    folder = job.folder.resolve()
+    for source in job.corpus.sources:
+        if folder in source.path.resolve().parents:
+            raise UserError(f"{source.name} is in {job.folder}, which the data set would replace; set another --name")
+
+
 def _is_prepared(job: _Job) -> bool:
     """Whether this data set exists already. Raises UserError if the folder contains something else."""
-    if not job.folder.exists() or not any(job.folder.iterdir()):
+    if not job.folder.exists() or all(path.name == NANOGPT_SCRIPT for path in job.folder.iterdir()):
         return False
     try:
         meta = read_json(job.folder / "meta.json")
@@ -369,7 +402,7 @@ def _refuse_empty_split(job: _Job, builder: DatasetBuilder, split: str) -> None:
     word, change = ("validation", "larger") if split == "val" else ("training", "smaller")
     raise UserError(
         f"the {word} split would be empty with val_fraction={job.val_fraction}: there are {builder.tokens:,} tokens in "
-        f"total; set a {change} --val_fraction, or use more text"
+        f"total{builder.unknown_note()}; set a {change} --val_fraction, or use more text"
     )
 
 
@@ -417,6 +450,8 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "tokens": tokens,
         "bytes": p.bytes,
         "bytes_per_token": p.bytes / sum(tokens.values()),
+        "characters": p.characters,
+        "unknown_characters": p.unknown,
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
         "empty_documents": p.empty,
         "duplicates": builder.count_duplicates(),
@@ -442,12 +477,13 @@ def _token_text(tokenizer: Tokenizer, token: int) -> str:
     return EOT_TEXT if token == tokenizer.eot else tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
-def _describe(folder: Path, report: dict[str, Any], tokenizer: Tokenizer, seconds: float) -> str:
+def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: float) -> str:
     """The report in a few lines."""
+    cfg, vocab_size = job.cfg, tokenizer.vocab_size
     tokens, documents, duplicates = report["tokens"], report["documents"], report["duplicates"]
     most_common = [repr(token["text"]) for token in report["most_common_tokens"][:8]]
     lines = [
-        f"{folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens of {tokenizer.vocab_size:,} "
+        f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens of {vocab_size:,} "
         f"({tokenizer.kind}), in {seconds:,.1f} s",
         f"{documents['train']:,} + {documents['val']:,} documents, {report['bytes']:,} bytes, "
         f"{report['bytes_per_token']:.2f} per token; the longest has {report['longest_document']['tokens']:,} tokens, "
@@ -455,6 +491,11 @@ def _describe(folder: Path, report: dict[str, Any], tokenizer: Tokenizer, second
         f"validation: {HOW_SPLIT[report['validation']['by']]} (val_fraction={report['validation']['val_fraction']})",
         f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary occur",
     ]
+    if report["unknown_characters"]:
+        unknown, characters = report["unknown_characters"], report["characters"]
+        lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))
+    if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
+        lines.append(_describe_large_vocabulary(tokens["train"], vocab_size))
     if duplicates["left_out"]:
         lines.append(f"{duplicates['left_out']:,} duplicates were left out")
     if duplicates["repeated"]:
@@ -463,3 +504,58 @@ def _describe(folder: Path, report: dict[str, Any], tokenizer: Tokenizer, second
             f"the validation documents are also in training; --dedup=True leaves repetitions out"
         )
     return "\n".join(lines)
+
+
+def _describe_large_vocabulary(tokens: int, vocab_size: int) -> str:
+    """That so many training tokens are few for the vocabulary, and which vocabulary is not too large."""
+    choices = "--tokenizer=char"
+    if smaller := suggest_vocab_size(tokens):
+        choices = f"--tokenizer=bpe --vocab_size={smaller} or {choices}"
+    return (
+        f"the vocabulary of {vocab_size:,} is large for {tokens:,} training tokens "
+        f"({tokens / vocab_size:,.1f} per entry): most entries are seen too rarely to learn from; "
+        f"to train from scratch, try {choices}, with --overwrite=True"
+    )
+
+
+# --- the commands that come next --------------------------------------------------------------------------------------
+
+
+def command(script: str, *arguments: str) -> str:
+    """The command line that runs one of the project's scripts, such as "train.py", from the working directory."""
+    return shlex.join(["python", short_path(ROOT / script), *arguments])
+
+
+def short_path(path: Path) -> str:
+    """A path relative to the working directory if it is inside, and otherwise absolute."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _print_hints(job: _Job) -> None:
+    """Print how to train on the data set, unless train.py has started this script."""
+    if STARTED_BY_TRAINING not in os.environ:
+        for purpose, settings in _next_runs(job):
+            data_dir = [f"--data_dir={job.cfg.data_dir}"] if job.cfg.data_dir else []
+            print(f"{purpose}: {command('train.py', *settings, *data_dir)}")
+
+
+def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
+    """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
+    recipe, name, source = "config/shakespeare_char.py", job.folder.name, job.cfg.tokenizer
+    data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
+    is_folder = source not in TOKENIZERS and os.path.isdir(source)
+    if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint
+        # About a tenth of the recipe's rates. On two texts of 75,000 characters, 300 steps from a run on Shakespeare
+        # reached losses of 1.53 and 1.19; with the recipe's rates 1.60 and 1.23, with 1e-4 and adamw 1.77 and 1.37.
+        rates = ["--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
+        yield f"finetune {source} on it", [recipe, f"--init_from={source}", data, *rates, f"{out_dir}-finetuned"]
+        return
+    yield "train on it", [recipe, data, out_dir]
+    if source == "gpt2":
+        yield "or finetune GPT-2", ["config/finetune_shakespeare.py", data, f"{out_dir}-finetuned"]
+    if is_folder:
+        other = dataset_name(Path(source), job.folder.parent)
+        if other != name and "," not in other:
+            mixture = f"--dataset={other}:0.5,{name}:0.5"
+            yield "or on both", [recipe, mixture, f"--out_dir=out-{Path(other).name}-{name}"]

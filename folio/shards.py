@@ -240,6 +240,17 @@ def data_root(data_dir: str | None) -> Path:
     return Path(data_dir) if data_dir else ROOT / "data"
 
 
+def has_data(folder: Path) -> bool:
+    """Whether a folder contains shards or the meta.json of a data set, complete or not."""
+    return os.path.isdir(folder) and ((folder / "meta.json").exists() or any(folder.glob("*.bin")))
+
+
+def dataset_name(folder: Path, root: Path) -> str:
+    """How --dataset names the data set in a folder: by its name if it is in the `root` of all data sets."""
+    folder = Path(os.path.abspath(folder))
+    return folder.name if folder.parent == Path(os.path.abspath(root)) else str(folder)
+
+
 def open_dataset(folder: Path) -> Dataset:
     """Open a data set of Folio, nanoGPT or llm.c. Raises DatasetError if it is missing, damaged or incomplete."""
     if (folder / "meta.json").exists():

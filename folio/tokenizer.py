@@ -23,6 +23,7 @@ from folio.files import read_json
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
+TOKENS_PER_ENTRY = 100  # training tokens per entry of a vocabulary; with fewer, it is large for the text
 OnUnknown = Literal["error", "skip", "replace"]  # what encode does with a character that is not in the vocabulary
 
 
@@ -122,7 +123,8 @@ class CharTokenizer(Tokenizer):
         what += f"{len(self.characters)} characters of this tokenizer"
         if self.on_unknown == "replace":
             raise UserError(f"{what}, and neither is U+FFFD, which would replace it: set --on_unknown=skip")
-        raise UserError(f"{what}: remove it, or set --on_unknown=skip or --on_unknown=replace")
+        or_replace = " or --on_unknown=replace" if REPLACEMENT in self.characters else ""
+        raise UserError(f"{what}: remove it, or set --on_unknown=skip{or_replace}")
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else self.characters[token].encode("utf-8", "replace")
@@ -343,6 +345,23 @@ def byte_alphabet() -> dict[str, int]:
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+def vocabulary_is_large(tokens: int, vocab_size: int) -> bool:
+    """Whether so many training tokens are too few for a vocabulary that is learned from them: most of its entries would
+    occur too rarely.
+    """
+    return tokens < TOKENS_PER_ENTRY * vocab_size
+
+
+def suggest_vocab_size(tokens: int) -> int | None:
+    """The largest power of two that is not a large vocabulary for so many training tokens. None if it is less than 512,
+    which leaves few merges beside the 256 bytes.
+
+    A smaller vocabulary gives more tokens, so this is a safe choice for the same text.
+    """
+    size = 1 << max(1, tokens // TOKENS_PER_ENTRY).bit_length() - 1
+    return size if size >= 512 else None
 
 
 KINDS: dict[str, type[Tokenizer]] = {

@@ -64,7 +64,7 @@ def chat_segments(messages: Any) -> Segments:
 def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
     corpus = Corpus(find_sources(cfg.inputs, "jsonl"), document=segments)
-    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs[0]), masked=True)
+    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs), masked=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Your own text as a data set: files, folders, "patterns*", or - for standard input.
 
     python prepare/text.py novel.txt
-    python prepare/text.py letters/*.txt
+    python prepare/text.py *.txt
     python prepare/text.py letters/ diaries/ --name=mine --tokenizer=gpt2
     python prepare/text.py "crawl/*.jsonl.zst" --name=crawl --tokenizer=bpe --vocab_size=16384 --field=content
 
@@ -9,7 +9,6 @@ It reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. 
 several documents (files, JSON lines, rows), a hash of the content decides which are for validation.
 """
 
-import os
 import shutil
 import sys
 import tempfile
@@ -39,19 +38,7 @@ class TextConfig(PrepareConfig):
             problems.append(("inputs", "name a file, a folder, a pattern, or - for standard input"))
         if self.split_on == "":
             problems.append(("split_on", "it must not be empty; None takes each file as one document"))
-        if self.inputs and not self.name and not self.common_name:
-            problems.append(("name", "several inputs need a --name for the data set"))
         return problems
-
-    @property
-    def common_name(self) -> str:
-        """What gives the data set its default name: the only input, or the folder of all inputs. It may be empty."""
-        if len(self.inputs) > 1:
-            try:
-                return os.path.commonpath(self.inputs)
-            except ValueError:  # absolute and relative paths
-                return ""
-        return "stdin" if self.inputs == ("-",) else self.inputs[0]
 
 
 def main(cfg: TextConfig) -> None:
@@ -60,7 +47,7 @@ def main(cfg: TextConfig) -> None:
         inputs = [str(save_stdin(Path(folder), cfg.format)) if name == "-" else name for name in cfg.inputs]
         split_on = cfg.split_on and line_breaks(cfg.split_on)
         corpus = Corpus(find_sources(inputs, cfg.format), cfg.field, split_on)
-        prepare(cfg, corpus, cfg.name or default_name(cfg.common_name))
+        prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 
 
 def save_stdin(folder: Path, format: Format | None) -> Path:

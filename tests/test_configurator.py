@@ -303,3 +303,11 @@ def test_a_config_file_may_use_the_time_as_in_nanogpt(write):
 def test_every_setting_of_nanogpt_is_accepted(write):
     config = configurator.load(TrainConfig, [write(NANOGPT)])
     assert config.batch_size == 64 and config.wandb_run_name == "mini-gpt"
+
+
+def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, monkeypatch):
+    """It proposed a config file with a similar name."""
+    monkeypatch.chdir(tmp_path)
+    Path("out-novel").mkdir()
+    with pytest.raises(ConfigError, match=r"out-novel is a folder, not a config file; name a run with --out_dir=out-n"):
+        configurator.load(SampleConfig, ["out-novel"])

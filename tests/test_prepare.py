@@ -19,7 +19,7 @@ from folio import prepare as prepare_module
 from folio.blocks import document_hash
 from folio.configurator import ConfigError, check
 from folio.corpus import Corpus, find_sources
-from folio.dataset_builder import DatasetBuilder, KeySet, split_by_number
+from folio.dataset_builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
 from folio.files import read_json, write_json
 from folio.prepare import PrepareConfig, name_from, prepare
 from folio.shards import open_dataset
@@ -323,6 +323,85 @@ def test_the_tokenizer_of_another_data_set_can_be_used(lines, tmp_path):
         prepare(config(tmp_path, tokenizer="word"), more, "third")
 
 
+def small_tokenizer(tmp_path: Path, characters: str) -> str:
+    """A file with a character tokenizer."""
+    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of(characters, eot=True).to_json())
+    return str(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+@pytest.mark.parametrize("on_unknown, outcome", [("skip", "left out"), ("replace", r"replaced by U\+FFFD")])
+@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
+def test_unknown_characters_are_counted(form, on_unknown, outcome, dedup, texts, tmp_path, request, capsys):
+    """--on_unknown=skip dropped 11% of a text without a word."""
+    documents, known = request.getfixturevalue(form), "abehlpt o\ufffd"
+    settings = dict(tokenizer=small_tokenizer(tmp_path, known), on_unknown=on_unknown, dedup=dedup)
+    counted = list(dict.fromkeys(texts)) if dedup else texts
+    characters, unknown = sum(map(len, counted)), sum(c not in known for text in counted for c in text)
+    for workers in (0, 2):
+        folder = prepare(config(tmp_path, num_workers=workers, **settings), documents, f"workers{workers}")
+        report = read_json(folder / "report.json")
+        assert (report["characters"], report["unknown_characters"]) == (characters, unknown)
+        share = rf"{unknown:,} of {characters:,} characters \({unknown / characters:.1%}\)"
+        assert re.search(rf"^{share} are not in the vocabulary and were {outcome}$", capsys.readouterr().out, re.M)
+        replacement = "\ufffd" if on_unknown == "replace" else ""
+        expected = sorted("".join(c if c in known else replacement for c in text) for text in counted if text)
+        assert sorted(read_back(folder, "train") + read_back(folder, "val")) == expected
+
+
+def test_nothing_is_said_about_unknown_characters_if_there_are_none(lines, tmp_path, capsys):
+    folder = prepare(config(tmp_path, tokenizer="char", on_unknown="skip"), lines, "a")
+    assert read_json(folder / "report.json")["unknown_characters"] == 0
+    assert "not in the vocabulary" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unknown, shown", [(1, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
+def test_the_share_of_unknown_characters_is_rounded(unknown, shown):
+    assert f" ({shown}) are not" in describe_unknown(unknown, 100_000, "skip")
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_text_of_which_nothing_is_left_says_why(files, tmp_path):
+    """The error was that the text has 0 tokens."""
+    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of("abc").to_json())
+    chinese = write_documents(tmp_path / "texts", [f"{'日本' * 50}{n}" for n in range(files)])
+    settings = dict(tokenizer=str(tmp_path / "tokenizer.json"), on_unknown="skip")
+    total = 101 * files
+    what = rf"0 tokens.* \({total} of {total} characters \(100\.0%\) are not in the vocabulary and were left out\); "
+    with pytest.raises(UserError, match=what):
+        prepare(config(tmp_path, **settings), chinese, "a")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "gpt2", "char", "folder"])
+def test_a_vocabulary_that_is_too_large_for_the_text_is_named(kind, lines, tmp_path, capsys, monkeypatch):
+    """Only when the model is going to learn the vocabulary from this text."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(tokenizer, "TOKENS_PER_ENTRY", 1000)
+    if kind == "folder":
+        kind = str(prepare(config(tmp_path, tokenizer="bpe", vocab_size=270), lines, "other"))
+        capsys.readouterr()
+    tokens = read_json(prepare(config(tmp_path, tokenizer=kind, vocab_size=270), lines, "a") / "report.json")["tokens"]
+    out = capsys.readouterr().out
+    if kind in ("bpe", "gpt2"):
+        size = 270 if kind == "bpe" else 262
+        assert f"the vocabulary of {size} is large for {tokens['train']:,} training tokens (" in out
+        assert f" ({tokens['train'] / size:.1f} per entry): " in out
+        assert "try --tokenizer=char, with --overwrite=True" in out
+    else:
+        assert "is large for" not in out
+
+
+def test_the_suggested_vocabulary_is_not_too_large(tmp_path, capsys, seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(3000)]
+    (tmp_path / "novel.txt").write_text(" ".join(rng.choices(words, k=70_000)))
+    novel = Corpus(find_sources([str(tmp_path / "novel.txt")]))
+    prepare(config(tmp_path, tokenizer="bpe", vocab_size=4096), novel, "a")
+    (suggested,) = re.findall(r"try --tokenizer=bpe --vocab_size=(\d+) or", capsys.readouterr().out)
+    prepare(config(tmp_path, tokenizer="bpe", vocab_size=int(suggested), overwrite=True), novel, "a")
+    assert "is large for" not in capsys.readouterr().out
+
+
 # --- duplicates and the report ----------------------------------------------------------------------------------------
 
 
@@ -537,6 +616,27 @@ def test_invalid_input_leaves_no_files(name, damaged, message, kind, workers, tm
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_prepare_script_in_the_folder_stays_there(lines, tmp_path, monkeypatch):
+    """nanoGPT has one in the folder of each data set."""
+    script = tmp_path / "data" / "a" / "prepare.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("print('mine')")
+    interrupt(lines, tmp_path, monkeypatch)
+    assert [path.name for path in script.parent.iterdir()] == ["prepare.py"]
+    for settings in (dict(), dict(overwrite=True), dict(overwrite=True, tokenizer="char")):
+        folder = prepare(config(tmp_path, shard_tokens=700, **settings), lines, "a")
+        assert open_dataset(folder) and script.read_text() == "print('mine')"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+
+
+def test_a_text_in_the_folder_of_the_data_set_is_not_deleted(texts, tmp_path):
+    """--overwrite=True replaced the folder, and the text was lost."""
+    documents = write_documents(tmp_path / "data" / "a", texts[:5])
+    with pytest.raises(UserError, match=r"000\.txt is in \S+a, which the data set would replace; set another --name"):
+        prepare(config(tmp_path, overwrite=True), documents, "a")
+    assert len(list((tmp_path / "data" / "a").iterdir())) == 5
+
+
 def test_the_free_disk_space_is_checked_first(lines, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=5000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -630,7 +730,7 @@ def test_a_file_with_the_name_of_the_data_set_is_refused(lines, tmp_path):
     assert (tmp_path / "data" / "a").read_text() == "mine"
 
 
-def interrupt(lines, tmp_path, monkeypatch) -> None:
+def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
     """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
     add = DatasetBuilder.add
 
@@ -642,7 +742,7 @@ def interrupt(lines, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(DatasetBuilder, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            prepare(config(tmp_path, shard_tokens=700), lines, "a")
+            prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")
 
 
 def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):
@@ -652,8 +752,19 @@ def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch
     path = tmp_path / "data" / ".a.part" / "progress.json"
     saved = read_json(path)
     saved["progress"]["blocks"] += 1
-    write_json(path, {**saved, "version": 1})
+    write_json(path, {**saved, "version": 2})
     assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
+
+
+def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, monkeypatch):
+    settings = dict(tokenizer=small_tokenizer(tmp_path, "abehlpt o"), on_unknown="skip", shard_tokens=700)
+    straight = prepare(config(tmp_path, **settings), lines, "straight")
+    assert read_json(straight / "report.json")["unknown_characters"] > 1000
+    interrupt(lines, tmp_path, monkeypatch, **settings)
+    assert read_json(tmp_path / "data" / ".a.part" / "progress.json")["progress"]["unknown"] > 100
+    folder = prepare(config(tmp_path, **settings), lines, "a")
+    assert content(folder) == content(straight)
+    assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
 
 
 def test_after_a_change_of_the_source_the_run_is_not_resumed(lines, tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 import json
 import os
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +15,18 @@ from hub import serving
 from pyarrow import parquet
 from tiny_tokenizers import bpe
 
-from folio import UserError, tokenizer
+from folio import UserError, corpus, tokenizer
 from folio.blocks import document_hash
 from folio.configurator import ConfigError, load, run_script
 from folio.files import read_json
+from folio.prepare import default_name
 from folio.shards import open_dataset
 from prepare import openwebtext, pairs, shakespeare, shakespeare_char
 from prepare import text as prepare_text
 from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
 from prepare.pairs import PairsConfig
 from prepare.text import TextConfig
+from train import TrainConfig, train
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,7 +83,6 @@ def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monk
     "argv, message",
     [
         ([], "name a file, a folder, a pattern"),
-        (["a.txt", "b.txt"], "several inputs need a --name"),
         (["a.txt", "--split_on="], "split_on=: it must not be empty"),
         (["--inputs=a.txt"], "name the inputs without --inputs"),
         (["a.txt", "--vocab=5"], "vocab is not a setting; did you mean vocab_size"),
@@ -94,10 +97,37 @@ def test_arguments_without_dashes_are_inputs():
     assert load(TextConfig, ["a.txt", "-", "b/*.md", "--name=x"]).inputs == ("a.txt", "-", "b/*.md")
 
 
-def test_a_pattern_needs_a_name(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(UserError, match=r"does not give a name for the data set: set --name=NAME"):
-        prepare_text.main(TextConfig(inputs=(str(tmp_path / "*.txt"),), data_dir=str(tmp_path)))
+@pytest.mark.parametrize(
+    "inputs, name, is_printed",
+    [
+        (["verses/a.txt", "verses/b.txt"], "verses", True),
+        (["verses/*.txt"], "verses", True),
+        (["verses/**/*.txt"], "verses", True),
+        (["verses", "letters"], "my texts", True),
+        (["a.txt", "verses/a.txt"], "my texts", True),
+        (["{folder}/verses/a.txt", "verses/b.txt"], "verses", True),
+        (["../my texts/verses/a.txt", "./verses/b.txt"], "verses", True),
+        (["/", "verses"], "text", True),
+        (["-", "a.txt"], "my texts", True),
+        (["a.txt"], "a", False),
+        (["verses/"], "verses", False),
+        (["."], "my texts", False),
+        (["/"], "text", False),
+        (["-"], "stdin", False),
+    ],
+)
+def test_the_default_name_is_that_of_the_input_or_of_the_folder_of_all(
+    inputs, name, is_printed, tmp_path, monkeypatch, capsys
+):
+    """`prepare/text.py *.txt` was refused without a --name, and `prepare/pairs.py` took that of the first input."""
+    folder = tmp_path / "my texts"
+    for file in ("a.txt", "b.txt", "verses/a.txt", "verses/b.txt", "letters/a.txt"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("text")
+    monkeypatch.chdir(folder)
+    assert default_name([text.format(folder=folder) for text in inputs]) == name
+    printed = f"several inputs: the name of the data set is {name}; --name=NAME sets another\n" if is_printed else ""
+    assert capsys.readouterr().out == printed
 
 
 TINY = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8", "--batch_size=2", "--max_iters=1"]
@@ -119,6 +149,129 @@ def test_the_command_that_is_printed_works(file, name, tmp_path):
     command = [sys.executable, str(ROOT / words[0]), *words[1:], *TINY]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_same_files_from_another_folder_are_prepared_already(tmp_path, monkeypatch, capsys):
+    """It was an error: the folder contains another data set, with the same tokenizer."""
+    (tmp_path / "verses").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "verses" / f"{name}.txt").write_text(name * 99)
+    for cwd, inputs in ("verses", ["a.txt", "b.txt"]), ("", ["verses/a.txt", str(tmp_path / "verses" / "b.txt")]):
+        monkeypatch.chdir(tmp_path / cwd)
+        prepare_text.main(TextConfig(inputs=tuple(inputs), data_dir=str(tmp_path / "data")))
+    assert "is prepared already" in capsys.readouterr().out
+
+
+def printed_runs(out: str) -> dict[str, list[str]]:
+    """The arguments of train.py in each command that a script has printed, by its purpose."""
+    runs = {}
+    for line in out.splitlines():
+        purpose, _, command = line.partition(": python ")
+        if command:
+            script, *words = shlex.split(command)
+            assert Path(script).resolve() == ROOT / "train.py"
+            runs[purpose] = words
+    return runs
+
+
+def train_one_step(words: list[str], **settings) -> TrainConfig:
+    """Train with a printed command's arguments, but for one step. Returns its settings."""
+    words += [f"--{name}={value}" for name, value in settings.items()]
+    cfg = load(TrainConfig, [*words, "--max_iters=1", "--eval_iters=1", "--batch_size=2", "--device=cpu"])
+    train(cfg)
+    return cfg
+
+
+def test_the_command_after_preparing_for_a_run_finetunes_it(tiny, data_dir, tmp_path, monkeypatch, capsys):
+    """It trained another model from scratch, in whose shape the run's tokenizer is of no use."""
+    monkeypatch.chdir(tmp_path)
+    train(tiny(out_dir="out verse", max_iters=1))
+    Path("letters.txt").write_text("the king and his crown; " * 50)
+    (checkpoint,) = Path("out verse").glob("step-*")
+    for tokenizer_of in ("out verse", str(checkpoint), f"{data_dir}/verse"):
+        capsys.readouterr()
+        settings = dict(inputs=("letters.txt",), tokenizer=tokenizer_of, on_unknown="skip", data_dir="my data")
+        prepare_text.main(TextConfig(**settings, overwrite=True))
+        runs = printed_runs(capsys.readouterr().out)
+        if tokenizer_of.startswith("out"):
+            (words,) = runs.values()
+            assert list(runs) == [f"finetune {tokenizer_of} on it"]
+            cfg = train_one_step(words, overwrite=True)
+            assert cfg.init_from == tokenizer_of and cfg.out_dir == "out-letters-finetuned"
+            assert cfg.learning_rate < 8e-3 and cfg.muon_learning_rate < 0.03
+        else:
+            assert list(runs) == ["train on it", "or on both"]
+            assert load(TrainConfig, runs["train on it"]).init_from == "scratch"
+            small = dict(n_layer=1, n_head=1, n_embd=8, block_size=8)
+            cfg = train_one_step(runs["or on both"], **small)
+            assert cfg.dataset == f"{data_dir}/verse:0.5,letters:0.5" and cfg.out_dir == "out-verse-letters"
+
+
+def test_both_data_sets_are_named_if_they_are_in_one_folder(data_dir, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(data_dir / "verse", "data/verse")
+    Path("other.txt").write_text(text)
+    prepare_text.main(TextConfig(inputs=("other.txt",), tokenizer="data/verse", data_dir="data"))
+    words = printed_runs(capsys.readouterr().out)["or on both"]
+    assert "--dataset=verse:0.5,other:0.5" in words and "--data_dir=data" in words
+
+
+def test_gpt2_tokens_can_be_used_to_finetune_gpt2(text, tmp_path, monkeypatch, capsys):
+    use_tiny_gpt2(monkeypatch)
+    (tmp_path / "mine.txt").write_text(text)
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), tokenizer="gpt2", data_dir=str(tmp_path)))
+    runs = printed_runs(capsys.readouterr().out)
+    assert list(runs) == ["train on it", "or finetune GPT-2"]
+    cfg = load(TrainConfig, runs["or finetune GPT-2"])
+    assert (cfg.init_from, cfg.dataset, cfg.out_dir) == ("gpt2", "mine", "out-mine-finetuned")
+
+
+@pytest.mark.parametrize("cwd", ["", "elsewhere", "prepare"])
+def test_the_path_of_the_command_fits_the_working_directory(cwd, text, tmp_path, monkeypatch, capsys):
+    """It named train.py, which other folders do not have."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir({"": ROOT, "elsewhere": tmp_path / "elsewhere", "prepare": ROOT / "prepare"}[cwd])
+    (tmp_path / "mine.txt").write_text(text)
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), data_dir=str(tmp_path)))
+    first = capsys.readouterr().out.splitlines()[-1]
+    assert f": python {'' if cwd == '' else f'{ROOT}/'}train.py config/shakespeare_char.py " in first
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), data_dir=str(tmp_path)))
+    assert capsys.readouterr().out.splitlines()[-1] == first  # the same command again says the same
+
+
+# --- nanoGPT's paths --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shakespeare_char", "shakespeare", "openwebtext"])
+def test_nanogpts_command_runs_the_script(name, rows, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(rows))
+    script = ROOT / "data" / name / "prepare.py"
+    words = [f"--data_dir={tmp_path}", "--tokenizer=byte"]
+    words += [f"--source={tmp_path / 'source'}"] if name == "openwebtext" else []
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    monkeypatch.setattr(corpus, "tiny_shakespeare", lambda: text)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "reconfigure", lambda **_: None, raising=False)
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"running prepare/{name}.py\n")
+    assert open_dataset(tmp_path / name).load_tokenizer().kind == "byte"
+
+
+def test_git_ignores_everything_else_in_data(tmp_path):
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("git is not installed")
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    kept = [f"data/{name}/prepare.py" for name in ("openwebtext", "shakespeare", "shakespeare_char")]
+    ignored = ["data/mine/prepare.py", "data/mine/train.bin", "data/.mine.part/train_000000.bin", "data/.mine.lock"]
+    ignored += ["data/shakespeare_char/train.bin", "data/.shakespeare_char.old/prepare.py", "data/shakespeare/a/b"]
+    for file in (*kept, *ignored):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("content")
+    subprocess.run([git, "init", "--quiet"], cwd=tmp_path, check=True)
+    status = subprocess.run([git, "status", "--porcelain", "-uall"], cwd=tmp_path, capture_output=True, text=True)
+    assert sorted(line[3:] for line in status.stdout.splitlines()) == sorted([".gitignore", *kept])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
@@ -205,12 +358,15 @@ def test_an_error_in_the_input_prints_one_line(file, content, words, message, tm
     assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
 
 
-def test_an_input_without_a_name_does_not_overwrite_the_folder_of_all_data_sets(tmp_path):
+def test_an_input_without_a_name_does_not_overwrite_the_folder_of_all_data_sets(tmp_path, monkeypatch):
     """`prepare/pairs.py . --overwrite=True` replaced data/, and everything in it, with the data set."""
+    (tmp_path / "data" / "other").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    write_lines(tmp_path / "mine" / "a.jsonl", [{"text": word, "prompt": "", "completion": word} for word in "abc"])
     for script, config in ((prepare_text, TextConfig), (pairs, PairsConfig)):
-        with pytest.raises(UserError, match=r"^\. does not give a name for the data set: set --name=NAME"):
-            (tmp_path / "data").mkdir(exist_ok=True)
-            script.main(config(inputs=(".",), data_dir=str(tmp_path / "data"), overwrite=True))
+        script.main(config(inputs=(".",), tokenizer="byte", data_dir=str(tmp_path / "data"), overwrite=True))
+        assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["mine", "other"]
 
 
 @pytest.mark.network
@@ -395,6 +551,9 @@ def test_several_files_in_one_folder_get_the_name_of_the_folder(tmp_path, monkey
     Path("code").mkdir()
     for n in range(3):
         Path("code", f"{n}.py").write_text(f"print({n})\n" * 9)
-    inputs = tuple(map(str, sorted(Path("code").glob("*.py"))))
-    prepare_text.main(TextConfig(inputs=inputs, data_dir="data"))
-    assert Path("data", "code", "meta.json").exists()
+        write_lines(Path("code", f"{n}.jsonl"), [{"prompt": f"{n}{k}", "completion": "!"} for k in range(9)])
+    for script, config, pattern in ((prepare_text, TextConfig, "*.py"), (pairs, PairsConfig, "*.jsonl")):
+        inputs = tuple(map(str, sorted(Path("code").glob(pattern))))
+        script.main(config(inputs=inputs, data_dir="data", tokenizer="byte", overwrite=True))
+        assert [path.name for path in Path("data").iterdir()] == ["code"]
+        assert read_json(Path("data", "code", "meta.json"))["source"]["files"] == 3

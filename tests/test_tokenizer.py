@@ -16,7 +16,16 @@ from tiny_tokenizers import TEXT, bpe, trained
 from folio import UserError, tokenizer
 from folio.fetch import Wheel, fetch
 from folio.files import write_json
-from folio.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextError, from_json, gpt2_tokenizer
+from folio.tokenizer import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    TextError,
+    from_json,
+    gpt2_tokenizer,
+    suggest_vocab_size,
+    vocabulary_is_large,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 EACH_TOKENIZER = pytest.mark.parametrize(
@@ -70,6 +79,32 @@ def test_characters_are_sorted_by_code_point():
     tokenizer = CharTokenizer.of("banana\n")
     assert tokenizer.characters == "\nabn" and tokenizer.encode("nab").tolist() == [3, 1, 2]
     assert tokenizer.hash != CharTokenizer.of("band\n").hash
+
+
+@pytest.mark.parametrize("on_unknown", ["error", "skip", "replace"])
+def test_unknown_characters_are_counted(on_unknown, seed):
+    tokenizer = CharTokenizer.of("abc \ufffd")
+    tokenizer.on_unknown = on_unknown
+    text = "".join(random.Random(seed).choices("abc é日🎉\ufffd\ud800", k=200))
+    assert tokenizer.count_unknown(text) == sum(c not in "abc \ufffd" for c in text)
+    assert tokenizer.count_unknown("") == 0 == tokenizer.count_unknown("cab")
+    assert all(other.count_unknown(text) == 0 for other in (ByteTokenizer(), bpe(), trained()))
+
+
+def test_the_error_proposes_only_what_is_possible():
+    """It proposed --on_unknown=replace, whose error then said that U+FFFD is not in the vocabulary."""
+    for characters, remedy in ("abc", "skip"), ("abc\ufffd", "skip or --on_unknown=replace"):
+        with pytest.raises(UserError, match=f"remove it, or set --on_unknown={remedy}$"):
+            CharTokenizer.of(characters).encode("d")
+
+
+def test_a_large_vocabulary_and_the_one_that_is_suggested(seed):
+    assert vocabulary_is_large(301_966, 50_257) and vocabulary_is_large(290_000, 8192)
+    assert not vocabulary_is_large(9_035_582_198, 50_257) and suggest_vocab_size(290_000) == 2048
+    for tokens in (0, 1, 51_199, 51_200, *random.Random(seed).choices(range(10**6), k=100)):
+        size = suggest_vocab_size(tokens)
+        assert size is None if vocabulary_is_large(tokens, 512) else not vocabulary_is_large(tokens, size)
+        assert size is None or vocabulary_is_large(tokens, 2 * size)
 
 
 def test_the_error_about_an_unknown_character_gives_its_position():

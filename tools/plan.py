@@ -32,7 +32,7 @@ from folio.loader import BatchLoader  # noqa: E402
 from folio.optim import muon_matrices  # noqa: E402
 from folio.runtime import DTYPES, resolve_runtime  # noqa: E402
 from folio.schedule import StepCounts  # noqa: E402
-from folio.shards import data_root  # noqa: E402
+from folio.shards import data_root, has_data  # noqa: E402
 from folio.start import MODEL_SETTINGS  # noqa: E402
 from folio.windows import Mixture, parse_mixture  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -99,7 +99,7 @@ def main(cfg: PlanConfig) -> None:
 def find_data(cfg: PlanConfig) -> Mixture | None:
     """The data sets, if all of them are prepared."""
     root = data_root(cfg.data_dir)
-    prepared = all((root / name).exists() for name, _ in parse_mixture(cfg.dataset))
+    prepared = all(has_data(root / name) for name, _ in parse_mixture(cfg.dataset))
     return open_data(cfg) if prepared else None
 
 
