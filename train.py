@@ -49,7 +49,7 @@ from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
 from folio.session import Session, reason_to_end
 from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
-from folio.tokenizer import Tokenizer
+from folio.tokenizer import Tokenizer, describe_large_vocabulary, vocabulary_is_large
 from folio.windows import Mixture, ValidationWindows
 from model import ACTIVATIONS, GPT, GPTConfig
 
@@ -494,6 +494,9 @@ def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: Ba
                 f"{name} will be read {epochs:,.0f} times: after about {MANY_EPOCHS} times a text has nothing more to "
                 f"teach (Muennighoff et al. 2023), and a model begins to memorize it; use more text or fewer steps"
             )
+    tokens, is_bpe = data.training_tokens, data.tokenizer.kind in ("gpt2", "bpe")
+    if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
+        print(describe_large_vocabulary(tokens, data.vocab_size))
     if schedule.lr_schedule != "constant" and warmup >= max_iters:
         print(f"warmup_iters={warmup:,}: the run of {max_iters:,} steps ends before its warmup does")
     line = (

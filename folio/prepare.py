@@ -39,7 +39,7 @@ from folio.tokenizer import (
     CharTokenizer,
     OnUnknown,
     Tokenizer,
-    suggest_vocab_size,
+    describe_large_vocabulary,
     vocabulary_is_large,
 )
 from folio.workers import cores, map_in_order
@@ -495,7 +495,7 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
         unknown, characters = report["unknown_characters"], report["characters"]
         lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))
     if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
-        lines.append(_describe_large_vocabulary(tokens["train"], vocab_size))
+        lines.append(describe_large_vocabulary(tokens["train"], vocab_size))
     if duplicates["left_out"]:
         lines.append(f"{duplicates['left_out']:,} duplicates were left out")
     if duplicates["repeated"]:
@@ -504,18 +504,6 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
             f"the validation documents are also in training; --dedup=True leaves repetitions out"
         )
     return "\n".join(lines)
-
-
-def _describe_large_vocabulary(tokens: int, vocab_size: int) -> str:
-    """That so many training tokens are few for the vocabulary, and which vocabulary is not too large."""
-    choices = "--tokenizer=char"
-    if smaller := suggest_vocab_size(tokens):
-        choices = f"--tokenizer=bpe --vocab_size={smaller} or {choices}"
-    return (
-        f"the vocabulary of {vocab_size:,} is large for {tokens:,} training tokens "
-        f"({tokens / vocab_size:,.1f} per entry): most entries are seen too rarely to learn from; "
-        f"to train from scratch, try {choices}, with --overwrite=True"
-    )
 
 
 # --- the commands that come next --------------------------------------------------------------------------------------

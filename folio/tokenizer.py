@@ -364,6 +364,18 @@ def suggest_vocab_size(tokens: int) -> int | None:
     return size if size >= 512 else None
 
 
+def describe_large_vocabulary(tokens: int, vocab_size: int) -> str:
+    """That so many training tokens are few for the vocabulary, and which vocabulary is not too large."""
+    choices = "--tokenizer=char"
+    if smaller := suggest_vocab_size(tokens):
+        choices = f"--tokenizer=bpe --vocab_size={smaller} or {choices}"
+    return (
+        f"the vocabulary of {vocab_size:,} is large for {tokens:,} training tokens "
+        f"({tokens / vocab_size:,.1f} per entry): most entries are seen too rarely to learn from; "
+        f"to train from scratch, prepare the text with {choices}, and --overwrite"
+    )
+
+
 KINDS: dict[str, type[Tokenizer]] = {
     tokenizer.kind: tokenizer for tokenizer in (CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer)
 }

@@ -386,7 +386,7 @@ def test_a_vocabulary_that_is_too_large_for_the_text_is_named(kind, lines, tmp_p
         size = 270 if kind == "bpe" else 262
         assert f"the vocabulary of {size} is large for {tokens['train']:,} training tokens (" in out
         assert f" ({tokens['train'] / size:.1f} per entry): " in out
-        assert "try --tokenizer=char, with --overwrite=True" in out
+        assert "prepare the text with --tokenizer=char, and --overwrite" in out
     else:
         assert "is large for" not in out
 
@@ -397,7 +397,7 @@ def test_the_suggested_vocabulary_is_not_too_large(tmp_path, capsys, seed):
     (tmp_path / "novel.txt").write_text(" ".join(rng.choices(words, k=70_000)))
     novel = Corpus(find_sources([str(tmp_path / "novel.txt")]))
     prepare(config(tmp_path, tokenizer="bpe", vocab_size=4096), novel, "a")
-    (suggested,) = re.findall(r"try --tokenizer=bpe --vocab_size=(\d+) or", capsys.readouterr().out)
+    (suggested,) = re.findall(r"with --tokenizer=bpe --vocab_size=(\d+) or", capsys.readouterr().out)
     prepare(config(tmp_path, tokenizer="bpe", vocab_size=int(suggested), overwrite=True), novel, "a")
     assert "is large for" not in capsys.readouterr().out
 

@@ -309,7 +309,7 @@ def test_only_the_projects_own_scripts_are_run(tiny, tmp_path):
 
 
 def test_a_missing_data_set_is_an_error_that_says_what_to_do(tiny, other_project):
-    with pytest.raises(UserError, match="prepared data sets: verse; to use your own text: python prepare"):
+    with pytest.raises(UserError, match=r"prepared data sets: verse\); to prepare a text: python prepare"):
         train(tiny(dataset="prose"))
     with pytest.raises(UserError, match=r"prepare/broken\.py failed"):
         train(tiny(dataset="broken"))
@@ -549,6 +549,18 @@ def test_a_text_that_is_read_very_often_is_named_before_the_run(tiny, capsys):
         train(tiny(max_iters=10_000, out_dir=tiny().out_dir + "2", learning_rate=1e30, grad_clip=0, eval_interval=1))
     out = capsys.readouterr().out
     assert message in out and "verse will be read 69 times" in out
+
+
+def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, data_dir, tmp_path, capsys):
+    source, data = str(data_dir / "verse.txt"), dict(data_dir=str(tmp_path), dataset="bpe", max_iters=1)
+    cfg = prepare_text.TextConfig(inputs=(source,), name="bpe", tokenizer="bpe", vocab_size=300, data_dir=str(tmp_path))
+    prepare_text.main(cfg)
+    capsys.readouterr()
+    train(tiny(**data))
+    assert "the vocabulary of 300 is large for " in capsys.readouterr().out
+    train(tiny(**data, init_from=tiny().out_dir, out_dir=str(tmp_path / "finetuned")))
+    train(tiny(max_iters=1, out_dir=str(tmp_path / "characters")))
+    assert "is large for" not in capsys.readouterr().out
 
 
 def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
