@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from folio.commands import STARTED_BY_TRAINING, command, short_path
 from folio.configurator import ROOT
-from folio.prepare import NANOGPT_SCRIPT, STARTED_BY_TRAINING, command, default_name, short_path
-from folio.shards import Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
+from folio.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
 from folio.windows import Mixture, parse_mixture
 
 SCRIPTS_FOR_ANY_INPUT = ("text", "pairs")  # in prepare/; the others are each named like the data set that they prepare
@@ -79,6 +79,8 @@ def _how_to_get(name: str, root: Path) -> str:
 
 def _how_to_prepare(text: Path, root: Path) -> str:
     """How to prepare a text file, or a folder of them, that was given in place of a data set."""
+    from folio.prepare import default_name  # training needs nothing else of it
+
     name = default_name([str(text)])
     settings = _data_dir_option(root)
     if os.path.abspath(root / name) == os.path.abspath(text):  # texts in a folder of their own among the data sets

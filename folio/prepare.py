@@ -26,12 +26,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from folio import UserError
 from folio import tokenizer as tokenizers
 from folio.blocks import CorpusError, EncodedBlock, characters_of, encode, texts_of
-from folio.configurator import ROOT, NonNegativeInt, Settings
+from folio.commands import STARTED_BY_TRAINING, command
+from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
 from folio.dataset_builder import DatasetBuilder, SplitRule, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
 from folio.progress import progress_bar
-from folio.shards import data_root, dataset_name, token_dtype, write_meta
+from folio.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
 from folio.tokenizer import (
     EOT_TEXT,
     BPETokenizer,
@@ -49,8 +50,6 @@ BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, evenly sp
 MOST_TOKENS = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 tokens
 LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
 PROGRESS_VERSION = 3  # of progress.json, and of how a corpus is divided into blocks
-STARTED_BY_TRAINING = "FOLIO_STARTED_BY_TRAINING"  # environment variable of a script that train.py runs: no hints
-NANOGPT_SCRIPT = "prepare.py"  # in a data set's folder, as in nanoGPT; it is kept when the data set is replaced
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
@@ -507,17 +506,6 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
 
 
 # --- the commands that come next --------------------------------------------------------------------------------------
-
-
-def command(script: str, *arguments: str) -> str:
-    """The command line that runs one of the project's scripts, such as "train.py", from the working directory."""
-    return shlex.join(["python", short_path(ROOT / script), *arguments])
-
-
-def short_path(path: Path) -> str:
-    """A path relative to the working directory if it is inside, and otherwise absolute."""
-    path = Path(os.path.abspath(path))
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _print_hints(job: _Job) -> None:
