@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from folio import find_data, prepare, shards
+from folio import commands, find_data, shards
 from folio.find_data import find_datasets, open_mixture
 from folio.shards import DatasetError, data_root
 
@@ -42,7 +42,7 @@ def test_only_the_projects_own_scripts_are_run(tmp_path):
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
     """The working directory, taken for Folio's folder: with data sets, texts, and scripts that prepare data sets."""
-    for module in (find_data, prepare, shards):
+    for module in (commands, find_data, shards):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     for file in ("data/ready/meta.json", "data/nano/train.bin", "elsewhere/far/train.bin", "data/own/prepare.py"):

@@ -538,7 +538,12 @@ def test_killed_at_any_moment_the_result_has_the_same_bytes(large, tmp_path, see
     duration, rng = time.perf_counter() - started, random.Random(seed)
     for kill in range(4):
         process = start_script(tmp_path, *words, "--name=killed", start_new_session=True)
-        time.sleep(duration * (0.3 + 0.6 * rng.random()) if kill else duration * 0.7)
+        if kill:
+            time.sleep(duration * (0.3 + 0.6 * rng.random()))
+        while (
+            not kill and process.poll() is None and not (tmp_path / "data" / ".killed.part" / "progress.json").exists()
+        ):
+            time.sleep(0.01)  # until there is a full shard to resume from
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
