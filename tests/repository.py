@@ -1,10 +1,27 @@
-"""The files that Folio ships, and copies of them. A user's own scripts and config files beside them are not tested."""
+"""The files that Folio ships, copies of them, and running commands there. A user's own scripts and config files beside
+them are not tested.
+"""
 
+import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RUN = """
+import json, runpy, sys
+for arguments in json.load(sys.stdin):
+    sys.argv = arguments
+    print(f"<<{arguments[0]}>>")
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as exit:
+        if exit.code:
+            raise
+"""
 
 
 def shipped(root: Path = ROOT) -> list[Path]:
@@ -19,6 +36,19 @@ def shipped(root: Path = ROOT) -> list[Path]:
         else:
             paths |= {root / name.strip() / file for file in re.findall(r"[\w/]+\.py", content)}
     return sorted(paths)
+
+
+def run_commands(commands: list[str], folder: Path) -> dict[str, str]:
+    """Run commands "python SCRIPT ..." in a copy of Folio, one after the other in one process, which saves most of the
+    time. Returns the output of each.
+    """
+    arguments = [shlex.split(command, comments=True)[1:] for command in commands]
+    process = [sys.executable, "-c", RUN]
+    result = subprocess.run(process, input=json.dumps(arguments), cwd=folder, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Warning" not in result.stderr, result.stderr
+    outputs = re.split(r"^<<\S+\.py>>\n", result.stdout, flags=re.MULTILINE)[1:]
+    return dict(zip(commands, outputs, strict=True))
 
 
 def copy_repository(folder: Path) -> None:

@@ -2,15 +2,13 @@
 
 import json
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from repository import ROOT, copy_repository
+from repository import ROOT, copy_repository, run_commands
 from safetensors.torch import load_file
 
 PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
@@ -21,28 +19,10 @@ SMALL = (
     "--log_interval=1 --bias=True --warmup_iters=1 --lr_decay_iters=4 --sample_tokens=0 --min_lr=0 --dtype=float32"
 )
 ANSWERS = {f"What is {n} + {n}?": f"It is {2 * n}." for n in range(100)}
-RUN = """
-import json, runpy, sys
-for arguments in json.load(sys.stdin):
-    sys.argv = arguments
-    print(f"<<{' '.join(arguments)}>>")
-    runpy.run_path(arguments[0], run_name="__main__")
-"""
 
 
 def apply(diff: str, folder: Path, *options: str) -> None:
     subprocess.run(["git", "apply", *options], input=diff, cwd=folder, check=True, encoding="utf-8")
-
-
-def run(commands: list[str], folder: Path) -> dict[str, str]:
-    """Run commands "python SCRIPT ..." one after the other in one process. Returns the output of each."""
-    arguments = json.dumps([shlex.split(command)[1:] for command in commands])
-    process = [sys.executable, "-c", RUN]
-    result = subprocess.run(process, input=arguments, cwd=folder, capture_output=True, encoding="utf-8")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Warning" not in result.stderr, result.stderr
-    parts = re.split(r"^<<(.*?)>>\n", result.stdout, flags=re.MULTILINE)
-    return dict(zip(commands, parts[2::2], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +45,7 @@ def changed(text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         commands.append(f"python sample.py {command.split()[-1]} --max_new_tokens=4 --top_k=None")
         if "--optimizer" in command:
             commands.append(f"{command}-straight {SMALL} --max_iters=4")
-    run(commands, folder)
+    run_commands(commands, folder)
     return folder
 
 
@@ -132,6 +112,6 @@ def test_data_set_counts_only_the_answers(changed):
 
 def test_sampling_filter(changed):
     sample = "python sample.py --out_dir=out-epsilon --max_new_tokens=50 --top_k=None --temperature"
-    outputs = run([f"{sample}=1", f"{sample}=1 --epsilon=1", f"{sample}=0"], changed)
+    outputs = run_commands([f"{sample}=1", f"{sample}=1 --epsilon=1", f"{sample}=0"], changed)
     free, filtered, greedy = outputs.values()
     assert filtered == greedy != free  # the most likely token is always kept

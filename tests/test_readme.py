@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from repository import ROOT, copy_repository, shipped
+from repository import ROOT, copy_repository, run_commands, shipped
 
 SMALL = (
     "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=3 --warmup_iters=1 --eval_iters=1"
@@ -28,42 +28,37 @@ def repo_copy(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
-def run_python(args: list[str], folder: Path) -> str:
-    """Standard output of Python with these arguments."""
-    result = subprocess.run([sys.executable, *args], cwd=folder, capture_output=True, text=True, encoding="utf-8")
-    assert result.returncode == 0, f"{args}\n{result.stdout}\n{result.stderr}"
-    assert "Warning" not in result.stderr, result.stderr
-    return result.stdout
-
-
-def run_small(command: str, folder: Path) -> str:
-    """Standard output of a command of the README, run with a tiny model."""
-    program, *args = shlex.split(command, comments=True)
-    if program == "torchrun":  # two processes instead of eight, and a data set that exists
-        args = ["-m", "torch.distributed.run", *args, "--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
-        return run_python([arg.replace("nproc_per_node=8", "nproc_per_node=2") for arg in args], folder)
-    assert program == "python"
-    if args[0] == "train.py":
-        args += SMALL.split()
-    elif args == ["prepare/shakespeare_char.py"]:  # the tests run offline
-        args = ["prepare/text.py", "novel.txt", "--name=shakespeare_char"]
-    elif args[0] == "sample.py":
-        args += ["--max_new_tokens=5"]
-    return run_python(args, folder)
+def with_tiny_model(command: str) -> str:
+    """A command of the README, changed so that it takes little time."""
+    if command.startswith("python train.py"):
+        return f"{command.partition('#')[0]} {SMALL}"
+    if command.startswith("python sample.py"):
+        return f"{command} --max_new_tokens=5"
+    return command
 
 
 def test_commands(repo_copy):
-    assert len(COMMANDS) >= 8
-    run_small("python prepare/shakespeare_char.py", repo_copy)
-    outputs = [run_small(command, repo_copy) for command in COMMANDS]
-    first_run = next(i for i, command in enumerate(COMMANDS) if command.startswith("python train.py"))
+    commands = [with_tiny_model(command) for command in COMMANDS if command.startswith("python ")]
+    data = "python prepare/text.py novel.txt --name=shakespeare_char"  # the tests run offline
+    outputs = run_commands([data, *commands], repo_copy)
+    first_run = next(command for command in commands if command.startswith("python train.py config"))
     lines = outputs[first_run].splitlines()
     proposed = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]
-    assert len(proposed) == 2 and "--init_from=resume" in proposed[1]
-    assert any(command.startswith("torchrun ") for command in COMMANDS)
+    assert len(commands) >= 8 and len(proposed) == 2 and "--init_from=resume" in proposed[1]
     assert not list(repo_copy.glob("*.html")) and (repo_copy / "out-shakespeare-char" / "report.html").exists()
-    for command in proposed:  # the commands that the run prints at its end
-        run_python(shlex.split(command)[1:], repo_copy)
+    run_commands(proposed, repo_copy)  # the commands that the run prints at its end
+
+
+def test_torchrun(repo_copy):
+    """With two processes instead of eight, and a data set that exists."""
+    (command,) = [command for command in COMMANDS if command.startswith("torchrun ")]
+    run_commands(["python prepare/text.py novel.txt"], repo_copy)
+    args = shlex.split(command.replace("nproc_per_node=8", "nproc_per_node=2"))[1:]
+    args += ["--dataset=novel", "--total_batch_tokens=None", *SMALL.split()]
+    process = [sys.executable, "-m", "torch.distributed.run", *args]
+    result = subprocess.run(process, cwd=repo_copy, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Warning" not in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize(
