@@ -13,6 +13,7 @@ from folio.statistics import Estimate, estimate_ratio
 from folio.tasks import TASKS
 
 UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # they do not describe a run's settings
+MAX_LEFT_OUT = 0.001  # of a text's characters; models that left out different ones, and more, get no verdict
 
 
 class Design(NamedTuple):
@@ -100,12 +101,22 @@ def compare(sides: list[list[Evaluation]], design: Design) -> list[dict[str, Any
             continue
         readings = [model.readings[measure.source] for model, measure in zip(models, measures, strict=True)]
         same_characters = first.source in TASKS or all(reading.unknown == readings[0].unknown for reading in readings)
-        if not same_characters:
+        few_left_out = same_characters or all(
+            reading.left_out < MAX_LEFT_OUT * reading.characters for reading in readings
+        )
+        same_number = n > 1 or len(first.values) == len(measures[1].values)  # of documents, or of blocks of the text
+        if not same_characters and not (few_left_out and same_number):
             comparison = without_verdict(measures[:n], measures[n:])
         elif n > 1:
             comparison = compare_settings(measures[:n], measures[n:], design.paired)
         else:
             comparison = compare_checkpoints(models[0].run, models[1].run, *measures)
+        if not same_characters and comparison["p"] is not None:
+            counts = [f"{model.run}: {reading.left_out:,}" for model, reading in zip(models, readings, strict=True)]
+            comparison["sentence"] += (
+                f" The models left out a few different characters ({join(counts)} of {readings[0].characters:,}), "
+                f"which is less than {MAX_LEFT_OUT:.1%} of the text."
+            )
         comparisons.append(comparison)
     return comparisons
 

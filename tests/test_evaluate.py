@@ -362,6 +362,32 @@ def test_models_that_read_different_characters_get_no_verdict(seed):
         assert "no verdict" in comparison["sentence"]
     (comparison,) = compare([sides[0], sides[2]], Design([["a"], ["c"]]))
     assert "no verdict" not in comparison["sentence"]  # both left out the same characters
+    assert "different characters" not in comparison["sentence"]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
+    """One character of a novel that only one model knew, and there was no verdict."""
+    texts = ["abc" * 1000, "d" * 3, "e" * 2]  # 3,005 characters
+
+    def side(name: str, characters: str, shift: float) -> list[Evaluation]:
+        reading = read_characters(texts, CharTokenizer(characters))
+        return [Evaluation(name, [measure_of([1 + shift, 1.1 + shift])], {"text": reading})] * runs
+
+    design = Design([["a"] * runs, ["b"] * runs])
+    (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
+    counts = ", ".join(["a: 2"] * runs + ["b: 3"] * runs)
+    assert comparison["p"] < 0.05 and comparison["low"] == pytest.approx(1) and "than" in comparison["sentence"]
+    assert comparison["sentence"].endswith(
+        f" The models left out a few different characters ({counts} of 3,005), which is less than 0.1% of the text."
+    )
+    texts.append("x")  # 4 of 3,006 characters are more than that
+    (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
+    assert "no verdict" in comparison["sentence"] and comparison["p"] is None
+    texts[0] *= 2
+    longer = [evaluation._replace(measures=[measure_of([1, 2, 3])]) for evaluation in side("a", "abcd", 0)]
+    (comparison,) = compare([longer, side("b", "abce", 1)], design)  # different numbers of blocks
+    assert ("no verdict" in comparison["sentence"]) == (runs == 1)
 
 
 # --- training data ----------------------------------------------------------------------------------------------------
