@@ -27,17 +27,19 @@ BLOCK_BYTES = 1024  # size of these blocks
 
 
 class Stream(NamedTuple):
-    """Consecutive tokens: their ids, which of them count, and the number of the document that each belongs to."""
+    """Consecutive tokens."""
 
     ids: np.ndarray  # (n,)
-    counted: np.ndarray  # (n,)
-    document: np.ndarray  # (n,)
+    counted: np.ndarray  # (n,) whether a token counts
+    document: np.ndarray  # (n,) the number of its document
+    skipped: np.ndarray  # (n,) bytes of the characters that were left out right before it
 
 
 def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
     """The documents as in a data set: each is followed by the end-of-text token or, without one, by the separator."""
     end = tokenizer.encode(corpus.split_on or "") if tokenizer.eot is None else np.array([tokenizer.eot])
-    pieces, documents, number = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    empty = np.zeros(0, dtype=np.int64)
+    pieces, documents, skipped, number = [empty], [empty], [empty], 0
     for block in corpus.blocks():
         # a document that is larger than a block comes in parts
         is_end = not isinstance(block, DocumentPart) or block.last
@@ -47,12 +49,29 @@ def corpus_stream(corpus: Corpus, tokenizer: Tokenizer) -> Stream:
                 ids = np.concatenate([ids, end])
             pieces.append(ids.astype(np.int64))
             documents.append(np.full(len(ids), number))
+            skipped.append(np.zeros(len(ids), np.int64))
+            if tokenizer.count_unknown(text):
+                before = skipped_bytes(text, tokenizer)
+                skipped[-1][: len(before)] = before
             if is_end:
                 number += 1
     ids = np.concatenate(pieces)
     if len(ids) < 2:
         raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
-    return Stream(ids, np.ones(len(ids), bool), np.concatenate(documents))
+    return Stream(ids, np.ones(len(ids), bool), np.concatenate(documents), np.concatenate(skipped))
+
+
+def skipped_bytes(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The size of the characters that are left out right before each character of the vocabulary."""
+    unknown = {character for character in set(text) if tokenizer.count_unknown(character)}
+    sizes, size = [], 0
+    for character in text:
+        if character in unknown:
+            size += len(character.encode("utf-8", "replace"))
+        else:
+            sizes.append(size)
+            size = 0
+    return sizes
 
 
 def shard_streams(shards: list[Shard], tokenizer: Tokenizer) -> list[Stream]:
@@ -62,7 +81,7 @@ def shard_streams(shards: list[Shard], tokenizer: Tokenizer) -> list[Stream]:
         ids = np.asarray(shard.ids, dtype=np.int64)
         counted = np.ones(len(ids), bool) if shard.mask is None else np.asarray(shard.mask) != 0
         begins = np.concatenate([[False], ids[:-1] == tokenizer.eot])  # without an end-of-text token, only the first
-        streams.append(Stream(ids, counted, first + np.cumsum(begins)))
+        streams.append(Stream(ids, counted, first + np.cumsum(begins), np.zeros(len(ids), np.int64)))
         first = streams[-1].document[-1] + 1
     return streams
 
@@ -86,7 +105,9 @@ def measure_text(
     sizes = token_sizes(tokenizer)[np.concatenate([stream.ids for stream in streams])]
     unit = "documents"
     if len(np.unique(documents[counted])) < MIN_DOCUMENTS:
-        documents, unit = np.cumsum(sizes) // BLOCK_BYTES, f"blocks of {BLOCK_BYTES:,} bytes"
+        # the same blocks for all models, including characters that some of them left out
+        skipped = np.concatenate([stream.skipped for stream in streams])
+        documents, unit = np.cumsum(sizes + skipped) // BLOCK_BYTES, f"blocks of {BLOCK_BYTES:,} bytes"
     _, group = np.unique(documents[counted], return_inverse=True)
     # (n,) each, over documents
     total_nats, n_tokens, n_bytes = (np.bincount(group, column[counted]) for column in (nats, counted, sizes))

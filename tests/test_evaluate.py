@@ -390,6 +390,24 @@ def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
     assert ("no verdict" in comparison["sentence"]) == (runs == 1)
 
 
+def test_blocks_of_a_text_are_the_same_with_characters_that_are_left_out(runtime, tmp_path):
+    """They began later and later for the model that had left out more, so the models' blocks did not match."""
+    (tmp_path / "text.txt").write_text(("hello" * 40 + "é" * 8) * 200, encoding="utf-8")
+    corpus = Corpus(find_sources([str(tmp_path / "text.txt")]))
+    sizes = []
+    for characters in ("helo", "helo" + "é"):
+        tokenizer = CharTokenizer(characters)
+        tokenizer.on_unknown = "skip"
+        streams = [corpus_stream(corpus, tokenizer)]
+        bits = measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8)[2]
+        sizes.append(bits.weights)
+    without, complete = sizes
+    assert complete.sum() == 200 * 216 - 1 and without.sum() == 200 * 200 - 1
+    assert len(complete) == len(without) == 43
+    difference = complete - without  # each block has 4 or 5 times the 16 bytes that were left out
+    assert (difference[1:-1] >= 3 * 16).all() and (difference <= 5 * 16).all()
+
+
 # --- training data ----------------------------------------------------------------------------------------------------
 
 
