@@ -11,32 +11,22 @@ import torch
 from scipy import stats
 from tiny_tokenizers import TEXT, bpe
 
-from folio import UserError
+from folio import UserError, convert, tasks
 from folio.checkpoint import Checkpoint
+from folio.comparison import Design, choose_design, compare
 from folio.configurator import load
 from folio.corpus import Corpus, find_sources
+from folio.measures import Evaluation, Measure, Reading, read_characters
 from folio.runtime import Runtime, resolve_runtime
-from folio.shards import Dataset, Shard
+from folio.shards import Shard
+from folio.tasks import Question, Score, score_endings
+from folio.text_loss import corpus_stream, measure_text, shard_streams, token_losses
 from folio.tokenizer import ByteTokenizer, CharTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from tools import evaluate
 from tools.bench_baselines import transformers_model
-from tools.evaluate import (
-    Design,
-    EvaluateConfig,
-    Evaluation,
-    Measure,
-    Question,
-    Reading,
-    Score,
-    Stream,
-    compare,
-    corpus_stream,
-    measure_text,
-    shard_streams,
-    token_losses,
-)
+from tools.evaluate import EvaluateConfig
 from train import train
 
 
@@ -142,7 +132,7 @@ def test_documents_of_shards_end_at_the_end_of_text_token(runtime):
     eot, mask = 256, np.array([0, 1, 1, 0, 1, 0, 1], np.uint8)
     shards = [Shard(np.array([1, 2, eot, 3, 4, 5, eot])), Shard(np.array([6, eot, 7, 8, 9, eot, 5]), mask)]
     streams = shard_streams(shards, ByteTokenizer())
-    assert [stream.document.tolist() for stream in streams] == [[0, 0, 0, 1, 1, 1, 1], [3, 3, 4, 4, 4, 4, 5]]
+    assert [stream.document.tolist() for stream in streams] == [[0, 0, 0, 1, 1, 1, 1], [2, 2, 3, 3, 3, 3, 4]]
     loss = measure_text(model_of(257, std=0), ByteTokenizer(), runtime, "text", streams, stride=8)[0]
     assert loss.weights.sum() == 6 + 4 and loss.ratio == pytest.approx(math.log(257))
 
@@ -270,12 +260,12 @@ def test_a_comparison_of_settings_is_over_runs():
 def recorded_settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
     """The training settings that checkpoints record, by the name of the run. A test fills it in."""
     settings: dict[str, dict] = {}
-    monkeypatch.setattr(evaluate.convert, "load", lambda run, _: Checkpoint(Path(run), {}, None, settings[run]))
+    monkeypatch.setattr(convert, "load", lambda run, _: Checkpoint(Path(run), {}, None, settings[run]))
     return settings
 
 
 def design_of(*sides: str) -> Design:
-    return evaluate.choose_design(EvaluateConfig(runs=("compare", *sides)))
+    return choose_design(evaluate.choose_sides(EvaluateConfig(runs=("compare", *sides))), "best")
 
 
 def test_runs_with_the_same_seeds_are_paired(recorded_settings):
@@ -360,7 +350,7 @@ def test_models_that_read_different_characters_get_no_verdict(seed):
     rng = np.random.default_rng(seed)
     sides = []
     for name, tokenizer in (("a", CharTokenizer("abc")), ("b", CharTokenizer("abcd")), ("c", CharTokenizer("cab"))):
-        reading = evaluate.read_characters(["abcabc", "abd", "xyz"], tokenizer)
+        reading = read_characters(["abcabc", "abd", "xyz"], tokenizer)
         sides.append([Evaluation(name, [measure_of(rng.normal(2, 1, 3))], {"text": reading})])
     assert sides[0][0].readings["text"].unknown == {"d": 1, "x": 1, "y": 1, "z": 1}
     (comparison,) = compare(sides[:2], Design([["a"], ["b"]]))
@@ -373,55 +363,53 @@ def test_models_that_read_different_characters_get_no_verdict(seed):
         assert "no verdict" in comparison["sentence"]
     (comparison,) = compare([sides[0], sides[2]], Design([["a"], ["c"]]))
     assert "no verdict" not in comparison["sentence"]  # both left out the same characters
+    assert "different characters" not in comparison["sentence"]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
+    """One character of a novel that only one model knew, and there was no verdict."""
+    texts = ["abc" * 1000, "d" * 3, "e" * 2]  # 3,005 characters
+
+    def side(name: str, characters: str, shift: float) -> list[Evaluation]:
+        reading = read_characters(texts, CharTokenizer(characters))
+        return [Evaluation(name, [measure_of([1 + shift, 1.1 + shift])], {"text": reading})] * runs
+
+    design = Design([["a"] * runs, ["b"] * runs])
+    (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
+    counts = ", ".join(["a: 2"] * runs + ["b: 3"] * runs)
+    assert comparison["p"] < 0.05 and comparison["low"] == pytest.approx(1) and "than" in comparison["sentence"]
+    assert comparison["sentence"].endswith(
+        f" The models left out a few different characters ({counts} of 3,005), which is less than 0.1% of the text."
+    )
+    texts.append("x")  # 4 of 3,006 characters are more than that
+    (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
+    assert "no verdict" in comparison["sentence"] and comparison["p"] is None
+    texts[0] *= 2
+    longer = [evaluation._replace(measures=[measure_of([1, 2, 3])]) for evaluation in side("a", "abcd", 0)]
+    (comparison,) = compare([longer, side("b", "abce", 1)], design)  # different numbers of blocks
+    assert ("no verdict" in comparison["sentence"]) == (runs == 1)
+
+
+def test_blocks_of_a_text_are_the_same_with_characters_that_are_left_out(runtime, tmp_path):
+    """They began later and later for the model that had left out more, so the models' blocks did not match."""
+    (tmp_path / "text.txt").write_text(("hello" * 40 + "é" * 8) * 200, encoding="utf-8")
+    corpus = Corpus(find_sources([str(tmp_path / "text.txt")]))
+    sizes = []
+    for characters in ("helo", "helo" + "é"):
+        tokenizer = CharTokenizer(characters)
+        tokenizer.on_unknown = "skip"
+        streams = [corpus_stream(corpus, tokenizer)]
+        bits = measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8)[2]
+        sizes.append(bits.weights)
+    without, complete = sizes
+    assert complete.sum() == 200 * 216 - 1 and without.sum() == 200 * 200 - 1
+    assert len(complete) == len(without) == 43
+    difference = complete - without  # each block has 4 or 5 times the 16 bytes that were left out
+    assert (difference[1:-1] >= 3 * 16).all() and (difference <= 5 * 16).all()
 
 
 # --- training data ----------------------------------------------------------------------------------------------------
-
-
-def stream_of(*documents: np.ndarray) -> Stream:
-    ids = np.concatenate(documents)
-    numbers = np.concatenate([np.full(len(document), i) for i, document in enumerate(documents)])
-    return Stream(ids, np.ones(len(ids), bool), numbers)
-
-
-def dataset_of(*shards: np.ndarray) -> Dataset:
-    return Dataset(Path("data"), [Shard(ids) for ids in shards], [], 70_000, "", None)
-
-
-def test_probes_are_evenly_spaced_and_within_a_document():
-    (stream,) = [stream_of(np.arange(1000))]
-    probes = evaluate.choose_probes([stream])
-    assert len(probes) == 20 and all((np.diff(probe) == 1).all() and len(probe) == 32 for probe in probes)
-    starts = [int(probe[0]) for probe in probes]
-    assert starts[0] == 0 and starts[-1] == 1000 - 33 and {*np.diff(starts)} <= {50, 51}
-    documents = [np.arange(100 * i, 100 * i + n) for i, n in enumerate((5, 40, 32, 33, 70))]
-    probes = evaluate.choose_probes([stream_of(*documents[:3]), stream_of(*documents[3:])])
-    assert {probe[0] // 100 for probe in probes} <= {1, 3, 4}
-    assert all(probe[0] // 100 == probe[-1] // 100 for probe in probes)
-    assert len(evaluate.choose_probes([stream_of(np.arange(33))])) == 1
-    assert evaluate.choose_probes([stream_of(np.arange(32))]) == []
-    assert evaluate.choose_probes([stream_of(np.arange(2)), stream_of(np.arange(20))]) == []
-
-
-@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_tokens_are_found_only_where_a_token_begins(dtype, seed):
-    ids = np.random.default_rng(seed).integers(60_000, size=5000).astype(dtype)
-    assert evaluate.occurs(ids[:32], ids.tobytes()) and evaluate.occurs(ids[-32:], ids.tobytes())
-    shifted = np.frombuffer(b"\0" + ids.tobytes() + b"\0" * (ids.itemsize - 1), dtype)
-    assert not evaluate.occurs(ids[10:42], shifted.tobytes())
-    both = np.concatenate([shifted, ids])  # first in the middle of a token, then where one begins
-    assert evaluate.occurs(ids[10:42], both.tobytes())
-
-
-def test_the_search_covers_all_shards_up_to_a_limit(monkeypatch, seed):
-    ids = np.random.default_rng(seed).integers(60_000, size=3000).astype("<u2")
-    probes = [ids[start : start + 32].astype(np.int64) for start in (0, 1900, 2900)]
-    shards = dataset_of(ids[:1000], ids[1000:2000].astype("<u4"), ids[2000:])
-    assert evaluate.count_matches(probes, [shards]) == (3, True)
-    assert evaluate.count_matches(probes, [dataset_of(ids[:50]), dataset_of(ids[2800:])]) == (2, True)
-    monkeypatch.setattr(evaluate, "SEARCHED_BYTES", 7000)  # 1,000 tokens of 2 bytes, 1,000 of 4, and 500 more
-    assert evaluate.count_matches(probes, [shards]) == (2, False)
-    assert evaluate.count_matches(probes, [dataset_of(ids[:50]), shards]) == (2, False)  # the limit is per data set
 
 
 def test_a_text_that_was_trained_on_is_reported(tiny, tmp_path, text, data_dir, capsys):
@@ -504,14 +492,14 @@ def test_endings_are_scored_as_one_by_one(runtime):
     model, tokenizer = model_of(257), ByteTokenizer()
     theirs = transformers_model(model)
     questions = [Question("ab", [" c", " defg"], 1), Question("a much longer context", [" ending", " e"], 0)]
-    scores = evaluate.score_endings(model, tokenizer, runtime, "task", questions)
+    scores = score_endings(model, tokenizer, runtime, "task", questions)
     for question, ending_scores in zip(questions, scores, strict=True):
         for ending, score in zip(question.endings, ending_scores, strict=True):
             ids = tokenizer.encode(question.context + ending).astype(np.int64)[-9:]
             positions = range(len(ids) - len(ending), len(ids))
             assert score.nats == pytest.approx(sum(nats_of(theirs, ids[:i], ids[i]) for i in positions), abs=1e-3)
             likeliest = [int(theirs(torch.from_numpy(ids[:i])[None]).logits[0, -1].argmax()) for i in positions]
-            assert score.greedy == (likeliest == ids[list(positions)].tolist()) and score.bytes == len(ending)
+            assert score.greedy == (likeliest == ids[list(positions)].tolist())
 
 
 def test_the_likeliest_ending_is_greedy(runtime):
@@ -522,7 +510,7 @@ def test_the_likeliest_ending_is_greedy(runtime):
         model.lm_head.weight[128:] = 0  # only ASCII can be the likeliest
         best = int(model(torch.tensor([list(context.encode())]))[0][0, -1].argmax())
     question = Question(context, [chr(best), chr(best ^ 1)], 0)
-    (scores,) = evaluate.score_endings(model, tokenizer, runtime, "task", [question])
+    (scores,) = score_endings(model, tokenizer, runtime, "task", [question])
     assert [score.greedy for score in scores] == [True, False]
 
 
@@ -535,7 +523,7 @@ def replace_fetch(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str
         (folder / digest).write_bytes(files[digest[:4]])
         return folder / digest
 
-    monkeypatch.setattr(evaluate, "fetch", fetch)
+    monkeypatch.setattr(tasks, "fetch", fetch)
 
 
 def test_lambada(monkeypatch, tmp_path, runtime, capsys):
@@ -544,18 +532,19 @@ def test_lambada(monkeypatch, tmp_path, runtime, capsys):
     requests = [{"request": {"context": q.context, "continuation": q.endings[0]}, "idx": 0} for q in questions]
     olmo_file = gzip.compress("\n".join(map(json.dumps, requests)).encode())
     replace_fetch(monkeypatch, tmp_path, {"4aa8": openai_file})
-    assert evaluate.lambada_questions() == questions
+    assert tasks.lambada_questions() == questions
     replace_fetch(monkeypatch, tmp_path, {"b990": olmo_file})
-    assert evaluate.lambada_questions() == questions
+    assert tasks.lambada_questions() == questions
     assert "with white space collapsed" in capsys.readouterr().err
     tokenizer = ByteTokenizer()
-    accuracy, loss, perplexity = evaluate.lambada(model_of(257, std=0), tokenizer, runtime, questions)
+    scores = score_endings(model_of(257, std=0), tokenizer, runtime, "lambada", questions)
+    accuracy, loss, perplexity = tasks.lambada(questions, scores)
     assert accuracy.ratio == 0 and accuracy.better == "higher"
     assert loss.values == pytest.approx(np.log(257) * np.array([6, 6]))  # six bytes each
     assert perplexity.row()["value"] == pytest.approx(257**6)
 
 
-def test_hellaswag(monkeypatch, tmp_path, runtime):
+def test_hellaswag(monkeypatch, tmp_path):
     row = {
         "activity_label": "Baking",
         "ctx_a": "A cook [header] kneads.",
@@ -568,12 +557,11 @@ def test_hellaswag(monkeypatch, tmp_path, runtime):
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     replace_fetch(monkeypatch, tmp_path, {"5d21": sink.getvalue().to_pybytes()})
-    questions = evaluate.hellaswag_questions()
+    questions = tasks.hellaswag_questions()
     assert questions[0].context == "Baking: A cook kneads. He. then" and questions[0].correct == 1
     assert questions[0].endings == [" sleeps.", " bakes it well.", " x.", " y."]
-    scores = [[Score(5, False, 10), Score(6, False, 30), Score(4, False, 3), Score(9, False, 3)]] * 2
-    monkeypatch.setattr(evaluate, "score_endings", lambda *_: scores)
-    acc, normed = evaluate.hellaswag(model_of(257), ByteTokenizer(), runtime, questions)
+    scores = [[Score(5, False), Score(6, False), Score(4, False), Score(9, False)]] * 2
+    acc, normed = tasks.hellaswag(questions, scores)
     assert acc.values.tolist() == [0, 1]  # the third ending has the highest total likelihood
     assert normed.values.tolist() == [1, 0]  # the second has the highest likelihood per byte
 
@@ -591,8 +579,8 @@ def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_p
 
 @pytest.mark.network
 def test_the_tasks_are_downloaded():
-    assert len(evaluate.lambada_questions()) == 5153 and len(evaluate.hellaswag_questions()) == 10042
-    assert {question.correct for question in evaluate.hellaswag_questions()} == {0, 1, 2, 3}
+    assert len(tasks.lambada_questions()) == 5153 and len(tasks.hellaswag_questions()) == 10042
+    assert {question.correct for question in tasks.hellaswag_questions()} == {0, 1, 2, 3}
 
 
 # --- command ----------------------------------------------------------------------------------------------------------
