@@ -354,6 +354,11 @@ def line_breaks(text: str) -> str:
     return text.replace("\\n", "\n")
 
 
+def comma_separated(text: str) -> list[str]:
+    """The parts of a setting that is a list, without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 

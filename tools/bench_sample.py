@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio.configurator import run_script  # noqa: E402
+from folio.configurator import comma_separated, run_script  # noqa: E402
 from folio.generate import Sampling, generate  # noqa: E402
 from folio.kernels import pack  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
@@ -32,7 +32,6 @@ from tools import bench_baselines as baselines  # noqa: E402
 from tools.bench_timing import (  # noqa: E402
     BenchConfig,
     busy_processes,
-    comma_separated,
     describe_device,
     not_integers,
     time_calls,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from folio.configurator import NonNegativeInt, PositiveInt, Settings
+from folio.configurator import NonNegativeInt, PositiveInt, Settings, comma_separated
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,6 @@ class BenchConfig(Settings):
         if self.device == "cuda" and not torch.cuda.is_available():
             return [("device", "torch finds no CUDA GPU here; use cpu")]
         return []
-
-
-def comma_separated(text: str) -> list[str]:
-    """The parts of a setting that is a list."""
-    return [part.strip() for part in text.split(",")]
 
 
 def unknown_names(setting: str, text: str, known: Iterable[str]) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import folio.openmp  # noqa: E402, F401  (the processes that are started inherit its variable, nanoGPT's too)
-from folio.configurator import run_script  # noqa: E402
+from folio.configurator import comma_separated, run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt, compile_loss  # noqa: E402
@@ -47,7 +47,6 @@ from tools.bench_baselines import (  # noqa: E402
 from tools.bench_timing import (  # noqa: E402
     BenchConfig,
     busy_processes,
-    comma_separated,
     describe_device,
     not_integers,
     time_calls,

@@ -34,7 +34,14 @@ from folio import UserError, convert  # noqa: E402
 from folio.blocks import texts_of  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.comparison import choose_design, compare  # noqa: E402
-from folio.configurator import NonEmptyStr, PositiveInt, Settings, line_breaks, run_script  # noqa: E402
+from folio.configurator import (  # noqa: E402
+    NonEmptyStr,
+    PositiveInt,
+    Settings,
+    comma_separated,
+    line_breaks,
+    run_script,
+)
 from folio.corpus import Corpus, find_sources  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
@@ -90,7 +97,7 @@ class EvaluateConfig(Settings):
 
 def split_list(value: str) -> list[str]:
     """The parts of a list that is separated by commas. The name of an existing file or folder is one part."""
-    return [value] if os.path.exists(value) else [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if os.path.exists(value) else comma_separated(value)
 
 
 def main(cfg: EvaluateConfig) -> None:
