@@ -191,7 +191,9 @@ def check(config: Settings) -> None:
 def _describe_setting(config: Settings, name: str) -> str:
     """Where a setting was set, its name and its value, before what is wrong with it. A default has no place."""
     value = getattr(config, name)
-    shown = f"{name}: " if value in (None, ()) else f"{name}={value}: "
+    if isinstance(value, tuple):
+        value = " ".join(value) or None
+    shown = f"{name}: " if value is None else f"{name}={value}: "
     return f"{config.origins[name]}: {shown}" if name in config.origins else shown
 
 

@@ -241,6 +241,21 @@ def test_total_batch_tokens_determines_the_accumulation(tokens, accumulation):
     assert cfg.accumulation == accumulation and cfg.step_tokens == accumulation * 10_000
 
 
+def test_positional_arguments_are_shown_as_they_were_given():
+    """They were shown as a Python tuple."""
+
+    @dataclass(frozen=True)
+    class Words(Settings):
+        inputs: tuple[str, ...] = ()
+
+        def problems(self) -> list[tuple[str, str]]:
+            return [("inputs", "name three files")]
+
+    for words, shown in ((["a.txt", "b.txt"], "command line: inputs=a.txt b.txt: name"), ([], "inputs: name")):
+        with pytest.raises(ConfigError, match=rf"^{shown} three files$"):
+            configurator.load(Words, words)
+
+
 def test_a_config_file_without_a_data_set_is_refused(write):
     """nanoGPT's train_gpt2.py, which relies on nanoGPT's default, was run on Tiny Shakespeare."""
     path = write("n_layer = 12\nlr_decay_iters = 600000\n")
