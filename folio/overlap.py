@@ -6,7 +6,7 @@ import numpy as np
 
 from folio import UserError
 from folio.checkpoint import Checkpoint
-from folio.shards import Dataset, data_root, open_dataset
+from folio.shards import Dataset, data_root, has_data, open_dataset
 from folio.windows import Mixture, parse_mixture
 
 PROBES = 20  # passages of a text
@@ -25,7 +25,7 @@ def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]
     datasets = []
     for name, weight in parse_mixture(config["dataset"]):
         folders = [data_root(place) / name for place in (config["data_dir"], data_dir)]
-        folder = next((folder for folder in folders if folder.exists()), None)
+        folder = next((folder for folder in folders if has_data(folder)), None)
         if not folder:
             raise UserError(f"its training data, {folders[0]}, does not exist; set --data_dir")
         datasets.append((open_dataset(folder), weight))
