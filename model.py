@@ -258,7 +258,7 @@ class GPT(nn.Module):
 
         Raises KeyError, ValueError, or RuntimeError (of load_state_dict) if names or shapes do not fit `config`.
         """
-        if sum(name.endswith("ln_1.weight") for name in tensors) != config.n_layer:  # before any layer is built
+        if len({name.split(".")[2] for name in tensors if ".h." in name}) != config.n_layer:  # before a layer is built
             raise ValueError(f"these are not the weights of {config.n_layer} layers")
         with torch.device("meta"):
             model = cls(config)

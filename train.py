@@ -499,6 +499,12 @@ def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: Ba
         print(describe_large_vocabulary(tokens, data.vocab_size))
     if schedule.lr_schedule != "constant" and warmup >= max_iters:
         print(f"warmup_iters={warmup:,}: the run of {max_iters:,} steps ends before its warmup does")
+    set_by_command = [name for name, origin in cfg.origins.items() if origin == COMMAND_LINE]
+    if cfg.optimizer == "muon" and "learning_rate" in set_by_command and "muon_learning_rate" not in set_by_command:
+        print(
+            f"learning_rate={cfg.learning_rate:g} is AdamW's, for embeddings, norms and biases; the blocks' matrices "
+            f"learn at muon_learning_rate={cfg.muon_learning_rate:g}"
+        )
     line = (
         f"per step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
         f"{cfg.step_tokens:,} tokens"

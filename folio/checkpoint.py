@@ -67,7 +67,8 @@ class Checkpoint:
         try:
             return GPT.from_tensors(GPTConfig(**{**self.state["model"], **changes}), self.model)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{self.path}: the weights do not fit state.json: {error}") from None
+            first = " ".join(str(error).split())[:300]
+            raise CheckpointError(f"{self.path}: the weights do not fit state.json, or model.py: {first}") from None
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.path / "optimizer.safetensors")

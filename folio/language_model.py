@@ -120,13 +120,20 @@ class LanguageModel:
         loaded = convert.load(str(init_from), which)
         return cls(loaded.build(), loaded.tokenizer, device, dtype)
 
+    def __repr__(self) -> str:
+        parameters, tokenizer = self.model.num_params()["total"], self.tokenizer
+        return (
+            f"LanguageModel({parameters:,} parameters, {tokenizer.vocab_size:,} tokens ({tokenizer.kind}), "
+            f"context {self.model.config.block_size:,}, {self.dtype} on {self.runtime.device})"
+        )
+
     # --- text ---------------------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: str, num_samples: None = None, **settings: Any) -> str: ...
+    def generate(self, prompt: str, *, num_samples: None = None, **settings: Any) -> str: ...
     @overload
-    def generate(self, prompt: str, num_samples: int, **settings: Any) -> list[str]: ...
-    def generate(self, prompt: str, num_samples: int | None = None, **settings: Any) -> str | list[str]:
+    def generate(self, prompt: str, *, num_samples: int, **settings: Any) -> list[str]: ...
+    def generate(self, prompt: str, *, num_samples: int | None = None, **settings: Any) -> str | list[str]:
         """The text that follows the prompt, without the prompt; with num_samples, a list of so many different texts.
 
         settings: fields of GenerationConfig, such as temperature=0.7, top_k=50, stop="\\n", seed=2. The same settings

@@ -32,6 +32,10 @@ class PairsConfig(PrepareConfig):
         problems = super().problems()
         if not self.inputs:
             problems.append(("inputs", "name a .jsonl file"))
+        if tables := [name for name in self.inputs if {".csv", ".parquet"} & {*Path(name).suffixes}]:
+            problems.append(
+                ("inputs", f"{tables[0]} is not JSON lines; docs/change-it.md has a script for two columns")
+            )
         return problems
 
 

@@ -88,6 +88,13 @@ def test_a_setting_is_converted_like_one_of_a_config_file(gpt):
     assert gpt.generate("a", max_new_tokens=2e1, temperature=1) == gpt.generate("a", max_new_tokens=20, temperature=1.0)
 
 
+def test_settings_are_given_by_name(gpt):
+    """generate("ROMEO:", 30), after nanoGPT's generate(idx, max_new_tokens), returned 30 long samples."""
+    with pytest.raises(TypeError):
+        gpt.generate("abc", 30)
+    assert repr(gpt).startswith("LanguageModel(") and "11 tokens (char), context 16, float32 on cpu" in repr(gpt)
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

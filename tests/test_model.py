@@ -24,8 +24,10 @@ def test_activations_match_transformers():
     from transformers.activations import ACT2FN
 
     x = torch.linspace(-5, 5, 101)
-    for name, activation in ACTIVATIONS.items():
-        torch.testing.assert_close(activation(x), ACT2FN[name](x))
+    names = [name for name in ACTIVATIONS if name in ACT2FN]
+    assert {"gelu_new", "gelu"} <= {*names}
+    for name in names:
+        torch.testing.assert_close(ACTIVATIONS[name](x), ACT2FN[name](x))
     with pytest.raises(ValueError, match=f"'swish' is not one of {', '.join(ACTIVATIONS)}$"):
         GPTConfig(activation="swish")
 

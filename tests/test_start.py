@@ -281,7 +281,7 @@ def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path,
     changes = dict(init_from="resume", max_iters=4)
     if init_from == "finetune":
         changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
-    with pytest.raises(UserError, match=r"do not fit state\.json: .*rope"):
+    with pytest.raises(UserError, match=r"do not fit state\.json, or model\.py: .*rope"):
         train(tiny(**changes))
 
 

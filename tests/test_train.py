@@ -563,6 +563,19 @@ def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, d
     assert "is large for" not in capsys.readouterr().out
 
 
+def test_a_learning_rate_that_concerns_a_part_of_the_model_says_so(tiny, capsys):
+    """--learning_rate changed only the embeddings of a recipe with Muon, and two runs were compared by it."""
+    message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases; the blocks' matrices learn at "
+    for args, said in (
+        (["--optimizer=muon"], True),
+        (["--optimizer=muon", "--muon_learning_rate=0.02"], False),
+        ([], False),
+    ):
+        cfg = configurator.load(TrainConfig, ["--learning_rate=2e-3", *args])
+        train(tiny(max_iters=1, overwrite=True).replace(cfg.origins, optimizer=cfg.optimizer, learning_rate=2e-3))
+        assert (message in capsys.readouterr().out) == said
+
+
 def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
     train(tiny(max_iters=1, total_batch_tokens=500))
     assert "4 micro-batches = 512 tokens (the nearest to total_batch_tokens=500)" in capsys.readouterr().out
