@@ -137,7 +137,7 @@ class TrainConfig(Settings):
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
-        if self.init_from != "resume" and "dataset" not in self.origins:
+        if self.init_from != "resume" and not self.is_set("dataset"):
             files = {origin.rpartition(":")[0] for origin in self.origins.values() if origin != COMMAND_LINE}
             if files:
                 rule = (
@@ -574,6 +574,8 @@ def continue_command(cfg: TrainConfig, result: Result) -> str:
 
 def main(cfg: TrainConfig) -> None:
     if cfg.print_config:
+        if cfg.init_from == "resume":
+            cfg = starting_point(cfg).cfg
         for name, value in asdict(cfg).items():
             print(f"{name} = {value!r}")
         return
