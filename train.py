@@ -513,7 +513,7 @@ def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: Ba
 def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
     """The learning rate that a resumed run continues with, beside the one that it stopped with."""
     earlier, step = start.earlier, start.earlier["step"]
-    old = start.before.schedule(start.before.step_counts, earlier.get("decisions"))
+    old = start.before.schedule(start.before.step_counts, earlier.get("decisions") if start.before.minutes else None)
     before = old.learning_rate_at(max(0, step - 1))
     now, end = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
     line = (

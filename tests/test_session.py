@@ -205,6 +205,7 @@ with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
     assert process.wait() == 0
     lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
     assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
+    assert shown.count(b"(best)") == 1  # a remark in the bar took the space of the bar
 
 
 def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):
