@@ -290,7 +290,7 @@ def train(given: TrainConfig) -> Result:
             epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.next_sequence).items())
             print(f"trained for {epochs}{format_losses(session.losses)}")
             print(f"best validation loss {state.best_val_loss:.4f}, at step {state.best_step:,}")
-            if session.overfits:
+            if session.has_risen:
                 print(session.describe_rise())
             if sample and group.rank == 0:
                 print_sample(sample, state)
