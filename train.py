@@ -137,7 +137,7 @@ class TrainConfig(Settings):
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
-        if self.init_from != "resume" and "dataset" not in self.origins:
+        if self.init_from != "resume" and not self.is_set("dataset"):
             files = {origin.rpartition(":")[0] for origin in self.origins.values() if origin != COMMAND_LINE}
             if files:
                 rule = (
@@ -290,7 +290,7 @@ def train(given: TrainConfig) -> Result:
             epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.next_sequence).items())
             print(f"trained for {epochs}{format_losses(session.losses)}")
             print(f"best validation loss {state.best_val_loss:.4f}, at step {state.best_step:,}")
-            if session.overfits:
+            if session.has_risen:
                 print(session.describe_rise())
             if sample and group.rank == 0:
                 print_sample(sample, state)
@@ -519,7 +519,7 @@ def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: Ba
 def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
     """The learning rate that a resumed run continues with, beside the one that it stopped with."""
     earlier, step = start.earlier, start.earlier["step"]
-    old = start.before.schedule(start.before.step_counts, earlier.get("decisions"))
+    old = start.before.schedule(start.before.step_counts, earlier.get("decisions") if start.before.minutes else None)
     before = old.learning_rate_at(max(0, step - 1))
     now, end = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
     line = (
@@ -580,6 +580,8 @@ def continue_command(cfg: TrainConfig, result: Result) -> str:
 
 def main(cfg: TrainConfig) -> None:
     if cfg.print_config:
+        if cfg.init_from == "resume":
+            cfg = starting_point(cfg).cfg
         for name, value in asdict(cfg).items():
             print(f"{name} = {value!r}")
         return

@@ -272,7 +272,7 @@ def _find_config(name: str) -> Path | None:
 
 
 def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
-    if "out_dir" in hints and Path(name).is_dir():
+    if "out_dir" in hints and name and Path(name).is_dir():
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"

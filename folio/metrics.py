@@ -72,21 +72,20 @@ class Metrics:
 
         An evaluation is printed, with the remark on it; in a terminal, other steps are shown in the bar only.
         """
-        numbers = self._format(line, remark)
         unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
-        line = {**line, **dict.fromkeys(unwritable)}
-        self.append("metrics.jsonl", line)
+        written = {**line, **dict.fromkeys(unwritable)}
+        self.append("metrics.jsonl", written)
         if self.wandb:
             try:
-                self.wandb.log({key: value for key, value in line.items() if value is not None}, step=line["step"])
+                self.wandb.log({key: value for key, value in written.items() if value is not None}, step=line["step"])
             except Exception as error:  # any answer of the service
                 self.say(f"step {line['step']:,}: wandb took no metrics ({error}); training continues")
-        self.bar.set_postfix_str(numbers, refresh=False)
+        self.bar.set_postfix_str(self._format(line), refresh=False)  # without the remark, for which it has no space
         if self.bar.disable or line["val_loss"] is not None:
-            self.say(f"step {line['step']:,}/{self.bar.total:,}: {numbers}")
+            self.say(f"step {line['step']:,}/{self.bar.total:,}: {self._format(line, remark)}")
 
     @staticmethod
-    def _format(line: dict[str, Any], remark: str) -> str:
+    def _format(line: dict[str, Any], remark: str = "") -> str:
         """The numbers that are known, for the screen."""
         numbers = []
         if line["loss"] is not None:

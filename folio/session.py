@@ -72,7 +72,7 @@ class Session:
         self.rate: float | None = None  # steps per second then
         self.losses: dict[str, float] = {}  # of the last evaluation
         self.improved = False  # whether it was the best
-        self.warned_at = 0  # the best step for which a warning of overfitting was printed
+        self.warned_at = 0  # the best step for which a rise of the validation loss was printed
         self.best_before = math.inf, 0  # best_val_loss and best_step before it
         self.read_at = self.logged_at = self.saved_at = time.perf_counter()
 
@@ -228,24 +228,32 @@ class Session:
         self.losses, state = losses, self.state
         self.improved = state.note_evaluation(losses["val_loss"])
         self.should_save |= self.finished or self.improved or self.cfg.always_save_checkpoint
-        if self.overfits and self.warned_at != state.best_step:
+        if self.has_risen and self.warned_at != state.best_step:
             self.metrics.say(f"step {state.step:,}: {self.describe_rise()}")
             self.warned_at = state.best_step
 
     @property
-    def overfits(self) -> bool:
+    def has_risen(self) -> bool:
         """Whether two or more evaluations in a row were above the best, and the last one at least 1 % above it."""
         if not self.losses or self.state.evaluations_since_best < 2:
             return False
         return self.losses["val_loss"] > 1.01 * self.state.best_val_loss
 
     def describe_rise(self) -> str:
-        """What an overfitting run does, and what helps."""
+        """By how much the validation loss has risen, probably why, and what helps.
+
+        A model that overfits has a training loss below the best validation loss. With a learning rate that is too high,
+        or was raised when the run was extended, both losses rise.
+        """
         best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step
+        training_loss = self.steps[-1].loss
+        if training_loss < best:
+            reason = "the model overfits (more text, more dropout or a smaller model would help)"
+        else:
+            reason = f"the training loss is {training_loss:.4f}, so the learning rate is probably too high"
         return (
             f"the validation loss has risen by {last - best:.4f} since step {best_step:,}, from {best:.4f} to "
-            f"{last:.4f}: the model overfits (more text, more dropout or a smaller model would help); sample.py takes "
-            f"the best checkpoint, of step {best_step:,}"
+            f"{last:.4f}: {reason}; sample.py takes the best checkpoint, of step {best_step:,}"
         )
 
     def save(self) -> None:

@@ -153,8 +153,7 @@ def starting_point(given: Config) -> Start[Config]:
     out_dir = Path(given.out_dir)
     restarted = distributed.under_torchrun() and distributed.restarted(checkpoint.written_by(out_dir))
     if restarted or given.init_from == "resume":
-        settings = {"init_from": "resume", "overwrite": False} if restarted else {}
-        return resumed(given, checkpoint.load(out_dir), settings)
+        return resumed(given, checkpoint.load(out_dir), restarted)
     start = Start(given, None) if given.init_from == "scratch" else finetuning(given, load_weights(given.init_from))
     if checkpoint.exists(out_dir) and not (given.overwrite or given.eval_only):
         raise UserError(
@@ -164,8 +163,8 @@ def starting_point(given: Config) -> Start[Config]:
     return start
 
 
-def resumed(given: Config, saved: Checkpoint, settings: dict[str, Any]) -> Start[Config]:
-    """The start of a run that continues from its own checkpoint. settings: changes to the given ones.
+def resumed(given: Config, saved: Checkpoint, restarted: bool) -> Start[Config]:
+    """The start of a run that continues from its own checkpoint. restarted: by torchrun, with the same command.
 
     Whatever nobody has set comes from the checkpoint. Raises UserError.
     """
@@ -175,7 +174,9 @@ def resumed(given: Config, saved: Checkpoint, settings: dict[str, Any]) -> Start
         raise CheckpointError(f"{saved.path}: state.json is damaged: {error}") from None
     origins = saved.state.get("origins")
     before = before.replace(origins if isinstance(origins, dict) else {})
-    cfg = with_recorded_settings(given.replace(**settings), before, saved.path)
+    if restarted:
+        given = given.replace(init_from="resume", overwrite=False)
+    cfg = with_recorded_settings(given, before, saved.path, restarted)
     cfg = cfg.replace(**shape_settings(cfg, saved))
     configurator.check(cfg)
     cfg = cfg.replace(**resumed_step_counts(given, cfg, before, saved.state))
@@ -184,24 +185,32 @@ def resumed(given: Config, saved: Checkpoint, settings: dict[str, Any]) -> Start
     return Start(cfg, saved, before)
 
 
-def with_recorded_settings(given: Config, before: Config, path: Path) -> Config:
+def with_recorded_settings(given: Config, before: Config, path: Path, restarted: bool) -> Config:
     """The given settings; those that nobody has set as they were before, in the checkpoint at `path`.
 
     A config file does not change what defines the run: its command line may have changed a setting of the file, and the
     file alone does not say so. A line names what the file sets differently. On the command line it is an error, see
-    refuse_other_run.
+    refuse_other_run. A setting that REPLACES another turns off a config file's, unless the same command, restarted,
+    has set both from the start.
     """
     of_the_run = [field.name for field in fields(given) if field.name not in OF_THE_COMMAND]
-    replaced = {REPLACES[name] for name in REPLACES if given.is_set(name) and not given.is_from_file(name)}
+    by_command = {name for name in of_the_run if given.is_set(name) and not given.is_from_file(name)}
+    replaced = {REPLACES[name] for name in REPLACES.keys() & by_command} - by_command
+    if restarted:
+        replaced = {name for name in replaced if not given.is_set(name)}
     taken = [name for name in of_the_run if not given.is_set(name) and name not in replaced]
     ignored = [
-        name for name in (*FIXED, *BATCH) if given.is_from_file(name) and getattr(given, name) != getattr(before, name)
+        name
+        for name in (*FIXED, *BATCH, "dataset", "minutes")
+        if given.is_from_file(name) and name not in replaced and getattr(given, name) != getattr(before, name)
     ]
     if ignored and distributed.rank_from_env() == 0:
         differences = [f"{name}={getattr(before, name)} (not {getattr(given, name)})" for name in ignored]
         print(f"what defines the run comes from {path}: {', '.join(differences)}")
-    origins = {**given.origins, **{name: before.origins[name] for name in taken if name in before.origins}}
-    return given.replace(origins, **{name: getattr(before, name) for name in (*taken, *ignored)})
+    recorded = [*taken, *ignored]
+    origins = {name: origin for name, origin in given.origins.items() if name not in (*ignored, *replaced)}
+    origins |= {name: before.origins[name] for name in recorded if name in before.origins}
+    return given.replace(origins, **{name: getattr(before, name) for name in recorded}, **dict.fromkeys(replaced))
 
 
 def finetuning(given: Config, saved: Checkpoint) -> Start[Config]:
@@ -258,7 +267,12 @@ def resumed_step_counts(given: Config, cfg: Config, before: Config, earlier: dic
                 f"minutes={cfg.minutes:g}: the length of the run in {cfg.out_dir} was set when it started; resume it "
                 f"without --minutes, and with --max_iters={max_iters} or another"
             )
-        return asdict(before.step_counts)
+        kept = asdict(before.step_counts)
+        on_command_line = [name for name in STEP_COUNTS if given.origins.get(name) == COMMAND_LINE]
+        unused = [f"{name}={getattr(given, name)}" for name in on_command_line if getattr(given, name) != kept[name]]
+        if unused and distributed.rank_from_env() == 0:
+            print(f"a time budget keeps the step counts that it started with; without effect: {', '.join(unused)}")
+        return kept
     was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or before.minutes]
     taken = [name for name in was_scaled if not given.is_set(name)]
     counts = replace(cfg.step_counts, max_iters=before.max_iters).scaled(cfg.max_iters, taken)

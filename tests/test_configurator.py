@@ -262,6 +262,8 @@ def test_a_config_file_without_a_data_set_is_refused(write):
     with pytest.raises(ConfigError) as error:
         configurator.load(TrainConfig, [path])
     assert "x.py names no data set; add --dataset=NAME" in str(error.value)
+    resumed = configurator.load(TrainConfig, [path, "--init_from=resume"])
+    configurator.check(resumed.replace(init_from="scratch", dataset="verse"))  # named in Python
     assert "--dataset=openwebtext" in str(error.value)
     assert configurator.load(TrainConfig, [path, "--dataset=mine"]).dataset == "mine"
     assert configurator.load(TrainConfig, [path, "--init_from=resume"]).n_layer == 12  # the run knows its data
@@ -324,5 +326,7 @@ def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, m
     """It proposed a config file with a similar name."""
     monkeypatch.chdir(tmp_path)
     Path("out-novel").mkdir()
+    with pytest.raises(ConfigError, match="no config file  exists"):
+        configurator.load(TrainConfig, [""])
     with pytest.raises(ConfigError, match=r"out-novel is a folder, not a config file; name a run with --out_dir=out-n"):
         configurator.load(SampleConfig, ["out-novel"])

@@ -149,7 +149,7 @@ def test_a_validation_loss_is_printed_only_where_it_was_measured(tiny, capsys):
     assert len(lines) == 7 and evaluated == ["step 0", "step 3", "step 6"]
 
 
-def overfitting_run(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
+def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
     """What a run prints whose evaluations, one per step, give these losses."""
     remaining = [3.0, *val_losses]
     monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
@@ -158,22 +158,30 @@ def overfitting_run(tiny, monkeypatch, capsys, val_losses: list[float], **settin
 
 
 def test_overfitting_is_reported(tiny, monkeypatch, capsys):
-    """The validation loss fell to 2.54 and ended at 3.73 without a word, below a sample of the last, worst model."""
-    out = overfitting_run(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 2.6, 3.73])
-    rise = "the validation loss has risen by 1.1900 since step 2, from 2.5400 to 3.7300: the model overfits"
+    """The validation loss rose by 1.19 without a word, below a sample of the last, worst model."""
+    out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
+    rise = "the validation loss has risen by 1.1900 since step 2, from 4.5400 to 5.7300: the model overfits"
     before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
-    assert ", val 2.5400, " in out
-    assert "val 2.5600 (0.0200 above the best, of step 2)" in out
+    assert ", val 4.5400, " in out
+    assert "val 4.5600 (0.0200 above the best, of step 2)" in out
     assert "step 4: the validation loss has risen by 0.0600 since step 2" in before_the_end
     assert before_the_end.count("the model overfits") == 1
     assert rise in at_the_end and "sample.py takes the best checkpoint, of step 2" in at_the_end
     assert "a sample of the model after step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
 
 
-@pytest.mark.parametrize("val_losses", [[2.7, 2.6, 2.5], [2.7, 2.6, 2.7], [2.5, 2.501, 2.502], [2.5, 2.8, 2.9, 2.4]])
+def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
+    """A run with a learning rate of 3 was told that it overfits, and that more text would help."""
+    out = run_with_losses(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 3.73])
+    loss = read_metrics(tiny().out_dir)[-1]["loss"]
+    reason = f"from 2.5400 to 3.7300: the training loss is {loss:.4f}, so the learning rate is probably too high"
+    assert reason in out and "overfits" not in out
+
+
+@pytest.mark.parametrize("val_losses", [[4.7, 4.6, 4.5], [4.7, 4.6, 4.7], [4.5, 4.501, 4.502], [4.5, 4.8, 4.9, 4.4]])
 def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch, capsys, val_losses):
-    out = overfitting_run(tiny, monkeypatch, capsys, val_losses)
-    assert "the model overfits" not in out.split("finished:")[1]
+    out = run_with_losses(tiny, monkeypatch, capsys, val_losses)
+    assert "the validation loss has risen" not in out.split("finished:")[1]
     assert f"a sample of the model after step {len(val_losses)}" in out
 
 
@@ -205,6 +213,7 @@ with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
     assert process.wait() == 0
     lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
     assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
+    assert shown.count(b"(best)") == 1  # a remark in the bar took the space of the bar
 
 
 def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):

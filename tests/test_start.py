@@ -1,6 +1,7 @@
 """folio/start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from folio import UserError, checkpoint, configurator
 from folio.files import read_json, sha256, write_json
 from folio.metrics import Metrics
 from folio.session import TrainingError
-from train import TrainConfig, train
+from folio.start import resumed
+from train import TrainConfig, main, train
 
 # --- the folder of a run ----------------------------------------------------------------------------------------------
 
@@ -190,6 +192,68 @@ def test_a_setting_that_excludes_another_replaces_it(run_file):
     budget = run_file("x.py", "--out_dir=b", "--minutes=0.1")
     longer = run_file("--out_dir=b", "--init_from=resume", f"--max_iters={2 * budget['max_iters']}")
     assert longer["minutes"] is None and longer["wsd_decay_iters"] == 2 * budget["wsd_decay_iters"]
+
+
+def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file, data_dir, tmp_path, capsys):
+    """The file's data set was opened, and the error proposed to start a new run. What the command line had set was
+    recorded as the file's.
+    """
+    copy = str(shutil.copytree(data_dir / "verse", tmp_path / "copy"))
+    run_file("x.py", "--out_dir=a", f"--dataset={copy}", "--seed=7")
+    Path("y.py").write_text("seed = 1\ndataset = 'verse'\nmax_iters = 9\n")
+    assert run_file("y.py", "--out_dir=a", "--init_from=resume")["dataset"] == copy
+    assert f"seed=7 (not 1), dataset={copy} (not verse)" in capsys.readouterr().out
+    origins = checkpoint.load(Path("a")).state["origins"]
+    assert [origins[name] for name in ("seed", "dataset", "max_iters")] == ["command line"] * 2 + ["y.py:3"]
+
+
+@pytest.fixture
+def resume_budget(run_file, capsys):
+    """A function that returns the settings, and what is printed, of a resumed run with a time budget from x.py."""
+    with open("x.py", "a") as file:
+        file.write("\nminutes = 5.0\n")
+    run_file("x.py", "--out_dir=a", "--minutes=None")
+    edit_state("a", lambda state: state["config"].update(minutes=5.0))
+
+    def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
+        capsys.readouterr()
+        given = configurator.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
+        return resumed(given, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
+
+    return resume
+
+
+def test_max_iters_also_ends_the_time_budget_of_a_config_file(resume_budget):
+    """It had no effect while time was left, and later it was an error that proposed to use --max_iters."""
+    assert resume_budget("x.py")[0].minutes == 5
+    cfg, _ = resume_budget("x.py", "--max_iters=12")
+    assert cfg.minutes is None and cfg.max_iters == 12
+    assert resume_budget("x.py", "--max_iters=12", "--minutes=5")[0].minutes == 5
+    edit_state("a", lambda state: state["config"].update(minutes=None))  # the budget has ended
+    assert resume_budget("x.py", "--max_iters=12")[0].minutes is None
+    cfg, out = resume_budget("x.py")
+    assert cfg.minutes is None and "minutes=None (not 5.0)" in out
+
+
+def test_a_restart_keeps_the_time_budget_of_its_command(resume_budget):
+    """torchrun repeats the command, in which --max_iters is the length of the recipe that x.py's minutes scale."""
+    assert resume_budget("x.py", "--max_iters=12", restarted=True)[0].minutes == 5
+    assert resume_budget("--max_iters=12", restarted=True)[0].minutes is None
+
+
+def test_step_counts_without_effect_on_a_time_budget_are_named(resume_budget):
+    """They were ignored in silence."""
+    cfg, out = resume_budget("--eval_interval=1", "--lr_decay_iters=2", "--minutes=5")
+    assert cfg.eval_interval is None and "without effect: lr_decay_iters=2, eval_interval=1" in out
+    assert "without effect" not in resume_budget("x.py")[1]
+
+
+def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
+    """It showed the defaults."""
+    run_file("x.py", "--out_dir=a")
+    main(configurator.load(TrainConfig, ["--out_dir=a", "--init_from=resume", "--print_config", "--patience=3"]))
+    out = capsys.readouterr().out.splitlines()
+    assert "n_layer = 2" in out and "dataset = 'verse'" in out and "patience = 3" in out
 
 
 def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
