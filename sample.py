@@ -73,7 +73,8 @@ class Sampler(LanguageModel):
     def speed(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0
         after = f"the first after {1000 * self.first:.0f} ms"
-        return f"{self.tokens:,} tokens, {rate:,.0f} tokens/s, {after}, in {self.dtype} on {self.runtime.device}"
+        speed = f"{self.tokens:,} tokens, {rate:,.0f} tokens/s, {after}, in {self.dtype} on {self.runtime.device}"
+        return f"{speed}, by {self.path}" if self.path else speed
 
 
 def main(cfg: SampleConfig) -> None:
@@ -114,7 +115,8 @@ def encode_prompt(sampler: Sampler, cfg: SampleConfig, start: str, name: str = "
     if prompt.unknown:
         done = "left out" if cfg.on_unknown == "skip" else "replaced"
         count = f"{prompt.unknown:,} of {len(start):,} characters"
-        print(f"{done} {count} of {name}: not in the vocabulary", file=sys.stderr)
+        characters = " ".join(dict.fromkeys(repr(c) for c in start if sampler.tokenizer.count_unknown(c)))
+        print(f"{done} {count} of {name}, not in the vocabulary: {characters}", file=sys.stderr)
     if len(prompt.ids) > sampler.model.config.block_size:
         seen = sampler.model.config.block_size
         print(f"{name} has {len(prompt.ids):,} tokens, of which the model sees the last {seen:,}", file=sys.stderr)

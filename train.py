@@ -37,6 +37,7 @@ from folio.configurator import (
     Probability,
     Settings,
 )
+from folio.describe import describe_resumed_schedule, describe_run, format_losses, reason_to_end
 from folio.find_data import open_mixture
 from folio.generate import Sampling, default_prompt, generate, stream_text
 from folio.guard import StepGuard
@@ -46,10 +47,10 @@ from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_
 from folio.randomness import derive_seed
 from folio.runtime import Length, Runtime, resolve_runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
-from folio.session import Session, reason_to_end
+from folio.session import Session
 from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
-from folio.tokenizer import Tokenizer, describe_large_vocabulary, vocabulary_is_large
+from folio.tokenizer import Tokenizer
 from folio.windows import Mixture, ValidationWindows
 from model import ACTIVATIONS, GPT, GPTConfig
 
@@ -107,7 +108,7 @@ class TrainConfig(Settings):
     async_save: bool = True  # write checkpoints in the background, from a copy in memory; False: wait for the disk
     keep_last: PositiveInt = 2  # newest checkpoints to keep, besides the best
     always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
-    sample_tokens: NonNegativeInt = 200  # tokens to generate at each evaluation, into samples.jsonl; 0: off
+    sample_tokens: NonNegativeInt = 200  # tokens to generate at each evaluation, into samples.jsonl; 0: no samples
     patience: PositiveInt | None = None  # stop after this many evaluations without improvement; None: never
     log_interval: PositiveInt = 10  # steps between lines of metrics.jsonl
     wandb_log: bool = False  # also log to wandb (WANDB_MODE=offline works)
@@ -230,7 +231,9 @@ def train(given: TrainConfig) -> Result:
         )
         if cfg.eval_only:
             losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-            print(f"validation loss {losses['val_loss']:.4f}{format_losses(losses)}")
+            part = f", {cfg.eval_iters} batches of it" if cfg.eval_iters else ""
+            print(f"validation set of {cfg.dataset}, in contexts of {model.config.block_size} tokens{part}")
+            print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
             return Result(losses["val_loss"], start.earlier.get("step", 0), cfg.max_iters)
 
         # --- optimizer, and everything else that a step changes ---
@@ -245,7 +248,7 @@ def train(given: TrainConfig) -> Result:
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         counts, budget = time_budget(cfg, start, state, loss_fn, loader, began)
         schedule = cfg.schedule(counts, start.earlier.get("decisions") if cfg.minutes else None)
-        describe_run(cfg, data, schedule, loader)
+        print("\n".join(describe_run(cfg, data, schedule, loader)))
         if start.resuming:
             if reason := reason_to_end(cfg, state, schedule):
                 print(f"nothing to train: {reason}")
@@ -292,7 +295,7 @@ def train(given: TrainConfig) -> Result:
             print(f"best validation loss {state.best_val_loss:.4f}, at step {state.best_step:,}")
             if session.has_risen:
                 print(session.describe_rise())
-            if sample and group.rank == 0:
+            if sample and cfg.sample_tokens and group.rank == 0:
                 print_sample(sample, state)
         group.barrier()
         return result_of(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
@@ -481,62 +484,6 @@ def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunc
     return seconds_per_step(run_step, runtime.group)
 
 
-MANY_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et al. 2023): more repetition adds nothing
-
-
-def describe_run(cfg: TrainConfig, data: Mixture, schedule: Schedule, loader: BatchLoader) -> None:
-    """Print the data and the length of the run, and what in it will probably disappoint."""
-    max_iters, warmup = schedule.max_iters, schedule.counts.warmup_steps
-    print(data.described(max_iters * loader.sequences))
-    for name, epochs in data.epochs(max_iters * loader.sequences).items():
-        if epochs > MANY_EPOCHS:
-            print(
-                f"{name} will be read {epochs:,.0f} times: after about {MANY_EPOCHS} times a text has nothing more to "
-                f"teach (Muennighoff et al. 2023), and a model begins to memorize it; use more text or fewer steps"
-            )
-    tokens, is_bpe = data.training_tokens, data.tokenizer.kind in ("gpt2", "bpe")
-    if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
-        print(describe_large_vocabulary(tokens, data.vocab_size))
-    if schedule.lr_schedule != "constant" and warmup >= max_iters:
-        print(f"warmup_iters={warmup:,}: the run of {max_iters:,} steps ends before its warmup does")
-    set_by_command = [name for name, origin in cfg.origins.items() if origin == COMMAND_LINE]
-    if cfg.optimizer == "muon" and "learning_rate" in set_by_command and "muon_learning_rate" not in set_by_command:
-        print(
-            f"learning_rate={cfg.learning_rate:g} is AdamW's, for embeddings, norms and biases; the blocks' matrices "
-            f"learn at muon_learning_rate={cfg.muon_learning_rate:g}"
-        )
-    line = (
-        f"per step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
-        f"{cfg.step_tokens:,} tokens"
-    )
-    if cfg.total_batch_tokens not in (None, cfg.step_tokens):
-        line += f" (the nearest to total_batch_tokens={cfg.total_batch_tokens:,})"
-    if loader.runtime.group.size > 1:
-        line += f"; each process computes {loader.count} x {loader.rows} of the sequences"
-    print(line)
-
-
-def describe_resumed_schedule(start: Start, schedule: Schedule) -> str:
-    """The learning rate that a resumed run continues with, beside the one that it stopped with."""
-    earlier, step = start.earlier, start.earlier["step"]
-    old = start.before.schedule(start.before.step_counts, earlier.get("decisions") if start.before.minutes else None)
-    before = old.learning_rate_at(max(0, step - 1))
-    now, end = schedule.learning_rate_at(step), schedule.learning_rate_at(schedule.max_iters - 1)
-    line = (
-        f"learning rate: {before:.3g} at the last step, {now:.3g} at the next one, {end:.3g} at step "
-        f"{schedule.max_iters:,} ({schedule.lr_schedule})"
-    )
-    if now > 1.5 * before and step > schedule.counts.warmup_steps:
-        line += "; it rises, so the loss will rise at first"
-    return line
-
-
-def format_losses(losses: dict[str, float]) -> str:
-    """The losses of several data sets, for printing after their mean; empty for a single one."""
-    by_name = [f"{key.removeprefix('val_loss/')} {loss:.4f}" for key, loss in losses.items() if key != "val_loss"]
-    return f" ({', '.join(by_name)})" if by_name else ""
-
-
 def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
     """A sample without a prompt, piece by piece."""
     steps = generate(
@@ -585,6 +532,8 @@ def main(cfg: TrainConfig) -> None:
         for name, value in asdict(cfg).items():
             print(f"{name} = {value!r}")
         return
+    if cfg == TrainConfig():
+        print("without a config file, this is GPT-2; to begin with: python train.py config/shakespeare_char.py")
     try:
         result = train(cfg)
     except UserError as error:

@@ -101,6 +101,7 @@ class LanguageModel:
             raise UserError(f"dtype=int8: it requires a CPU, not {place}; use --dtype=auto or --device=cpu")
         self.dtype = "int8" if int8 else str(self.runtime.dtype).removeprefix("torch.")
         self.tokenizer = tokenizer
+        self.path: Path | None = None  # of the checkpoint, if it was loaded
         model = share_weights(model).to(self.runtime.device, self.runtime.dtype)  # cast once instead of at each step
         self.model = self.decoder = model.eval()
         if self.runtime.device.type == "cpu":
@@ -118,7 +119,9 @@ class LanguageModel:
         if which not in ("best", "last"):
             raise UserError(f"which={which}: it must be best or last")
         loaded = convert.load(str(init_from), which)
-        return cls(loaded.build(), loaded.tokenizer, device, dtype)
+        loaded_model = cls(loaded.build(), loaded.tokenizer, device, dtype)
+        loaded_model.path = loaded.path
+        return loaded_model
 
     def __repr__(self) -> str:
         parameters, tokenizer = self.model.num_params()["total"], self.tokenizer

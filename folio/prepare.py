@@ -495,6 +495,12 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
         lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))
     if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
         lines.append(describe_large_vocabulary(tokens["train"], vocab_size))
+    share = tokens["val"] / sum(tokens.values())
+    if share > 3 * job.val_fraction and share > 0.05:
+        lines.append(
+            f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because the "
+            f"documents are few and long, and each is in one split: set --split_on to divide them, or join the files"
+        )
     if duplicates["left_out"]:
         lines.append(f"{duplicates['left_out']:,} duplicates were left out")
     if duplicates["repeated"]:

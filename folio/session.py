@@ -14,6 +14,7 @@ from typing import Any
 from folio import UserError, checkpoint, distributed
 from folio.budget import Budget
 from folio.checkpoint import NullSaver, Saver
+from folio.describe import reason_to_end
 from folio.distributed import Requests
 from folio.guard import Step
 from folio.metrics import Clock, Metrics, NullMetrics
@@ -73,6 +74,7 @@ class Session:
         self.losses: dict[str, float] = {}  # of the last evaluation
         self.improved = False  # whether it was the best
         self.warned_at = 0  # the best step for which a rise of the validation loss was printed
+        self.resumed_at, self.earlier_rate = state.step, start.last_learning_rate
         self.best_before = math.inf, 0  # best_val_loss and best_step before it
         self.read_at = self.logged_at = self.saved_at = time.perf_counter()
 
@@ -235,9 +237,16 @@ class Session:
     @property
     def has_risen(self) -> bool:
         """Whether two or more evaluations in a row were above the best, and the last one at least 1 % above it."""
-        if not self.losses or self.state.evaluations_since_best < 2:
+        if not self.losses or self.state.evaluations_since_best < 2 or self.rate_was_raised:
             return False
         return self.losses["val_loss"] > 1.01 * self.state.best_val_loss
+
+    @property
+    def rate_was_raised(self) -> bool:
+        """Whether the best evaluation was at a lower learning rate, before the run was extended."""
+        if self.earlier_rate is None or self.state.best_step > self.resumed_at:
+            return False
+        return self.schedule.learning_rate_at(self.state.step) > self.earlier_rate
 
     def describe_rise(self) -> str:
         """By how much the validation loss has risen, probably why, and what helps.
@@ -321,19 +330,6 @@ class Session:
             self.schedule.decide(step, max_iters)
             self.metrics.lengthen(max_iters)
         self.budget.start_stretch(step)
-
-
-def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None:
-    """Why a run with train.py's settings `cfg` ends after the steps that are done; None if it continues."""
-    if state.step >= schedule.max_iters:
-        steps = f"{state.step:,} of {schedule.max_iters:,} steps are done"
-        return f"the {cfg.minutes:g} minutes are used up, {steps}" if cfg.minutes else steps
-    if state.is_out_of(cfg.patience):
-        return (
-            f"the validation loss did not improve in {state.evaluations_since_best:,} evaluations "
-            f"(patience={cfg.patience})"
-        )
-    return None
 
 
 class SignalHandler:

@@ -95,6 +95,15 @@ class Start(Generic[Config]):
         """state.json of the run to resume; empty for a new run."""
         return self.checkpoint.state if self.resuming else {}
 
+    @property
+    def last_learning_rate(self) -> float | None:
+        """The learning rate of the last step of the run to resume; None for a new run."""
+        if not self.resuming:
+            return None
+        decisions = self.earlier.get("decisions") if self.before.minutes else None
+        schedule = self.before.schedule(self.before.step_counts, decisions)
+        return schedule.learning_rate_at(max(0, self.earlier["step"] - 1))
+
     def require_same_data(self, data: Mixture) -> None:
         """Raise UserError if the data set has another tokenizer than the checkpoint, or is not the resumed run's."""
         if not self.checkpoint:
@@ -216,6 +225,10 @@ def with_recorded_settings(given: Config, before: Config, path: Path, restarted:
 def finetuning(given: Config, saved: Checkpoint) -> Start[Config]:
     """The start of a new run from trained weights."""
     cfg = given.replace(**shape_settings(given, saved))
+    if distributed.rank_from_env() == 0 and not given.eval_only:
+        print(f"a new run in {given.out_dir}, from the weights of {saved.path}")
+        if checkpoint.exists(Path(given.init_from)):
+            print(f"(to continue the run in {given.init_from} instead: --init_from=resume --out_dir={given.init_from})")
     configurator.check(cfg)
     return Start(cfg, saved)
 

@@ -23,7 +23,7 @@ from folio.files import read_json
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
-TOKENS_PER_ENTRY = 100  # training tokens per entry of a vocabulary; with fewer, it is large for the text
+TOKENS_PER_ENTRY = 50  # training tokens per entry of a vocabulary; with fewer, it is large for the text (docs/data.md)
 OnUnknown = Literal["error", "skip", "replace"]  # what encode does with a character that is not in the vocabulary
 
 
@@ -371,7 +371,7 @@ def describe_large_vocabulary(tokens: int, vocab_size: int) -> str:
         choices = f"--tokenizer=bpe --vocab_size={smaller} or {choices}"
     return (
         f"the vocabulary of {vocab_size:,} is large for {tokens:,} training tokens "
-        f"({tokens / vocab_size:,.1f} per entry): most entries are seen too rarely to learn from; "
+        f"({tokens / vocab_size:,.1f} per entry): a smaller one usually gives fewer bits per byte; "
         f"to train from scratch, prepare the text with {choices}, and --overwrite"
     )
 

@@ -391,6 +391,18 @@ def test_a_vocabulary_that_is_too_large_for_the_text_is_named(kind, lines, tmp_p
         assert "is large for" not in out
 
 
+def test_a_large_document_in_the_validation_split_is_named(tmp_path, capsys):
+    """Of three files, the largest was for validation: 46 % of the tokens, where 1 % was asked for."""
+    for name, size in (("a", 100), ("b", 200), ("c", 300)):
+        (tmp_path / f"{name}.txt").write_text(f"some words of {name}\n" * size)
+    sources = find_sources([str(tmp_path / f"{name}.txt") for name in "abc"])
+    report = read_json(prepare(config(tmp_path, val_fraction=None), Corpus(sources), "three") / "report.json")
+    share = report["tokens"]["val"] / sum(report["tokens"].values())
+    assert f"validation has {share:.0%} of the tokens, more than val_fraction=0.01, because" in capsys.readouterr().out
+    prepare(config(tmp_path, val_fraction=None), Corpus(sources, split_on="\n"), "lines")
+    assert "validation has" not in capsys.readouterr().out
+
+
 def test_the_suggested_vocabulary_is_not_too_large(tmp_path, capsys, seed):
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(3000)]

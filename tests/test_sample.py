@@ -139,7 +139,9 @@ def test_samples_do_not_depend_on_batch_size(run):
 def test_unknown_characters_of_the_prompt_are_counted_and_not_printed(run, capsys):
     """They were printed before the sample, as if the model had seen them."""
     assert sample_text(run, start="Ωthe ❤king", on_unknown="skip") == sample_text(run, start="the king")
-    assert capsys.readouterr().err.startswith("left out 2 of 10 characters of the prompt: not in the vocabulary\n")
+    assert capsys.readouterr().err.startswith(
+        "left out 2 of 10 characters of the prompt, not in the vocabulary: 'Ω' '❤'\n"
+    )
 
 
 def test_replaced_characters_of_the_prompt_are_printed_as_the_model_sees_them(tmp_path, text, tiny, capsys):
@@ -150,7 +152,7 @@ def test_replaced_characters_of_the_prompt_are_printed_as_the_model_sees_them(tm
     train(cfg)
     capsys.readouterr()
     assert sample_text(cfg.out_dir, start="The Ω", on_unknown="replace").startswith("The \ufffd")
-    assert capsys.readouterr().err.startswith("replaced 1 of 5 characters of the prompt: not in the vocabulary\n")
+    assert capsys.readouterr().err.startswith("replaced 1 of 5 characters of the prompt, not in the vocabulary: 'Ω'\n")
 
 
 def test_unknown_characters_in_a_file_of_prompts_are_counted_for_each_prompt(run, tmp_path, capsys):
@@ -159,8 +161,8 @@ def test_unknown_characters_in_a_file_of_prompts_are_counted_for_each_prompt(run
     lines = sample_text(run, prompts=str(path), on_unknown="skip", max_new_tokens=2).splitlines()
     assert [json.loads(line)["prompt"] for line in lines] == starts
     assert capsys.readouterr().err.splitlines()[:-1] == [
-        "left out 1 of 5 characters of prompt 2: not in the vocabulary",
-        "left out 2 of 2 characters of prompt 3: not in the vocabulary",
+        "left out 1 of 5 characters of prompt 2, not in the vocabulary: 'Ω'",
+        "left out 2 of 2 characters of prompt 3, not in the vocabulary: 'Ω'",
         "prompt 4 has 33 tokens, of which the model sees the last 32",
     ]
 

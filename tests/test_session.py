@@ -185,6 +185,19 @@ def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch,
     assert f"a sample of the model after step {len(val_losses)}" in out
 
 
+def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tiny, monkeypatch, capsys):
+    """An extended run raises its learning rate, and its losses rise at first. It was said to overfit."""
+    values = iter([3.0, 2.5, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8])
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(values)})
+    settings = dict(eval_interval=2, learning_rate=1e-6, warmup_iters=0, min_lr=0.0)
+    train(tiny(**settings, max_iters=4))
+    train(tiny(**settings, max_iters=20, init_from="resume"))
+    out = capsys.readouterr().out
+    assert "it rises, so the loss will rise at first" in out and "0.3000 above the best, of step 4" in out
+    assert "step 10: the validation loss has risen" not in out  # the rate is still higher than at step 4
+    assert "step 18: the validation loss has risen" in out
+
+
 def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
     """The bar overwrote every evaluation."""
     pty, code = (

@@ -298,6 +298,16 @@ def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path,
     assert "block_size 16: the first 16 of the 32 trained positions are used" in capsys.readouterr().out
 
 
+def test_a_new_run_from_a_runs_weights_says_that_it_is_new(tiny, tmp_path, capsys):
+    """--init_from=out-x, meant to continue out-x, started another run in out/ without a word."""
+    train(tiny(max_iters=2))
+    capsys.readouterr()
+    train(tiny(max_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "new")))
+    out = capsys.readouterr().out
+    assert f"a new run in {tmp_path / 'new'}, from the weights of {tiny().out_dir}/step-000002" in out
+    assert f"(to continue the run in {tiny().out_dir} instead: --init_from=resume --out_dir={tiny().out_dir})" in out
+
+
 def test_a_shape_on_the_command_line_is_refused_even_if_it_is_the_default(tiny, tmp_path):
     """--n_layer=12 and --block_size=1024 are the defaults, and were ignored for a checkpoint with another shape."""
     train(tiny(max_iters=3))

@@ -100,8 +100,8 @@ def test_the_error_proposes_only_what_is_possible():
 
 def test_a_large_vocabulary_and_the_one_that_is_suggested(seed):
     assert vocabulary_is_large(301_966, 50_257) and vocabulary_is_large(290_000, 8192)
-    assert not vocabulary_is_large(9_035_582_198, 50_257) and suggest_vocab_size(290_000) == 2048
-    for tokens in (0, 1, 51_199, 51_200, *random.Random(seed).choices(range(10**6), k=100)):
+    assert not vocabulary_is_large(9_035_582_198, 50_257) and suggest_vocab_size(290_000) == 4096
+    for tokens in (0, 1, 25_599, 25_600, *random.Random(seed).choices(range(10**6), k=100)):
         size = suggest_vocab_size(tokens)
         assert size is None if vocabulary_is_large(tokens, 512) else not vocabulary_is_large(tokens, size)
         assert size is None or vocabulary_is_large(tokens, 2 * size)

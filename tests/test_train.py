@@ -514,12 +514,24 @@ def test_print_config_prints_all_settings_and_does_nothing_else(tiny, capsys):
     assert not Path(tiny().out_dir).exists()
 
 
+def test_eval_only_names_what_it_evaluated(tiny, capsys):
+    train(tiny(max_iters=1))
+    capsys.readouterr()
+    train(tiny(init_from="resume", eval_only=True))
+    assert "validation set of verse, in contexts of 32 tokens, 4 batches of it\n" in capsys.readouterr().out
+
+
+def test_without_a_sample_none_is_printed_at_the_end(tiny, capsys):
+    train(tiny(max_iters=1, sample_tokens=0))
+    assert "a sample of" not in capsys.readouterr().out
+
+
 def test_a_run_that_is_past_its_length_says_so(tiny, capsys):
     train(tiny(max_iters=4))
     capsys.readouterr()
     train(tiny(max_iters=3, init_from="resume"))
     out = capsys.readouterr().out
-    assert "nothing to train: 4 of 3 steps are done" in out and "a sample of the model" not in out
+    assert "nothing to train: 4 steps are done, more than max_iters=3" in out and "a sample of the model" not in out
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
