@@ -42,24 +42,44 @@ def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
 
     Biases that the model lacks are written as zeros; matrices are transposed to (in, out).
     """
-    from transformers import GPT2Config, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     shape, eot = loaded.state["model"], loaded.tokenizer.eot
-    settings = dict(n_positions=shape["block_size"], activation_function=shape.get("activation", GPTConfig.activation))
-    settings |= {name: shape[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-    config = GPT2Config(**settings, bos_token_id=eot, eos_token_id=eot, architectures=["GPT2LMHeadModel"])
-    tensors = {
-        name: (tensor.T if name.endswith(TRANSPOSED) else tensor).contiguous()
-        for name, tensor in with_biases(loaded.model).items()
-    }
     folder.mkdir(parents=True)
-    config.save_pretrained(folder)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    hugging_face_config(shape, eot).save_pretrained(folder)
+    save_file(conv1d_tensors(loaded.model), folder / "model.safetensors", metadata={"format": "pt"})
     special_tokens = {} if eot is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=to_library(loaded.tokenizer), model_max_length=shape["block_size"], **special_tokens
     )
     tokenizer.save_pretrained(folder)
+
+
+def transformers_model(shape: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """transformers' GPT-2 with the tensors of a model of that shape. It depends on nothing in model.py."""
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(hugging_face_config(shape, eot=None)).eval()
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in conv1d_tensors(tensors).items()}
+    model.transformer.load_state_dict(weights)  # lm_head is tied to wte
+    return model
+
+
+def hugging_face_config(shape: dict[str, Any], eot: int | None) -> Any:
+    """transformers' GPT2Config for a model of that shape."""
+    from transformers import GPT2Config
+
+    settings = dict(n_positions=shape["block_size"], activation_function=shape.get("activation", GPTConfig.activation))
+    settings |= {name: shape[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+    return GPT2Config(**settings, bos_token_id=eot, eos_token_id=eot, architectures=["GPT2LMHeadModel"])
+
+
+def conv1d_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as transformers stores them: with all biases, and the blocks' matrices as (in, out)."""
+    return {
+        name: (tensor.T if name.endswith(TRANSPOSED) else tensor).contiguous()
+        for name, tensor in with_biases(tensors).items()
+    }
 
 
 def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
