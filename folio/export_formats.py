@@ -111,14 +111,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({name!r})  # the path of this folder
 model = AutoModelForCausalLM.from_pretrained({name!r})
-inputs = tokenizer({prompt!r}, return_tensors="pt", truncation=True)
-outputs = model.generate(**inputs, max_length=tokenizer.model_max_length, do_sample=True)
+prompt = {prompt!r}
+n = {new_tokens}  # tokens to generate
+tokenizer.truncation_side = "left"
+inputs = tokenizer(prompt, return_tensors="pt", truncation=True, max_length=tokenizer.model_max_length - n)
+outputs = model.generate(**inputs, max_new_tokens=n, do_sample=True)
 print(tokenizer.decode(outputs[0]))
 ```
 
 - The prompt and the generated text together must fit the context. With longer ones, transformers fails with
-  `IndexError: index out of range in self`. `truncation=True` cuts off the end of a text that is longer than the
-  context, and `max_length` ends the generation there. The prompt must leave room for at least one token.
+  `IndexError: index out of range in self`. The code above therefore keeps only the end of a long prompt, so that there
+  is room for `n` new tokens.
 - {unknown}
 
 ## Export
@@ -157,6 +160,7 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
     return MODEL_CARD.format(
         name=name,
         table="\n".join(f"| {row} | {value} |" for row, value in rows.items()),
+        new_tokens=max(1, shape["block_size"] // 2),
         prompt=tokenizer.decode([0]) if tokenizer.count_unknown("The") else "The",
         unknown=unknown,
         checked=checked,
@@ -322,7 +326,10 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
         raise UserError(f"{source} has no place for activation={activation!r}, only for {' and '.join(GELUS)}")
     if loaded.tokenizer.kind not in target.tokenizers:
         kinds = " and ".join(target.tokenizers)
-        raise UserError(f"{source} has no tokenizer of the kind {loaded.tokenizer.kind!r}, only {kinds}")
+        raise UserError(
+            f"{source} has no tokenizer of the kind {loaded.tokenizer.kind!r}, only {kinds}; use --to=hf, or prepare "
+            f"the text with --tokenizer={target.tokenizers[-1]} and train again"
+        )
 
     allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
     required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)

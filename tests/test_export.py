@@ -137,8 +137,12 @@ def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, c
     assert "validation loss" not in model_card(other_step, "exported", "")
     assert "training data" not in model_card(checkpoint_of(KINDS[kind](), True), "exported", "")
     monkeypatch.chdir(tmp_path)
-    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {})
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    exec(code, {})
     assert capsys.readouterr().out.strip()
+    long_prompt = "hello " * 100 + "world"  # it failed: "Input length of input_ids is 64, but max_length is set to 64"
+    exec(re.sub("prompt = .*", f"prompt = {long_prompt!r}", code), ran := {})
+    assert ran["outputs"].shape[1] <= 64 and long_prompt.endswith(ran["tokenizer"].decode(ran["inputs"].input_ids[0]))
 
 
 def test_texts_are_cut_to_the_context(tmp_path):
@@ -237,10 +241,15 @@ def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "to, kind, reason",
     [
-        ("gguf", "char", "random: --to=gguf has no tokenizer of the kind 'char', only gpt2 and bpe"),
+        (
+            "gguf",
+            "char",
+            "random: --to=gguf has no tokenizer of the kind 'char', only gpt2 and bpe; use --to=hf, or prepare the "
+            "text with --tokenizer=bpe and train again",
+        ),
         ("gguf", "byte", "random: --to=gguf has no tokenizer of the kind 'byte'"),
         ("nanogpt", "byte", "random: --to=nanogpt has no tokenizer of the kind 'byte', only char and gpt2"),
-        ("nanogpt", "bpe", "random: --to=nanogpt has no tokenizer of the kind 'bpe'"),
+        ("nanogpt", "bpe", "random: --to=nanogpt has no tokenizer of the kind 'bpe', .* --tokenizer=gpt2 and"),
     ],
 )
 def test_a_tokenizer_that_the_format_lacks_is_refused(to, kind, reason, tmp_path, monkeypatch):
