@@ -299,7 +299,7 @@ def check_tensors(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor])
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(f"{path} has no {missing[0]}")
     if unknown := [name for name in tensors if name not in shapes]:
-        raise CheckpointError(f"{path} has a tensor {unknown[0]!r}, which GPT-2 does not have")
+        raise CheckpointError(f"{path} has a tensor {unknown[0]!r}, which the model of model.py does not have")
     for name, expected in shapes.items():
         if tuple(tensors[name].shape) != expected:
             raise CheckpointError(f"{path}: {name} has the shape {tuple(tensors[name].shape)} instead of {expected}")

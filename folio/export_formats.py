@@ -42,24 +42,44 @@ def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
 
     Biases that the model lacks are written as zeros; matrices are transposed to (in, out).
     """
-    from transformers import GPT2Config, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     shape, eot = loaded.state["model"], loaded.tokenizer.eot
-    settings = dict(n_positions=shape["block_size"], activation_function=shape.get("activation", GPTConfig.activation))
-    settings |= {name: shape[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-    config = GPT2Config(**settings, bos_token_id=eot, eos_token_id=eot, architectures=["GPT2LMHeadModel"])
-    tensors = {
-        name: (tensor.T if name.endswith(TRANSPOSED) else tensor).contiguous()
-        for name, tensor in with_biases(loaded.model).items()
-    }
     folder.mkdir(parents=True)
-    config.save_pretrained(folder)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    hugging_face_config(shape, eot).save_pretrained(folder)
+    save_file(conv1d_tensors(loaded.model), folder / "model.safetensors", metadata={"format": "pt"})
     special_tokens = {} if eot is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=to_library(loaded.tokenizer), model_max_length=shape["block_size"], **special_tokens
     )
     tokenizer.save_pretrained(folder)
+
+
+def transformers_model(shape: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """transformers' GPT-2 with the tensors of a model of that shape. It depends on nothing in model.py."""
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(hugging_face_config(shape, eot=None)).eval()
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in conv1d_tensors(tensors).items()}
+    model.transformer.load_state_dict(weights)  # lm_head is tied to wte
+    return model
+
+
+def hugging_face_config(shape: dict[str, Any], eot: int | None) -> Any:
+    """transformers' GPT2Config for a model of that shape."""
+    from transformers import GPT2Config
+
+    settings = dict(n_positions=shape["block_size"], activation_function=shape.get("activation", GPTConfig.activation))
+    settings |= {name: shape[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+    return GPT2Config(**settings, bos_token_id=eot, eos_token_id=eot, architectures=["GPT2LMHeadModel"])
+
+
+def conv1d_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as transformers stores them: with all biases, and the blocks' matrices as (in, out)."""
+    return {
+        name: (tensor.T if name.endswith(TRANSPOSED) else tensor).contiguous()
+        for name, tensor in with_biases(tensors).items()
+    }
 
 
 def with_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -91,14 +111,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({name!r})  # the path of this folder
 model = AutoModelForCausalLM.from_pretrained({name!r})
-inputs = tokenizer({prompt!r}, return_tensors="pt", truncation=True)
-outputs = model.generate(**inputs, max_length=tokenizer.model_max_length, do_sample=True)
+prompt = {prompt!r}
+n = {new_tokens}  # tokens to generate
+tokenizer.truncation_side = "left"
+inputs = tokenizer(prompt, return_tensors="pt", truncation=True, max_length=tokenizer.model_max_length - n)
+outputs = model.generate(**inputs, max_new_tokens=n, do_sample=True)
 print(tokenizer.decode(outputs[0]))
 ```
 
 - The prompt and the generated text together must fit the context. With longer ones, transformers fails with
-  `IndexError: index out of range in self`. `truncation=True` cuts off the end of a text that is longer than the
-  context, and `max_length` ends the generation there. The prompt must leave room for at least one token.
+  `IndexError: index out of range in self`. The code above therefore keeps only the end of a long prompt, so that there
+  is room for `n` new tokens.
 - {unknown}
 
 ## Export
@@ -137,6 +160,7 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
     return MODEL_CARD.format(
         name=name,
         table="\n".join(f"| {row} | {value} |" for row, value in rows.items()),
+        new_tokens=max(1, shape["block_size"] // 2),
         prompt=tokenizer.decode([0]) if tokenizer.count_unknown("The") else "The",
         unknown=unknown,
         checked=checked,
@@ -302,7 +326,10 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
         raise UserError(f"{source} has no place for activation={activation!r}, only for {' and '.join(GELUS)}")
     if loaded.tokenizer.kind not in target.tokenizers:
         kinds = " and ".join(target.tokenizers)
-        raise UserError(f"{source} has no tokenizer of the kind {loaded.tokenizer.kind!r}, only {kinds}")
+        raise UserError(
+            f"{source} has no tokenizer of the kind {loaded.tokenizer.kind!r}, only {kinds}; use --to=hf, or prepare "
+            f"the text with --tokenizer={target.tokenizers[-1]} and train again"
+        )
 
     allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
     required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)

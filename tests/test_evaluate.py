@@ -308,8 +308,12 @@ def test_sides_that_cannot_be_compared_are_an_error(tmp_path, monkeypatch):
     for name in ("out-b", "out-a", "out,c"):
         (tmp_path / name).mkdir()
     (tmp_path / "out-a.log").touch()
-    assert evaluate.find_runs("out-*, gpt2") == ["out-a", "out-b", "gpt2"]
-    assert evaluate.find_runs("out,c") == ["out,c"]
+    sides = evaluate.choose_sides(EvaluateConfig(runs=("compare", "out-*, gpt2", "r1,r2,r3")))
+    assert sides == [["out-a", "out-b", "gpt2"], ["r1", "r2", "r3"]]
+    assert evaluate.choose_sides(EvaluateConfig(runs=("compare", "out-a", "out,c"))) == [["out-a"], ["out,c"]]
+    for sides in (("out-a,out-b", "r1,./out-b"), ("out-b", "out-b"), ("out-*", "out-b,r1")):
+        with pytest.raises(UserError, match="out-b is on both sides; give each side runs of its own"):
+            design_of(*sides)
     with pytest.raises(UserError, match=r"^run\*: no folder matches this pattern$"):
         design_of("run*", "out-*")
 
@@ -571,7 +575,8 @@ def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_p
     train(cfg)
     passages = ["The king said é to his love", "Swear", "fair no3 crown"]
     replace_fetch(monkeypatch, tmp_path, {"4aa8": "\n".join(json.dumps({"text": t}) for t in passages[::2]).encode()})
-    run_tool("compare", cfg.out_dir, cfg.out_dir, "--tasks=lambada", "--limit=1")
+    copy = shutil.copytree(cfg.out_dir, f"{cfg.out_dir}-copy")
+    run_tool("compare", cfg.out_dir, copy, "--tasks=lambada", "--limit=1")
     out = capsys.readouterr().out
     assert f"{cfg.out_dir} left out 1 of the 27 characters of lambada (3.70%)" in out
     assert "lambada, accuracy: on this text, the checkpoints" in out and "| 1 passages |" in out
@@ -593,7 +598,8 @@ def test_the_command(tiny, tmp_path, capsys):
     text.write_text("the king shall love\n\n" * 30 + "his crown and swear", encoding="utf-8")
     capsys.readouterr()
     words = ["--text", str(text), "--split_on=\\n\\n", "--stride", "4", f"--json={tmp_path / 'results.json'}"]
-    run_tool("compare", cfg.out_dir, cfg.out_dir, *words)
+    copy = shutil.copytree(cfg.out_dir, f"{cfg.out_dir}-copy")
+    run_tool("compare", cfg.out_dir, copy, *words)
     out = capsys.readouterr().out
     assert "31 documents |" in out and "do not differ significantly" in out
     output = json.loads((tmp_path / "results.json").read_text())

@@ -3,13 +3,16 @@ import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_tokenizers import TEXT, bpe, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+import model as model_py
 from folio import UserError, configurator, convert, export_formats, foreign_tokenizers
 from folio.checkpoint import Checkpoint
 from folio.export_formats import (
@@ -134,8 +137,12 @@ def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, c
     assert "validation loss" not in model_card(other_step, "exported", "")
     assert "training data" not in model_card(checkpoint_of(KINDS[kind](), True), "exported", "")
     monkeypatch.chdir(tmp_path)
-    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {})
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    exec(code, {})
     assert capsys.readouterr().out.strip()
+    long_prompt = "hello " * 100 + "world"  # it failed: "Input length of input_ids is 64, but max_length is set to 64"
+    exec(re.sub("prompt = .*", f"prompt = {long_prompt!r}", code), ran := {})
+    assert ran["outputs"].shape[1] <= 64 and long_prompt.endswith(ran["tokenizer"].decode(ran["inputs"].input_ids[0]))
 
 
 def test_texts_are_cut_to_the_context(tmp_path):
@@ -174,11 +181,42 @@ def test_the_command_writes_and_checks_and_removes_what_is_wrong(tiny, tmp_path,
     assert "tokens are identical; the largest relative difference of logits is" in capsys.readouterr().out
     with pytest.raises(UserError, match="already exists"):
         run_export(cfg.out_dir, tmp_path / "hf")
-    transposed = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # attn.c_proj is missing
-    monkeypatch.setattr(export_formats, "TRANSPOSED", transposed)
-    with pytest.raises(UserError, match="logits differ by"):
+
+    def save_other_weights(tensors, *args, **kwargs):
+        save_file({name: 1.1 * tensor for name, tensor in tensors.items()}, *args, **kwargs)
+
+    monkeypatch.setattr(export_formats, "save_file", save_other_weights)
+    with pytest.raises(UserError, match="the exported model's logits differ by"):
         run_export(cfg.out_dir, tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
+
+
+class NoMean(torch.nn.RMSNorm):
+    """A norm with the parameters of nn.LayerNorm without a bias."""
+
+    def __init__(self, size: int, bias: bool):
+        super().__init__(size, eps=1e-5)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refused(to, tmp_path, monkeypatch):
+    """Folio's own reader computed the same as the changed model.py, so the export was certified."""
+    loaded = checkpoint_of(bpe(), False)
+    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    path = output_path(tmp_path, to)
+    monkeypatch.setattr(model_py, "nn", SimpleNamespace(**{**vars(torch.nn), "LayerNorm": NoMean}))
+    reason = rf"from transformers' GPT-2, and --to={to} holds only GPT-2"
+    words = r"model\.py does not compute GPT-2: with these weights its logits differ by \d\.\de-0\d of the largest"
+    with pytest.raises(UserError, match=f"^{words} {reason}$"):
+        run_export("random", path, f"--to={to}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", export_formats.GELUS)
+@pytest.mark.parametrize("to", FORMATS)
+def test_gpt2_itself_passes(to, bias, activation):
+    export.check_computes_gpt2(checkpoint_of(bpe(), bias, 5, activation), to)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +241,15 @@ def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "to, kind, reason",
     [
-        ("gguf", "char", "random: --to=gguf has no tokenizer of the kind 'char', only gpt2 and bpe"),
+        (
+            "gguf",
+            "char",
+            "random: --to=gguf has no tokenizer of the kind 'char', only gpt2 and bpe; use --to=hf, or prepare the "
+            "text with --tokenizer=bpe and train again",
+        ),
         ("gguf", "byte", "random: --to=gguf has no tokenizer of the kind 'byte'"),
         ("nanogpt", "byte", "random: --to=nanogpt has no tokenizer of the kind 'byte', only char and gpt2"),
-        ("nanogpt", "bpe", "random: --to=nanogpt has no tokenizer of the kind 'bpe'"),
+        ("nanogpt", "bpe", "random: --to=nanogpt has no tokenizer of the kind 'bpe', .* --tokenizer=gpt2 and"),
     ],
 )
 def test_a_tokenizer_that_the_format_lacks_is_refused(to, kind, reason, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from folio import UserError, configurator, memory
 from model import GPT, GPTConfig
 from tools import plan, report
-from train import train
+from train import TrainConfig, train
 
 
 def run_plan(*args: str) -> tuple[plan.PlanConfig, dict]:
@@ -17,6 +17,11 @@ def run_plan(*args: str) -> tuple[plan.PlanConfig, dict]:
     cfg = configurator.load(plan.PlanConfig, [*args, "--save"])
     plan.main(cfg)
     return cfg, json.loads(Path(cfg.out_dir, "plan.json").read_text())
+
+
+def arguments(cfg: TrainConfig) -> list[str]:
+    """The command line that sets the same settings."""
+    return [f"--{name}={value}" for name, value in asdict(cfg).items() if value is not None]
 
 
 @pytest.mark.architecture("model.py: GPTConfig.flops_per_token; and in this test's counts")
@@ -81,11 +86,38 @@ def test_steps_that_do_not_fit_are_not_measured(tiny, capsys, monkeypatch):
     """The model was built and a step was run, which uses up the memory of the machine."""
     monkeypatch.setattr(memory, "free", lambda device: 2**17)
     monkeypatch.setattr(plan, "measure_step", lambda *_: pytest.fail("a step was run"))
-    settings = {name: value for name, value in asdict(tiny()).items() if value is not None}
-    run_plan(*[f"--{name}={value}" for name, value in settings.items()])
+    run_plan(*arguments(tiny()))
     out = capsys.readouterr().out
     assert "of 0 MiB: does not fit; use a smaller model\n" in out
     assert re.search(r"time +not measured, because the run does not fit into the memory\n", out)
+
+
+def test_steps_that_fit_only_without_headroom_are_not_measured(tiny, capsys, monkeypatch):
+    """They were measured, and the machine ran out of memory."""
+    monkeypatch.setattr(plan, "measure_step", lambda *_: 1.0)
+    _, planned = run_plan(*arguments(tiny()))
+    capsys.readouterr()
+    monkeypatch.setattr(memory, "free", lambda device: 1.1 * planned["memory"])
+    _, planned = run_plan(*arguments(tiny()))
+    assert planned["seconds"] is None
+    out = capsys.readouterr().out
+    assert "(1.2 times as much must be available)" in out and "not measured, because the run does not fit" in out
+
+
+def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, monkeypatch):
+    """All micro-batches of a step were measured, several times, and nothing was printed before."""
+    cfg = tiny(gradient_accumulation_steps=40)
+    printed = []
+
+    def measure_step(cfg, model, net, loss_fn, loader):
+        printed.append(capsys.readouterr().out)
+        return 0.25 * loader.sequences / cfg.batch_size
+
+    monkeypatch.setattr(plan, "measure_step", measure_step)
+    _, planned = run_plan(*arguments(cfg))
+    assert re.search(r"measuring one micro-batch on cpu; memory: \d+ MiB \(weights .*: fits\n", printed[0])
+    assert planned["tokens_per_second"] == 40 * 4 * 32 / 10
+    assert planned["by"].startswith("one micro-batch of 40 per step measured on cpu")
 
 
 def test_a_run_that_nearly_fits_says_what_is_missing(tiny, tmp_path):
@@ -103,8 +135,7 @@ def test_a_run_that_nearly_fits_says_what_is_missing(tiny, tmp_path):
 
 def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys):
     cfg = tiny(max_iters=40, eval_interval=20, log_interval=4, eval_iters=None)
-    settings = {name: value for name, value in asdict(cfg).items() if value is not None}
-    run_plan(*[f"--{name}={value}" for name, value in settings.items()])
+    run_plan(*arguments(cfg))
     assert "steps measured on cpu" in capsys.readouterr().out
     train(cfg)  # a folder that only holds a plan is not an earlier run
     run = report.Run.of(Path(cfg.out_dir))
@@ -122,13 +153,22 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
     [
         (
             ["--device=H1000", "--gpus=8"],
-            "^.*device=H1000: use auto, cpu, cuda, mps, a GPU \\(B200, .*, or any card's .*$",
+            "device=H1000: use auto, cpu, cuda, mps, a GPU .*, or for any other card --device=12GB --tflops=N$",
         ),
         (["--device=gpu"], "device=gpu: use auto, cpu, cuda, mps, a GPU"),
         (["--gpus=8"], "gpus=8: name the GPU, as --device=H100, or give its memory, as --device=24GB"),
         (["--tflops=80"], "tflops=80.0: name the GPU, as --device=H100, or give its memory, as --device=24GB"),
         (["--device=24GB", "--minutes=5"], "minutes=5: the time of a step is not known: name a GPU, as --device=H100"),
-        (["--dataset=nothing"], "dataset=nothing: prepare it to measure steps here, or name a GPU"),
+        (
+            ["--dataset=nothing"],
+            "dataset=nothing: prepare it to measure steps here, or name a prepared data set of the same vocabulary, "
+            "whose steps take the same time, or name a GPU, as --device=H100",
+        ),
+        (
+            ["--dataset=openwebtext", "--data_dir=elsewhere"],
+            r"to measure steps here \(python \S*prepare/openwebtext.py --data_dir=elsewhere\), or name a",
+        ),
+        (["--dataset=text", "--data_dir=elsewhere"], "dataset=text: prepare it to measure steps here, or"),
         (["--gpus=0", "--mfu=2"], "gpus=0: it must be at least 1"),
     ],
 )

@@ -52,6 +52,15 @@ def test_the_default_output_is_in_the_first_runs_folder(runs, tmp_path, monkeypa
     assert (runs[0] / "report.html").exists() and not list(tmp_path.glob("*.html"))
 
 
+def test_a_quoted_pattern_names_runs(runs, tmp_path, monkeypatch):
+    """It was taken for the name of a folder."""
+    monkeypatch.chdir(tmp_path)
+    main(ReportConfig(runs=("a*", "fir*"), output="page.html"))
+    assert "a&lt;b&gt;, first" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match=r"^out-\*: no folder matches this pattern$"):
+        main(ReportConfig(runs=("out-*",)))
+
+
 def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
     with pytest.raises(UserError, match=r"output=.* cannot be written"):
         main(ReportConfig(runs=(str(runs[0]),), output=str(tmp_path)))

@@ -10,7 +10,7 @@ import pickle
 import runpy
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -136,22 +136,10 @@ def generate_transformers(model: Any, count: int, rows: int) -> int:
 
 
 def transformers_model(ours: Any) -> Any:
-    """transformers' GPT-2 with the weights of a model.GPT: matrices are (in, out), missing biases are zeros."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """transformers' GPT-2 with the weights of a model.GPT."""
+    from folio import export_formats
 
-    c = ours.config
-    settings = dict(n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head, bos_token_id=None, eos_token_id=None)
-    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, **settings)).eval()
-    weights = dict(ours.named_parameters())
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            if name in weights:
-                is_matrix = ".h." in name and p.dim() == 2
-                p.copy_(weights[name].T if is_matrix else weights[name])
-            else:
-                p.zero_()
-    return theirs
+    return export_formats.transformers_model(asdict(ours.config), dict(ours.named_parameters()))
 
 
 # --- a checkout of nanoGPT --------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ takes the difference of two checkpoints document by document. With several runs 
 quoted pattern: "out-a*"), it compares the settings: a t-test over runs that were trained with different seeds.
 """
 
-import glob
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError, convert  # noqa: E402
 from folio.blocks import texts_of  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
-from folio.comparison import choose_design, compare  # noqa: E402
+from folio.comparison import choose_design, compare, find_runs  # noqa: E402
 from folio.configurator import (  # noqa: E402
     NonEmptyStr,
     PositiveInt,
@@ -121,7 +120,12 @@ def choose_sides(cfg: EvaluateConfig) -> list[list[str]]:
             f"compare takes two sides, and {len(cfg.runs) - 1} were given: separate the runs of one side by commas, or "
             f'name them by a quoted pattern, as in compare "out-a*" "out-b*"'
         )
-    sides = [find_runs(side) for side in cfg.runs[1:]]
+    sides = [[run for name in split_list(side) for run in find_runs(name)] for side in cfg.runs[1:]]
+    other_side = [os.path.realpath(run) for run in sides[1]]
+    if common := [run for run in sides[0] if os.path.realpath(run) in other_side]:
+        raise UserError(
+            f"compare {cfg.runs[1]} {cfg.runs[2]}: {common[0]} is on both sides; give each side runs of its own"
+        )
     sizes = [len(side) for side in sides]
     if 1 in sizes and sizes != [1, 1]:
         raise UserError(
@@ -129,17 +133,6 @@ def choose_sides(cfg: EvaluateConfig) -> list[list[str]]:
             f"side to compare two checkpoints, or several runs per side, separated by commas, to compare settings"
         )
     return sides
-
-
-def find_runs(side: str) -> list[str]:
-    """The runs of a side: names or patterns, separated by commas. Raises UserError if a pattern has no match."""
-    runs = []
-    for name in split_list(side):
-        matches = sorted(filter(os.path.isdir, glob.glob(name)))
-        if "*" in name and not matches:
-            raise UserError(f"{name}: no folder matches this pattern")
-        runs += matches or [name]
-    return runs
 
 
 def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:

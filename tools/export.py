@@ -4,9 +4,10 @@
     python tools/export.py --to=gguf gpt2 gpt2.gguf
     python tools/export.py --to=nanogpt out-shakespeare-char exported --checkpoint=last
 
-The check compares the logits and the tokenizer of the export with Folio's, on train.py and on a text that the model
-generates. If they differ, the export is removed and the command fails. A checkpoint with a parameter or a setting that
-the format cannot hold is refused.
+A checkpoint with a parameter or a setting that the format cannot hold is refused, and so is one whose logits are not
+those of transformers' GPT-2 with the same weights. The export is then checked: its logits and its tokenizer are
+compared with Folio's, on train.py and on a text that the model generates. If they differ, the export is removed and the
+command fails.
 """
 
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
-from folio.export_formats import FORMATS, ExportedModel, check_fits  # noqa: E402
+from folio.export_formats import FORMATS, ExportedModel, check_fits, transformers_model  # noqa: E402
 from folio.generate import default_prompt, generate  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -52,6 +54,7 @@ def main(cfg: ExportConfig) -> None:
     check_output(output, cfg.to)
     loaded = convert.load(run, cfg.checkpoint)
     check_fits(loaded, cfg.to)
+    check_computes_gpt2(loaded, cfg.to)
     same_activation = loaded.state["model"].get("activation", GPTConfig.activation) in target.activations
     tolerance = TOLERANCE if same_activation else OTHER_GELU_TOLERANCE
     try:
@@ -83,6 +86,29 @@ def check_output(output: Path, to: str) -> None:
         raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
 
 
+def check_computes_gpt2(loaded: Checkpoint, to: str) -> None:
+    """Raise UserError unless model.py computes from the checkpoint's weights what transformers' GPT-2 does.
+
+    A changed model.py may have the same parameters and compute something else. The check of the export would not notice
+    that if Folio itself reads the format.
+    """
+    shape = loaded.state["model"]
+    ids = torch.arange(shape["block_size"])[None] % shape["vocab_size"]  # (1, T)
+    with torch.inference_mode():
+        logits = loaded.build().eval()(ids, ids)[0]  # (1, T, V)
+        difference = relative_difference(logits, transformers_model(shape, loaded.model)(ids).logits)
+    if not difference < TOLERANCE:  # also if it is NaN
+        raise UserError(
+            f"model.py does not compute GPT-2: with these weights its logits differ by {difference:.1e} of the largest "
+            f"from transformers' GPT-2, and --to={to} holds only GPT-2"
+        )
+
+
+def relative_difference(logits: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected logit."""
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
 def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
     """Compare an export with the checkpoint. Raises UserError if it tokenizes or computes something else."""
     model, tokenizer = loaded.build().eval(), loaded.tokenizer
@@ -96,7 +122,7 @@ def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLE
         context = torch.tensor([ids[: model.config.block_size]])  # (1, T)
         with torch.inference_mode():
             expected = model(context, context)[0]  # (1, T, V)
-            difference = float((exported.logits(context) - expected).abs().max() / expected.abs().max())
+            difference = relative_difference(exported.logits(context), expected)
         if not difference < tolerance:  # also if it is NaN
             raise UserError(f"the exported model's logits differ by {difference:.1e} of the largest")
         n_tokens += len(ids)

@@ -1,6 +1,6 @@
 """Forecast a run before it is started: parameters, memory, FLOPs, tokens, time, energy and price.
 
-    python tools/plan.py config/shakespeare_char.py                           measures a few steps on this machine
+    python tools/plan.py config/shakespeare_char.py                           measures a micro-batch on this machine
     python tools/plan.py config/gpt2_124m.py --device=H100 --gpus=8           uses the GPU's data sheet
     python tools/plan.py config/gpt2_124m.py --device=24GB --tflops=120       for a GPU without a data sheet here
     python tools/plan.py config/gpt2_1558m.py --device=H100 --gpus=64 --parallel=fsdp --price=2.5
@@ -24,8 +24,10 @@ from annotated_types import Gt, Le  # noqa: E402
 
 from folio import UserError, configurator, memory  # noqa: E402
 from folio.budget import evaluation_seconds, with_time_budget  # noqa: E402
+from folio.commands import command  # noqa: E402
 from folio.configurator import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
 from folio.files import write_json  # noqa: E402
+from folio.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
 from folio.gpus import GPUS, find_gpu  # noqa: E402
 from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.loader import BatchLoader  # noqa: E402
@@ -60,7 +62,8 @@ class PlanConfig(TrainConfig):
             return problems
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             known = f"a GPU ({', '.join(GPUS)})"
-            return [*problems, ("device", f"use auto, cpu, cuda, mps, {known}, or any card's memory, as 24GB")]
+            remedy = f"use auto, cpu, cuda, mps, {known}, or for any other card --device=12GB --tflops=N"
+            return [*problems, ("device", remedy)]
         remedy = "name the GPU, as --device=H100, or give its memory, as --device=24GB"
         if self.gpus > 1:
             problems.append(("gpus", remedy))
@@ -158,22 +161,42 @@ def traffic(cfg: PlanConfig, model: GPT, s: int) -> float:
 
 
 def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
-    """Run a few steps here, if they fit into the memory."""
+    """Run steps of one micro-batch here, if they fit into the memory.
+
+    Their time, multiplied by the micro-batches per step, is slightly too long: each includes an optimizer update.
+    """
     if data is None:
-        raise UserError(f"dataset={cfg.dataset}: prepare it to measure steps here, or name a GPU, as --device=H100")
+        raise UserError(f"dataset={cfg.dataset}: {how_to_measure(cfg)}, or name a GPU, as --device=H100")
     runtime = resolve_runtime(cfg.device, cfg.dtype, False, cfg.deterministic)
     available = memory.free(runtime.device)
-    required = memory.memory_of(cfg, model, runtime.dtype, runtime.device.type, 1).total
-    if available is not None and required > available:
+    device_type, dtype = runtime.device.type, runtime.dtype
+    machine = Machine(f"steps measured on {runtime.description}", device_type, dtype, available, None, None)
+    required = memory.memory_of(cfg, model, dtype, device_type, 1)
+    if available is not None and not required.fits(available):
         unknown = "not measured, because the run does not fit into the memory"
-        return Machine(runtime.description, runtime.device.type, runtime.dtype, available, None, None, unknown=unknown)
-    print(f"measuring steps on {runtime.device}")
+        return machine._replace(description=runtime.description, unknown=unknown)
+    print(f"measuring one micro-batch on {runtime.device}; memory: {describe_memory(cfg, model, machine)}", flush=True)
     real = GPT(model.config, cfg.seed).to(runtime.device)
     adapt(real, runtime)
-    loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
-    seconds = measure_step(cfg, real, real, compile_loss(real, runtime), loader)
-    description = f"steps measured on {runtime.description}"
-    return Machine(description, runtime.device.type, runtime.dtype, available, seconds, None)
+    loader = BatchLoader(data, runtime, cfg.batch_size, accumulation=1)
+    seconds = cfg.accumulation * measure_step(cfg, real, real, compile_loss(real, runtime), loader)
+    if cfg.accumulation == 1:
+        return machine._replace(step_seconds=seconds)
+    description = f"one micro-batch of {cfg.accumulation:,} per step measured on {runtime.description}"
+    return machine._replace(description=description, step_seconds=seconds)
+
+
+def how_to_measure(cfg: PlanConfig) -> str:
+    """What makes it possible to measure steps here, if a data set is not prepared."""
+    data_dir = [f"--data_dir={cfg.data_dir}"] if cfg.data_dir else []
+    names = [name for name, _ in parse_mixture(cfg.dataset) if not has_data(data_root(cfg.data_dir) / name)]
+    scripts = [f"prepare/{name}.py" for name in names if name not in SCRIPTS_FOR_ANY_INPUT]
+    commands = [command(script, *data_dir) for script in scripts if (ROOT / script).is_file()]
+    prepare = f" ({' and '.join(commands)})" if commands else ""
+    return (
+        f"prepare it to measure steps here{prepare}, or name a prepared data set of the same vocabulary, whose steps "
+        f"take the same time"
+    )
 
 
 def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | None, machine: Machine) -> dict[str, Any]:

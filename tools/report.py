@@ -2,6 +2,7 @@
 
     python tools/report.py out-shakespeare-char
     python tools/report.py out-a out-b out-c --output=compared.html
+    python tools/report.py "out-*"                                     all folders that match the pattern
 
 The page starts with a table of the runs, the lowest validation loss first. It shows the loss and validation loss,
 learning rate, gradient norm, speed, memory and skipped steps, with a vertical line wherever a run was resumed (dashed
@@ -24,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from folio import UserError, checkpoint  # noqa: E402
+from folio.comparison import find_runs  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
 from folio.files import read_json  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -50,7 +52,7 @@ summary { cursor: pointer; font-weight: 600; margin: .6em 0 }
 @dataclass(frozen=True)
 class ReportConfig(Settings):
     # --- files ---
-    runs: tuple[str, ...] = ()  # folders of runs
+    runs: tuple[str, ...] = ()  # folders of runs, or quoted patterns: "out-*"
     output: str | None = None  # file of the page; None: report.html in the first run's folder
 
     def problems(self) -> list[tuple[str, str]]:
@@ -270,7 +272,7 @@ def curves(runs: list[Run]) -> str:
 
 
 def main(cfg: ReportConfig) -> None:
-    folders = [Path(folder) for folder in cfg.runs]
+    folders = [Path(folder) for name in cfg.runs for folder in find_runs(name)]
     page = report([Run.of(folder) for folder in folders])
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:
