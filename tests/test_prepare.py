@@ -394,7 +394,7 @@ def test_a_vocabulary_that_is_too_large_for_the_text_is_named(kind, lines, tmp_p
 def test_a_large_document_in_the_validation_split_is_named(tmp_path, capsys):
     """Of three files, the largest was for validation: 46 % of the tokens, where 1 % was asked for."""
     for name, size in (("a", 100), ("b", 200), ("c", 300)):
-        (tmp_path / f"{name}.txt").write_text(f"some words of {name}\n" * size)
+        (tmp_path / f"{name}.txt").write_text("".join(f"words {i} of {name}\n" for i in range(size)))
     sources = find_sources([str(tmp_path / f"{name}.txt") for name in "abc"])
     report = read_json(prepare(config(tmp_path, val_fraction=None), Corpus(sources), "three") / "report.json")
     share = report["tokens"]["val"] / sum(report["tokens"].values())
