@@ -189,9 +189,11 @@ def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file,
 def test_a_setting_that_excludes_another_replaces_it(run_file):
     run_file("x.py", "--out_dir=a", "--total_batch_tokens=256")
     run_file("--out_dir=a", "--init_from=resume", "--gradient_accumulation_steps=2", "--max_iters=7")
-    budget = run_file("x.py", "--out_dir=b", "--minutes=0.1")
-    longer = run_file("--out_dir=b", "--init_from=resume", f"--max_iters={2 * budget['max_iters']}")
-    assert longer["minutes"] is None and longer["wsd_decay_iters"] == 2 * budget["wsd_decay_iters"]
+
+
+def test_max_iters_scales_the_counts_that_a_time_budget_had_scaled(resume_budget):
+    cfg, _ = resume_budget("--max_iters=12")
+    assert cfg.minutes is None and (cfg.max_iters, cfg.wsd_decay_iters) == (12, 6)
 
 
 def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file, data_dir, tmp_path, capsys):

@@ -14,7 +14,7 @@ from train import train
 
 def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys):
     """A short form of the verified runs in docs/reproducibility.md."""
-    cfg = tiny(max_iters=1500, eval_interval=25, eval_iters=1, patience=1000)
+    cfg = tiny(max_iters=900, eval_interval=25, eval_iters=1, patience=1000)
     main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
     out = capsys.readouterr().out
     certificate = json.loads(out[out.index("{") :])
