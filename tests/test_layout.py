@@ -80,7 +80,8 @@ import os, runpy, sys
 class ImportObserver:
     def find_spec(self, name, *args):
         if name == "torch":
-            print(os.environ["OMP_WAIT_POLICY"])
+            print(os.environ["OMP_WAIT_POLICY"], flush=True)
+            os._exit(0)
 sys.meta_path.insert(0, ImportObserver())
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 runpy.run_path(sys.argv[1])
