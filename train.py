@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -124,6 +125,16 @@ class TrainConfig(Settings):
     parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model in each process; or sharded parameters (FSDP2)
     backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
     recompute: bool = False  # True: activation checkpointing, which trades time for memory; also in one process
+
+    other_names = MappingProxyType(
+        {
+            "lr": "learning_rate",
+            "steps": "max_iters",
+            "epochs": "max_iters",
+            "context": "block_size",
+            "resume": "init_from=resume --out_dir=RUN",
+        }
+    )
 
     def problems(self) -> list[tuple[str, str]]:
         """Rules across settings: (setting, what is wrong with it and how to fix it)."""

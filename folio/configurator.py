@@ -49,6 +49,7 @@ class Settings:
     """Base of frozen dataclasses of settings. Rules about one setting are in its type, `Annotated[int, Ge(1)]`."""
 
     origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
+    other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what people write -> what they mean, for an error
 
     def problems(self) -> list[tuple[str, str]]:
         """Rules across settings: (setting, what is wrong with it and how to fix it) for each that is broken.
@@ -101,7 +102,9 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             errors.append(f"{origin}: name the config file {value} without --config")
             return
         if name not in hints:
-            errors.append(f"{origin}: {name} is not a setting{_did_you_mean(name, hints)}")
+            meant = cls.other_names.get(name)
+            hint = f"; write --{meant}" if meant else _did_you_mean(name, hints)
+            errors.append(f"{origin}: {name} is not a setting{hint}")
             return
         if hints[name] == tuple[str, ...]:
             errors.append(f"{origin}: name the {name} without --{name}")
@@ -169,8 +172,10 @@ def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str])
             yield name, text
         elif hints.get(name) is bool and following.lower() not in ("true", "false"):
             yield name, "True"
-        elif following.startswith("--"):
+        elif following.startswith("--") and name in hints:
             errors.append(f"{COMMAND_LINE}: --{name} needs a value: --{name}=VALUE")
+        elif following.startswith("--"):
+            yield name, ""
         else:
             yield name, remaining.popleft()
 

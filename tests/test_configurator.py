@@ -256,6 +256,20 @@ def test_positional_arguments_are_shown_as_they_were_given():
             configurator.load(Words, words)
 
 
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--lr=1e-3"], "lr is not a setting; write --learning_rate"),
+        (["--resume"], "resume is not a setting; write --init_from=resume --out_dir=RUN"),
+        (["--resume", "--n_layer=2"], "resume is not a setting"),
+    ],
+)
+def test_names_that_people_use_elsewhere_are_understood(args, message):
+    """--lr was not a setting, and --resume needed a value."""
+    with pytest.raises(ConfigError, match=message):
+        configurator.load(TrainConfig, args)
+
+
 def test_a_config_file_without_a_data_set_is_refused(write):
     """nanoGPT's train_gpt2.py, which relies on nanoGPT's default, was run on Tiny Shakespeare."""
     path = write("n_layer = 12\nlr_decay_iters = 600000\n")
