@@ -252,7 +252,7 @@ class Session:
         """By how much the validation loss has risen, probably why, and what helps.
 
         A model that overfits has a training loss below the best validation loss. With a learning rate that is too high,
-        or was raised when the run was extended, both losses rise.
+        both losses rise.
         """
         best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step
         training_loss = self.steps[-1].loss

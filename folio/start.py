@@ -280,12 +280,12 @@ def resumed_step_counts(given: Config, cfg: Config, before: Config, earlier: dic
                 f"minutes={cfg.minutes:g}: the length of the run in {cfg.out_dir} was set when it started; resume it "
                 f"without --minutes, and with --max_iters={max_iters} or another"
             )
-        kept = asdict(before.step_counts)
-        on_command_line = [name for name in STEP_COUNTS if given.origins.get(name) == COMMAND_LINE]
-        unused = [f"{name}={getattr(given, name)}" for name in on_command_line if getattr(given, name) != kept[name]]
+        recorded = asdict(before.step_counts)
+        by_command = [name for name in STEP_COUNTS if given.origins.get(name) == COMMAND_LINE]
+        unused = [f"{name}={getattr(given, name)}" for name in by_command if getattr(given, name) != recorded[name]]
         if unused and distributed.rank_from_env() == 0:
             print(f"a time budget keeps the step counts that it started with; without effect: {', '.join(unused)}")
-        return kept
+        return recorded
     was_scaled = [name for name in STEP_COUNTS if cfg.is_from_file(name) or before.minutes]
     taken = [name for name in was_scaled if not given.is_set(name)]
     counts = replace(cfg.step_counts, max_iters=before.max_iters).scaled(cfg.max_iters, taken)

@@ -89,13 +89,8 @@ def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
     assert not adamw_for(other_device).defaults["fused"] and adamw_for(GPT(CONFIG)).defaults["fused"]
 
 
-def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch):
-    """torch's other optimizers ignore found_inf, so an entry in BUILDERS would have put a NaN into the weights."""
-    build = lambda groups, fused, **settings: torch.optim.NAdam(groups, **settings)  # noqa: E731
-    monkeypatch.setitem(optim.BUILDERS, "nadam", build)
-    model = GPT(CONFIG)
-    optimizer = make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
-    run_steps(model, optimizer, 2)
+def assert_a_bad_step_changes_nothing(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    """A step with NaN gradients, marked by found_inf, leaves the weights and the optimizer's state as they are."""
     weights = [p.detach().clone() for p in model.parameters()]
     state = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
     for p in model.parameters():
@@ -104,6 +99,17 @@ def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch)
     optimizer.step()
     assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
     assert all(torch.equal(state[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+
+
+def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch):
+    """torch's other optimizers ignore found_inf, so an entry in BUILDERS would have put a NaN into the weights."""
+    build = lambda groups, fused, **settings: torch.optim.NAdam(groups, **settings)  # noqa: E731
+    monkeypatch.setitem(optim.BUILDERS, "nadam", build)
+    model = GPT(CONFIG)
+    optimizer = make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
+    run_steps(model, optimizer, 2)
+    weights = [p.detach().clone() for p in model.parameters()]
+    assert_a_bad_step_changes_nothing(model, optimizer)
     optimizer.found_inf = torch.zeros(())
     run_steps(model, optimizer, 1)
     assert not any(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
@@ -228,14 +234,7 @@ def test_a_bad_step_changes_no_weights_or_state_of_muon():
     model = GPT(CONFIG)
     optimizer = muon_for(model, torch.float32)
     run_steps(model, optimizer, 2)
-    weights = [p.detach().clone() for p in model.parameters()]
-    state = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
-    for p in model.parameters():
-        p.grad = torch.full_like(p, math.nan)
-    optimizer.found_inf = torch.ones(())
-    optimizer.step()
-    assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
-    assert all(torch.equal(state[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+    assert_a_bad_step_changes_nothing(model, optimizer)
 
 
 def test_muons_state_is_restored_by_name():
