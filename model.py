@@ -2,7 +2,7 @@
 
     python model.py        parameters and FLOPs per token of GPT-2 (small to xl) and GPT-3 175B, by part
 
-Dimensions: B batch, T time, C channels, H heads, D head size (C / H), V vocabulary, L layers.
+Dimensions: B batch, T time, S keys, C channels, H heads, D head size (C / H), V vocabulary, L layers.
 Parameter names are GPT-2's; matrices are stored as nn.Linear's (out, in), OpenAI's as (in, out).
 """
 
@@ -21,17 +21,19 @@ ACTIVATIONS = {  # by their names in transformers
     "gelu_new": partial(F.gelu, approximate="tanh"),  # GPT-2's, an approximation of "gelu"
     "gelu": F.gelu,  # Hendrycks & Gimpel 2016; nanoGPT's
 }
+POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "alibi", "none")  # ways to tell where a token is
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    block_size: int = 1024  # longest context in tokens; rows of the position-embedding table
+    block_size: int = 1024  # context in tokens, as trained
     vocab_size: int = 50257  # token ids are 0 to vocab_size - 1
     n_layer: int = 12
     n_head: int = 12  # must divide n_embd
     n_embd: int = 768
     bias: bool = True  # biases in the linear layers and norms, as in GPT-2
     activation: str = "gelu_new"  # one of ACTIVATIONS
+    position: str = "learned"  # one of POSITIONS
     dropout: float = 0.0  # probability of zeroing an element; the default of the next three
     embd_pdrop: float | None = None  # after the sum of token and position embeddings
     attn_pdrop: float | None = None  # on the attention weights
@@ -43,6 +45,15 @@ class GPTConfig:
             raise ValueError(f"sizes must be integers above 0, and n_head must divide n_embd: {self}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"the activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.position not in POSITIONS:
+            raise ValueError(f"the position method {self.position!r} is not one of {', '.join(POSITIONS)}")
+        if self.position == "rotary" and self.n_embd // self.n_head % 2:
+            raise ValueError(f"rotary positions need an even head size, n_embd / n_head: {self}")
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether attention depends on the distances between tokens alone, and not on their positions."""
+        return self.position not in ("learned", "sinusoidal")
 
     def pdrop(self, place: str) -> float:
         """Dropout probability at "embd", "attn" or "resid"."""
@@ -62,6 +73,73 @@ class GPTConfig:
         return {**parts, "total": sum(parts.values())}
 
 
+# --- positions --------------------------------------------------------------------------------------------------------
+#
+# A method adds a vector to the token embeddings (learned, sinusoidal), rotates queries and keys (rotary), or adds a
+# number to the scores of attention (relative, alibi). With "none", only the causal mask distinguishes positions (Haviv
+# et al. 2022). "learned" is GPT-2's trainable table, wpe.
+
+
+def angles(positions: Tensor, size: int) -> Tensor:
+    """The angles p / 10000^(2i / size) of positions p, for i = 0 ... size / 2 - 1: (..., size / 2)."""
+    return positions.unsqueeze(-1) / 10000 ** (torch.arange(0, size, 2, device=positions.device) / size)
+
+
+def sinusoids(positions: Tensor, n_embd: int) -> Tensor:
+    """PE / sqrt(C), for PE(p, 2i) = sin(p / 10000^(2i / C)), PE(p, 2i + 1) = cos(p / 10000^(2i / C)). Returns (..., C).
+
+    Vaswani et al. 2017 add PE to the token embeddings times sqrt(C), which is the same for the norm that follows.
+    """
+    a = angles(positions, n_embd)
+    return torch.stack([a.sin(), a.cos()], dim=-1).flatten(-2)[..., :n_embd] / math.sqrt(n_embd)
+
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines
+
+
+def rotary(positions: Tensor, head_size: int) -> Rotation:
+    """The cosines and sines for `rotate`: (1, T, D) each, or (B, 1, 1, D) if the rows differ."""
+    a = angles(positions, head_size).unsqueeze(-3)
+    return torch.cat([a.cos(), a.cos()], dim=-1), torch.cat([-a.sin(), a.sin()], dim=-1)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate queries or keys x (B, H, T, D) by their angles, channels i and i + D / 2 as a plane (Su et al. 2021).
+
+    The product of a rotated query and a rotated key depends only on their distance. The order of the channels is
+    GPT-NeoX's.
+    """
+    cos, sin = rotation
+    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
+
+
+RELATIVE_BUCKETS = 32
+
+
+def relative_bucket(distance: Tensor) -> Tensor:
+    """The bucket of a distance in tokens, of 32 that have a learned bias per head (T5, Raffel et al. 2020).
+
+    The first 16 buckets hold one distance each; the others grow logarithmically up to 128; the last holds the rest.
+    """
+    buckets, exact, farthest = RELATIVE_BUCKETS, RELATIVE_BUCKETS // 2, 128
+    log_distance = torch.log(distance.clamp(min=exact) / exact) / math.log(farthest / exact)  # 0 to 1
+    log_bucket = exact + (log_distance * (buckets - exact)).long()
+    return torch.where(distance < exact, distance.clamp(min=0), log_bucket.clamp(max=buckets - 1))
+
+
+def alibi_slopes(n_head: int, device: torch.device) -> Tensor:
+    """m_h = 2^(-8h / H) for h = 1 ... H, so that a key at a distance d is penalized by m_h d (Press et al. 2022): (H,).
+
+    If H is not a power of two, H in the formula is the next smaller one, and the heads above it are h = 0.5, 1.5, ...
+    """
+    power = 2 ** int(math.log2(n_head))
+    h = torch.cat([torch.arange(1, power + 1, device=device), torch.arange(n_head - power, device=device) + 0.5])
+    return 2 ** (-8 * h / power)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
 class Attention:
     """Causal attention over the sequence itself, and the seam for other ways to compute attention.
 
@@ -72,26 +150,16 @@ class Attention:
     def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the tokens `idx` (B, T), and those of the S keys that they may attend to.
 
-        Called once per forward pass. Returns (T,), or (B, 1) if the rows differ, and (S,).
+        Called once per forward pass. Returns (T,) and (S,), or (B, 1) and (B, S) if the rows differ.
         """
         positions = torch.arange(idx.shape[1], device=idx.device)
         return positions, positions
 
     def __call__(self, layer: "CausalSelfAttention", q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(q k^T / sqrt(D) + mask) v. q, k, v: (B, H, T, D). mask: of attention_mask. Returns (B, H, T, D)."""
+        """softmax(q k^T / sqrt(D) + mask) v. q, k, v, result: (B, H, T, D). mask: of GPT.attention_mask."""
         dropout_p = layer.attn_dropout.p if layer.training else 0.0
+        mask = mask if mask is None else mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None)
-
-
-def attention_mask(query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-    """Which keys each query attends to: those at its own position and before it.
-
-    query_positions: (T,) or (B, 1). key_positions: (S,). Returns what scaled_dot_product_attention takes as a mask,
-    bool (B, 1, 1, S); None is the usual causal mask, for queries that are the last T of the keys in every row.
-    """
-    if query_positions.dim() == 1:
-        return None
-    return key_positions <= query_positions[:, None, :, None]
 
 
 class CausalSelfAttention(nn.Module):
@@ -105,10 +173,12 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.pdrop("resid"))
 
-    def forward(self, x: Tensor, mask: Tensor | None, attend: Attention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, attend: Attention) -> Tensor:
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         y = attend(self, q, k, v, mask)  # (B, H, T, D)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.dropout(self.c_proj(y))
@@ -139,10 +209,19 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, mask: Tensor | None, attend: Attention) -> Tensor:
-        x = x + self.attn(self.ln_1(x), mask, attend)
+    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, attend: Attention) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rotation, mask, attend)
         x = x + self.mlp(self.ln_2(x))
         return x
+
+
+def position_table(config: GPTConfig) -> dict[str, nn.Embedding]:
+    """The trainable table of the position method, by its name in GPT.transformer; most methods have none."""
+    if config.position == "learned":
+        return {"wpe": nn.Embedding(config.block_size, config.n_embd)}
+    if config.position == "relative":
+        return {"relative_bias": nn.Embedding(RELATIVE_BUCKETS, config.n_head)}
+    return {}
 
 
 class _SkipInit(TorchFunctionMode):
@@ -169,7 +248,7 @@ class GPT(nn.Module):
             self.transformer = nn.ModuleDict(
                 dict(
                     wte=nn.Embedding(config.vocab_size, config.n_embd),
-                    wpe=nn.Embedding(config.block_size, config.n_embd),
+                    **position_table(config),
                     drop=nn.Dropout(config.pdrop("embd")),
                     h=nn.ModuleList(Block(config, index) for index in range(config.n_layer)),
                     ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
@@ -204,24 +283,54 @@ class GPT(nn.Module):
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return torch.empty(shape).normal_(0.0, std, generator=generator)
 
+    def embed(self, idx: Tensor, positions: Tensor) -> Tensor:
+        """Embeddings of the tokens idx (B, T), plus those of their positions if the method adds any: (B, T, C)."""
+        x = self.transformer.wte(idx)
+        if self.config.position == "learned":
+            return x + self.transformer.wpe(positions)
+        if self.config.position == "sinusoidal":
+            return x + sinusoids(positions, self.config.n_embd)
+        return x
+
+    def attention_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
+        """What is added to the scores of attention: a bias or 0, and -inf for keys after the query.
+
+        query_positions, key_positions: of Attention.positions. Returns (H or 1, T, S), or (B, H or 1, 1, S) if the rows
+        differ; None is the usual causal mask without a bias, for queries that are the last T of the keys.
+        """
+        method = self.config.position
+        if query_positions.dim() == 1 and method not in ("relative", "alibi"):
+            return None
+        distance = query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)  # (T, S), or (B, 1, S)
+        if method == "relative":
+            bias = self.transformer.relative_bias(relative_bucket(distance)).movedim(-1, -3)
+        elif method == "alibi":
+            slopes = alibi_slopes(self.config.n_head, distance.device)
+            bias = -slopes[:, None, None] * distance.unsqueeze(-3)
+        else:
+            bias = torch.zeros_like(distance, dtype=torch.float).unsqueeze(-3)
+        return bias.masked_fill((distance < 0).unsqueeze(-3), -math.inf)
+
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, attend: Attention | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits and, with targets, the mean cross-entropy in nats.
 
-        idx: (B, T) token ids, T <= block_size. targets: (B, T) next ids; -1 is not counted, and the mean over no
-        targets is 0. attend: how the layers attend, such as a KVCache that holds the tokens before `idx`.
-        Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and None.
+        idx: (B, T) token ids; T <= block_size if positions are learned. targets: (B, T) next ids; -1 is not counted,
+        and the mean over no targets is 0. attend: how the layers attend, such as a KVCache that holds the tokens before
+        `idx`. Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and
+        None.
         """
-        if idx.shape[1] > self.config.block_size:
-            raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={self.config.block_size}")
+        config = self.config
+        if config.position == "learned" and idx.shape[1] > config.block_size:
+            raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={config.block_size}")
         attend = attend or self.attend
-        positions, key_positions = attend.positions(idx)  # (T,), or (B, 1) if the rows differ; (S,)
-        mask = attention_mask(positions, key_positions)
-        x = self.transformer.wte(idx) + self.transformer.wpe(positions)  # (B, T, C)
-        x = self.transformer.drop(x)
+        positions, key_positions = attend.positions(idx)  # (T,), (S,); or (B, 1), (B, S) if the rows differ
+        rotation = rotary(positions, config.n_embd // config.n_head) if config.position == "rotary" else None
+        mask = self.attention_mask(positions, key_positions)
+        x = self.transformer.drop(self.embed(idx, positions))  # (B, T, C)
         for block in self.transformer.h:
-            x = block(x, mask, attend)
+            x = block(x, rotation, mask, attend)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
@@ -245,12 +354,16 @@ class GPT(nn.Module):
         return idx
 
     def crop_block_size(self, block_size: int) -> None:
-        """Keep only the first `block_size` positions. Raises ValueError if the model has fewer."""
-        if block_size > self.config.block_size:
-            raise ValueError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
+        """Change the context. Of a learned table, only the first `block_size` positions are kept.
+
+        Raises ValueError if it has fewer.
+        """
+        if self.config.position == "learned":
+            if block_size > self.config.block_size:
+                raise ValueError(f"block_size={block_size} is more than the model's {self.config.block_size} positions")
+            first_positions = self.transformer.wpe.weight[:block_size].clone()
+            self.transformer.wpe = nn.Embedding.from_pretrained(first_positions, freeze=False)
         self.config = replace(self.config, block_size=block_size)
-        first_positions = self.transformer.wpe.weight[:block_size].clone()
-        self.transformer.wpe = nn.Embedding.from_pretrained(first_positions, freeze=False)
 
     @classmethod
     def from_tensors(cls, config: GPTConfig, tensors: dict[str, Tensor]) -> "GPT":
@@ -283,7 +396,7 @@ class GPT(nn.Module):
             elif ".mlp." in name:
                 parts["MLP"] += p.numel()
             else:
-                parts["positions" if "wpe" in name else "embeddings"] += p.numel()
+                parts["embeddings" if "wte" in name else "positions"] += p.numel()
         return {**parts, "total": sum(parts.values())}
 
 

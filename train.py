@@ -53,7 +53,7 @@ from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
 from folio.tokenizer import Tokenizer
 from folio.windows import Mixture, ValidationWindows
-from model import ACTIVATIONS, GPT, GPTConfig
+from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
 
@@ -78,6 +78,7 @@ class TrainConfig(Settings):
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
+    position: Literal[POSITIONS] = "learned"  # or sinusoidal, rotary, relative, alibi, none; docs/positions.md
     activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout

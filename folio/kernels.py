@@ -66,19 +66,15 @@ class ManualAttentionInTraining(ManualAttention):
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: of attention_mask; None: causal.
+    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: of GPT.attention_mask.
 
     Returns (B, H, T, T); each row sums to 1.
     """
     T, D = q.shape[-2:]
     scores = (q / math.sqrt(D)) @ k.transpose(-2, -1)
     if mask is None:
-        scores = scores + q.new_full((T, T), -math.inf).triu(diagonal=1)
-    elif mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    else:
-        scores = scores + mask
-    return scores.softmax(dim=-1)
+        mask = q.new_full((T, T), -math.inf).triu(diagonal=1)
+    return (scores + mask.to(scores.dtype)).softmax(dim=-1)
 
 
 def describe_attention(runtime: Runtime, model: GPT) -> str:

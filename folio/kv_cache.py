@@ -11,11 +11,12 @@ from model import Attention, CausalSelfAttention, GPTConfig
 
 
 class KVCache(Attention):
-    """Keys and values of the tokens so far, (L, 2, B, H, T, D), so that a new token costs one token's work.
+    """Keys and values of the newest block_size tokens, (L, 2, B, H, S, D), so that a new token costs one token's work.
 
-    Row b holds `lengths[b]` tokens, at positions 0, 1, ...; what the cache holds beyond them is never attended to.
+    Row b has had `lengths[b]` tokens, at positions 0, 1, ...; position p is in slot p % S, in place of position p - S.
+    Empty slots are never attended to.
 
-    capacity: None, or for CUDA graphs the number of positions that every row attends to, under a mask. Then the device
+    capacity: None, or for CUDA graphs the number of slots that every row attends to, under a mask. Then the device
     itself counts the positions (`last`), so that a captured step can be replayed.
     """
 
@@ -25,7 +26,7 @@ class KVCache(Attention):
         D = config.n_embd // config.n_head
         shape = (config.n_layer, 2, rows, config.n_head, config.block_size, D)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self.key_positions = torch.arange(config.block_size, device=device)  # slot t holds position t
+        self.slots = torch.arange(config.block_size, device=device)  # (S,)
         self.rows = torch.arange(rows, device=device)
         self.last = torch.zeros_like(self.rows)  # (B,) last position of each row, if they differ or with `capacity`
         self.set_lengths([0] * rows)
@@ -36,27 +37,37 @@ class KVCache(Attention):
 
     def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         """Advance the lengths by the tokens `idx` (B, T); T > 1 requires empty rows. Returns as Attention does."""
-        T = idx.shape[1]
+        T, size = idx.shape[1], len(self.slots)
         shortest, longest = min(self.lengths), max(self.lengths)
         assert T == 1 or longest == 0
         self.lengths = [length + T for length in self.lengths]
-        attended = self.capacity or longest + T
-        self.filled = self.kv.narrow(4, 0, attended).flatten(0, 1).unbind()  # keys, values of each layer in turn
+        attended = self.capacity or min(longest + T, size)
+        self.attended = self.kv.narrow(4, 0, attended).flatten(0, 1).unbind()  # keys, values of each layer in turn
         self.aligned = shortest == longest and not self.capacity
-        key_positions = self.key_positions[:attended]
-        if self.aligned:
+        if self.aligned and longest < size:
             self.new = self.kv.narrow(4, longest, T).flatten(0, 1).unbind()
-            return key_positions[longest:], key_positions
+            return self.slots[longest:attended], self.slots[:attended]
+        if self.aligned:
+            self.new = self.kv.narrow(4, longest % size, 1).flatten(0, 1).unbind()
+            last = torch.full((1,), longest, device=self.kv.device)
+            return last, self.positions_in_slots(last, attended)
         self.last.add_(1)
-        return self.last[:, None], key_positions  # (B, 1), (S,)
+        self.new_slot = self.last % size
+        return self.last[:, None], self.positions_in_slots(self.last[:, None], attended)
+
+    def positions_in_slots(self, last: Tensor, attended: int) -> Tensor:
+        """The newest position up to `last` that belongs in each of the first slots; that of an empty one is later."""
+        slots, size = self.slots[:attended], len(self.slots)
+        return slots + size * ((last - slots) // size).clamp(min=0)
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        keys, values = self.filled[2 * layer.index], self.filled[2 * layer.index + 1]  # (B, H, S, D) each
+        keys, values = self.attended[2 * layer.index], self.attended[2 * layer.index + 1]  # (B, H, S, D) each
         if self.aligned:
             self.new[2 * layer.index].copy_(k)
             self.new[2 * layer.index + 1].copy_(v)
         else:
-            keys[self.rows, :, self.last] = k[:, :, 0].to(keys.dtype)
-            values[self.rows, :, self.last] = v[:, :, 0].to(values.dtype)
+            keys[self.rows, :, self.new_slot] = k[:, :, 0].to(keys.dtype)
+            values[self.rows, :, self.new_slot] = v[:, :, 0].to(values.dtype)
         is_causal = mask is None and q.shape[2] > 1
+        mask = mask if mask is None else mask.to(keys.dtype)
         return scaled_dot_product_attention(q.to(keys.dtype), keys, values, mask, 0.0, is_causal).to(q.dtype)
