@@ -194,12 +194,15 @@ def generate(
     Row b is sample samples[b] (default: b), whose random numbers are a function of (seed, sample, position), whatever
     the batch. Puts the model into eval mode.
 
-    The model sees at most block_size tokens. When a row's context is full, its newest block_size - stride tokens are
-    prefilled again at positions 0, 1, ..., followed by the new token. stride=1 is a sliding window, at the cost of a
-    whole window per token; the default, half of block_size, costs half a window for that many tokens.
+    A token attends to at most block_size tokens. When a row's context is full, its newest block_size - stride tokens
+    are prefilled again at positions 0, 1, ..., followed by the new token. stride=1 costs a whole context per token;
+    half of block_size, the default for learned and sinusoidal positions, costs half a context for that many tokens.
+    With the other methods, None prefills nothing: the new token takes the place of the oldest one in the cache. (It
+    then depends on older tokens too, through the keys and values that the layers computed from them.)
     """
     model.eval()
     block_size = model.config.block_size
+    slides = stride is None and model.config.is_relative
     window = block_size - min(stride or block_size // 2 or 1, block_size)
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
     ended = [False] * len(contexts) if ended is None else ended
@@ -228,8 +231,9 @@ def generate(
             yield unread[-1], logits
             if step + 1 == most:
                 return
-            full = [row for row, length in enumerate(cache.lengths) if length == block_size]
-            if full:
+            if slides:
+                unread.clear()  # no context is prefilled again
+            elif full := [row for row, length in enumerate(cache.lengths) if length == block_size]:
                 for tokens in unread:
                     contexts[:] = [context + token for context, token in zip(contexts, tokens(), strict=True)]
                 unread.clear()

@@ -9,10 +9,11 @@ from model import GPT, GPTConfig
 GREEDY = Sampling(temperature=0)
 
 
-def random_model(seed: int) -> GPT:
-    """A model whose weights are so large that the logits differ clearly."""
+def random_model(seed: int, **settings) -> GPT:
+    """A model whose weights are so large that the logits differ clearly. settings: fields of GPTConfig to change."""
     torch.manual_seed(seed)
-    model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, dropout=0.5))
+    sizes = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, dropout=0.5)
+    model = GPT(GPTConfig(**{**sizes, **settings}))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()

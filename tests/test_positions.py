@@ -1,0 +1,270 @@
+"""The position methods of model.py, against transformers' models and against what they promise."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from decoding import random_model
+from torch import Tensor
+from transformers import BloomConfig, GPTNeoXConfig, T5Config
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from folio.generate import generate
+from folio.kernels import ManualAttention, attention_weights, pack
+from folio.runtime import resolve_runtime
+from model import (
+    GPT,
+    POSITIONS,
+    Attention,
+    CausalSelfAttention,
+    GPTConfig,
+    alibi_slopes,
+    relative_bucket,
+    rotary,
+    rotate,
+    sinusoids,
+)
+
+RELATIVE = ("rotary", "relative", "alibi", "none")
+CPU = torch.device("cpu")
+
+
+def attention_inputs(H: int = 4, T: int = 200, D: int = 8) -> Tensor:
+    """q, k, v: (3, B, H, T, D)."""
+    return torch.randn(3, 2, H, T, D)
+
+
+def causal(T: int) -> Tensor:
+    """(T, T): 0, and -inf for keys after the query."""
+    return torch.full((T, T), -math.inf).triu(diagonal=1)
+
+
+# --- each method is what its paper and transformers say ---------------------------------------------------------------
+
+
+def test_rotary_is_that_of_gpt_neox(seed):
+    torch.manual_seed(seed)
+    q, k, _ = attention_inputs()
+    neox = GPTNeoXConfig(hidden_size=32, num_attention_heads=4)
+    neox.rope_parameters["partial_rotary_factor"] = 1.0  # rotate all channels
+    cos, sin = GPTNeoXRotaryEmbedding(neox)(q, torch.arange(200)[None])
+    expected = apply_rotary_pos_emb(q, k, cos, sin)
+    rotation = rotary(torch.arange(200), head_size=8)
+    for ours, theirs in zip((rotate(q, rotation), rotate(k, rotation)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_relative_biases_are_those_of_t5(seed):
+    torch.manual_seed(seed)
+    q, k, v = attention_inputs()
+    t5 = T5Attention(T5Config(num_heads=4, d_model=32, d_kv=8, is_decoder=True), has_relative_attention_bias=True)
+    model = GPT(GPTConfig(n_layer=1, n_head=4, n_embd=32, position="relative"))
+    model.transformer.relative_bias.weight.data = t5.relative_attention_bias.weight.data
+    expected = attention_weights(q, k, t5.compute_bias(200, 200) + causal(200))
+    positions = torch.arange(200)
+    mask = model.attention_mask(positions, positions)
+    torch.testing.assert_close(attention_weights(q, k, mask), expected)
+    torch.testing.assert_close(Attention()(model.transformer.h[0].attn, q, k, v, mask), expected @ v)
+    distance = torch.arange(3000)
+    theirs = T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
+    assert torch.equal(relative_bucket(distance), theirs)
+
+
+@pytest.mark.parametrize("H", [1, 2, 3, 4, 6, 8, 12, 20])
+def test_alibi_is_that_of_bloom(H, seed):
+    """BLOOM's bias grows with the key's position; each row of the scores differs from ours by a constant."""
+    torch.manual_seed(seed)
+    q, k, v = attention_inputs(H)
+    assert BloomConfig().architectures is None  # its code is the oracle, without a model
+    bias = build_alibi_tensor(torch.ones(1, 200), H, torch.float32).view(1, H, 1, 200)
+    expected = attention_weights(q, k, bias + causal(200))
+    model = GPT(GPTConfig(n_layer=1, n_head=H, n_embd=8 * H, position="alibi"))
+    positions = torch.arange(200)
+    mask = model.attention_mask(positions, positions)
+    torch.testing.assert_close(attention_weights(q, k, mask), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(Attention()(model.transformer.h[0].attn, q, k, v, mask), expected @ v, atol=1e-4, rtol=0)
+    assert alibi_slopes(8, CPU).tolist() == [2.0**-h for h in range(1, 9)]  # the paper's example
+
+
+@pytest.mark.parametrize("C", [2, 7, 64])
+def test_sinusoids_are_those_of_the_paper(C):
+    for p, row in enumerate(sinusoids(torch.arange(300), C) * math.sqrt(C)):
+        expected = [(math.cos if i % 2 else math.sin)(p / 10000 ** ((i - i % 2) / C)) for i in range(C)]
+        assert row.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_positions_one_layer_cannot_tell_the_order_of_earlier_tokens(seed):
+    """Every other method can."""
+    torch.manual_seed(seed)
+    idx, reordered = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[4, 2, 5, 1, 3, 6]])
+    for position in POSITIONS:
+        model = random_model(seed, position=position, n_layer=1)
+        same = torch.allclose(model(idx)[0], model(reordered)[0], atol=1e-5)
+        assert same == (position == "none"), position
+
+
+# --- what all methods have in common ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_no_logits_depend_on_later_tokens(position, seed):
+    model = random_model(seed, position=position)
+    idx, embeddings = torch.arange(8)[None], []
+
+    def keep(module: torch.nn.Module, args: tuple, output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[-1]
+
+    model.transformer.wte.register_forward_hook(keep)
+    for t in (0, 3, 7):
+        logits, _ = model(idx, idx)
+        (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), embeddings[-1])
+        assert (gradient[0].abs().sum(dim=-1) > 0).tolist() == [i <= t for i in range(8)]
+
+
+class Shifted(Attention):
+    """Attention over a sequence that begins at a later position."""
+
+    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(idx.shape[1]) + 5
+        return positions, positions
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_only_relative_methods_are_invariant_to_a_shift_of_all_positions(position, seed):
+    model = random_model(seed, position=position, block_size=16)
+    idx = torch.arange(10)[None]
+    same = torch.allclose(model(idx, idx, Shifted())[0], model(idx, idx)[0], atol=1e-4)
+    assert same == model.config.is_relative == (position in RELATIVE)
+
+
+class Windowed(Attention):
+    """Each token attends to itself and the size - 1 tokens before it."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        T = q.shape[2]
+        mask = causal(T) if mask is None else mask
+        too_far = torch.ones(T, T, dtype=torch.bool).tril(diagonal=-self.size)
+        return super().__call__(layer, q, k, v, mask.masked_fill(too_far, -math.inf))
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "packed"])
+@pytest.mark.parametrize("position", RELATIVE)
+@torch.inference_mode()
+def test_a_full_context_slides_without_being_prefilled_again(position, form, seed, monkeypatch):
+    """The logits of every step, in batches of equal and unequal prompts, are those of one pass over the whole text in
+    which each token attends to block_size tokens.
+    """
+    runtime = resolve_runtime("cpu", "bfloat16" if form in ("bfloat16", "int8") else "float32", False)
+    model = random_model(seed, position=position).to(runtime.dtype)
+    reference = random_model(seed, position=position)
+    if form in ("packed", "int8"):
+        pack(model, int8=form == "int8")
+    prefills = count_prefills(monkeypatch)
+    for prompts in ([[1]], [[1, 2, 3], [4, 5, 6]], [list(range(8))], [[1], list(range(11)), [3, 4]]):
+        contexts = [prompt[-8:] for prompt in prompts]
+        logits: list[list[Tensor]] = [[] for _ in prompts]
+        prefills.clear()
+        for step in generate(model, prompts, runtime, max_new_tokens=24):
+            for row, token in enumerate(step.tokens):
+                logits[row].append(step.logits[row].clone())
+                contexts[row] = [*contexts[row], token]
+        assert len(prefills) == 1
+        for row, context in enumerate(contexts):
+            idx = torch.tensor([context[:-1]])
+            expected = reference(idx, idx, Windowed(8))[0][0, -24:]
+            tolerance = dict(atol=1e-4, rtol=1e-4) if runtime.dtype == torch.float32 else dict(atol=0.5, rtol=0.05)
+            torch.testing.assert_close(torch.stack(logits[row]), expected, **tolerance)
+
+
+def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list:
+    """A list that grows by one entry for each prefill."""
+    import folio.generate as generation
+
+    prefills, prefill = [], generation.prefill
+    monkeypatch.setattr(generation, "prefill", lambda *args: prefills.append(args) or prefill(*args))
+    return prefills
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.inference_mode()
+def test_cached_equals_recomputed_with_a_stride(position, seed):
+    """Contexts that are prefilled again: the logits are those of a pass over what the model sees."""
+    model, runtime = random_model(seed, position=position), resolve_runtime("cpu", "float32", False)
+    prompts = [[1], [2, 3, 4], list(range(10))]
+    seen = [prompt[-8:] for prompt in prompts]
+    for step in generate(model, prompts, runtime, max_new_tokens=20, stride=3):
+        for row, token in enumerate(step.tokens):
+            torch.testing.assert_close(
+                step.logits[row], model(torch.tensor([seen[row]]))[0][0, -1], atol=1e-4, rtol=1e-4
+            )
+            seen[row] = [*(seen[row] if len(seen[row]) < 8 else seen[row][-5:]), token]
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_sequences_longer_than_the_trained_ones(position, seed):
+    """Only a learned table ends. The first tokens have the logits that they have without the others."""
+    model, idx = random_model(seed, position=position), torch.arange(20)[None]
+    if position == "learned":
+        with pytest.raises(ValueError, match="a sequence of 20 tokens is longer than block_size=8"):
+            model(idx)
+        with pytest.raises(ValueError, match="block_size=20 is more than the model's 8 positions"):
+            model.crop_block_size(20)
+    else:
+        torch.testing.assert_close(model(idx, idx)[0][:, :8], model(idx[:, :8], idx[:, :8])[0], atol=1e-4, rtol=1e-4)
+        model.crop_block_size(20)
+        assert model.config.block_size == 20
+    model.crop_block_size(4)
+    assert model.config.block_size == 4 and model(idx[:, :4])[0].isfinite().all()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
+    model, idx = random_model(seed, position=position), torch.arange(8)[None]
+    gradients = []
+    for attend in (Attention(), ManualAttention()):
+        model.zero_grad()
+        model(idx, idx, attend)[1].backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+    assert all(g.abs().sum() > 0 for g in gradients[0])  # every parameter is trained
+
+
+def test_what_a_method_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="'rope' is not one of learned, sinusoidal, rotary, relative, alibi, none"):
+        GPTConfig(position="rope")
+    with pytest.raises(ValueError, match="rotary positions need an even head size"):
+        GPTConfig(position="rotary", n_head=4, n_embd=12)
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_split_projection_computes_what_separate_heads_compute(bias, seed):
+    """Section 3.2.2 of Vaswani et al. 2017: each head has its own W_Q, W_K and W_V, and W_O joins the heads.
+
+    c_attn holds them all: rows h D to (h + 1) D of its first, second and last third are head h's.
+    """
+    torch.manual_seed(seed)
+    B, T, C, H = 2, 10, 24, 3
+    D = C // H
+    layer = CausalSelfAttention(GPTConfig(n_embd=C, n_head=H, bias=bias, block_size=T), index=0)
+    x, heads = torch.randn(B, T, C), []
+    for h in range(H):
+        q, k, v = torch.nn.Linear(C, D, bias=bias), torch.nn.Linear(C, D, bias=bias), torch.nn.Linear(C, D, bias=bias)
+        for part, projection in enumerate((q, k, v)):
+            rows = slice(part * C + h * D, part * C + (h + 1) * D)
+            projection.weight.data = layer.c_attn.weight[rows]
+            if bias:
+                projection.bias.data = layer.c_attn.bias[rows]
+        scores = q(x) @ k(x).transpose(1, 2) / math.sqrt(D) + causal(T)  # (B, T, T)
+        heads.append(F.softmax(scores, dim=-1) @ v(x))  # (B, T, D)
+    expected = layer.c_proj(torch.cat(heads, dim=-1))
+    torch.testing.assert_close(layer(x, None, None, Attention()), expected, atol=1e-6, rtol=0)
