@@ -1,7 +1,7 @@
 """What evaluation reports of a model: values with their intervals, and how much of each text the model read."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from folio.statistics import estimate_ratio, ratio_influence
 from folio.tokenizer import Tokenizer
 
 LOSS = "loss, nats per token"
+MIN_RANGE = 16  # positions in the first range of halvings, at least
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,47 @@ class Measure:
         }
 
 
+def halvings(context: int) -> list[tuple[int, int]]:
+    """The positions 1 to `context` as ranges (first, last): the second half, the second half of the rest, and so on.
+
+    The range that begins at 1 has 16 to 31 positions, or `context` if that is less.
+    """
+    ranges, last = [], context
+    while last >= 2 * MIN_RANGE:
+        ranges.append((last // 2 + 1, last))
+        last //= 2
+    return [(1, last), *reversed(ranges)]
+
+
+@dataclass(frozen=True)
+class PositionLoss:
+    """The loss at each position of W windows of a text, where a token at position p is predicted from p tokens."""
+
+    source: str  # the text that was measured on
+    windows: str  # sha256 of the tokens of the windows
+    block_size: int  # context in training
+    nats: np.ndarray  # (W, T) loss of each token, 0 if it does not count; the model has only the first T of N positions
+    counted: np.ndarray  # (W, N) whether a token counts
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per range of positions, whose value is None if the model lacks a position, or if no token counts."""
+        rows = []
+        for first, last in halvings(self.counted.shape[1]):
+            nats, n_tokens = (column[:, first - 1 : last].sum(axis=1) for column in (self.nats, self.counted))  # (W,)
+            windows = n_tokens > 0
+            row = {"of": self.source, "measure": LOSS, "value": None, "low": None, "high": None, "n": 0}
+            if last <= self.nats.shape[1] and windows.any():
+                row = Measure(self.source, LOSS, "windows", nats[windows], n_tokens[windows]).row()
+            rows.append({**row, "over": "windows", "first": first, "last": last, "block_size": self.block_size})
+        return rows
+
+    def curve(self) -> list[float | None]:
+        """The mean loss at each of the N positions, in nats; None if the model lacks it, or if no token counts."""
+        nats, n_tokens = self.nats.sum(axis=0), self.counted.sum(axis=0)  # (T,), (N,)
+        means = [float(total / n) if n else None for total, n in zip(nats, n_tokens, strict=False)]
+        return means + [None] * (len(n_tokens) - len(means))
+
+
 @dataclass(frozen=True)
 class Reading:
     """What a model read of a text, and how much of it was found in the model's training data."""
@@ -80,13 +122,23 @@ class Evaluation(NamedTuple):
     run: str
     measures: list[Measure]
     readings: dict[str, Reading]  # by the name of the text or task
+    positions: Sequence[PositionLoss] = ()
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of the table for each measure."""
+        """A row of the table for each measure, and for each range of positions."""
         rows = []
-        for measure in self.measures:
-            reading = self.readings[measure.source]
+        measured = [measure.row() for measure in self.measures]
+        measured += [row for losses in self.positions for row in losses.rows()]
+        for row in measured:
+            reading = self.readings[row["of"]]
             characters = {"characters": reading.characters, "left_out": reading.left_out}
             overlap = {"probes": reading.probes, "probes_matched": reading.probes_matched}
-            rows.append({"run": self.run, **measure.row(), **characters, **overlap})
+            rows.append({"run": self.run, **row, **characters, **overlap})
         return rows
+
+    def curves(self) -> list[dict[str, Any]]:
+        """For each text, the mean loss at each position."""
+        return [
+            {"run": self.run, "of": losses.source, "block_size": losses.block_size, "losses": losses.curve()}
+            for losses in self.positions
+        ]

@@ -1,8 +1,9 @@
-"""The loss of a model on each token of a text; and loss, perplexity, and bits per byte over its documents.
+"""The loss of a model on each token of a text: over its documents, or by position in windows of any length.
 
-Dimensions: B batch, T time, V vocabulary; n tokens or documents.
+Dimensions: B batch, T time, V vocabulary; n tokens or documents; W windows of N + 1 tokens.
 """
 
+import hashlib
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from folio import UserError
 from folio.blocks import DocumentPart
 from folio.corpus import Corpus
-from folio.measures import LOSS, Measure
+from folio.measures import LOSS, Measure, PositionLoss
 from folio.progress import progress_bar
 from folio.runtime import Runtime
 from folio.shards import Shard
@@ -143,6 +144,39 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
             if progress is not None:
                 progress.update(end - start - predicted)
     return losses
+
+
+def measure_positions(model: GPT, runtime: Runtime, name: str, streams: list[Stream], context: int) -> PositionLoss:
+    """The loss at each position of windows of `context` + 1 tokens, which may be longer than block_size.
+
+    A model with learned positions predicts only the first block_size positions. Raises UserError if the text has fewer
+    than 2 windows.
+    """
+    ids, counted = (cut_windows([getattr(s, field) for s in streams], context + 1) for field in ("ids", "counted"))
+    if len(ids) < 2:
+        n = sum(len(stream.ids) for stream in streams)
+        raise UserError(
+            f"{name} has {n:,} tokens, and --context={context} needs 2 windows of {context + 1:,}: set a smaller "
+            f"--context or give a longer text"
+        )
+    block_size = model.config.block_size
+    T = min(context, block_size) if model.config.position == "learned" else context
+    losses = np.empty((len(ids), T))
+    B = max(1, BATCH_TOKENS // T)
+    progress = progress_bar(total=losses.size, unit="token", desc=name)
+    for first in range(0, len(ids), B):
+        batch = ids[first : first + B, : T + 1]
+        losses[first : first + B] = batch_losses(model, torch.from_numpy(batch), runtime)
+        progress.update(len(batch) * T)
+    progress.close()
+    counted = counted[:, 1:]
+    nats = np.where(counted[:, :T], losses, 0.0)
+    return PositionLoss(name, hashlib.sha256(ids.tobytes()).hexdigest(), block_size, nats, counted)
+
+
+def cut_windows(columns: list[np.ndarray], size: int) -> np.ndarray:
+    """Consecutive windows of each of the columns (n,), which do not overlap; a shorter rest is left out: (W, size)."""
+    return np.concatenate([column[: len(column) // size * size].reshape(-1, size) for column in columns])
 
 
 @torch.inference_mode()

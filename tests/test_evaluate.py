@@ -8,19 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy import stats
 from tiny_tokenizers import TEXT, bpe
 
-from folio import UserError, convert, tasks
+from folio import UserError, convert, tasks, text_loss
 from folio.checkpoint import Checkpoint
 from folio.comparison import Design, choose_design, compare
 from folio.configurator import load
 from folio.corpus import Corpus, find_sources
-from folio.measures import Evaluation, Measure, Reading, read_characters
+from folio.measures import Evaluation, Measure, Reading, halvings, read_characters
 from folio.runtime import Runtime, resolve_runtime
 from folio.shards import Shard
 from folio.tasks import Question, Score, score_endings
-from folio.text_loss import corpus_stream, measure_text, shard_streams, token_losses
+from folio.text_loss import Stream, corpus_stream, measure_positions, measure_text, shard_streams, token_losses
 from folio.tokenizer import ByteTokenizer, CharTokenizer
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
@@ -40,10 +41,11 @@ def run_tool(*words: str) -> None:
     evaluate.main(load(EvaluateConfig, list(words)))
 
 
-def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8) -> GPT:
+def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: str = "learned") -> GPT:
     """Random weights, large enough that tokens differ in probability; std=0: all tokens are equally likely."""
     torch.manual_seed(3)
-    model = GPT(GPTConfig(block_size=block_size, vocab_size=vocab_size, n_layer=2, n_head=2, n_embd=16))
+    config = GPTConfig(block_size=block_size, vocab_size=vocab_size, n_layer=2, n_head=2, n_embd=16, position=position)
+    model = GPT(config)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=std)
     return model.eval()
@@ -135,6 +137,151 @@ def test_documents_of_shards_end_at_the_end_of_text_token(runtime):
     assert [stream.document.tolist() for stream in streams] == [[0, 0, 0, 1, 1, 1, 1], [2, 2, 3, 3, 3, 3, 4]]
     loss = measure_text(model_of(257, std=0), ByteTokenizer(), runtime, "text", streams, stride=8)[0]
     assert loss.weights.sum() == 6 + 4 and loss.ratio == pytest.approx(math.log(257))
+
+
+# --- losses by position -----------------------------------------------------------------------------------------------
+
+
+def stream_of(ids: np.ndarray, counted: np.ndarray | None = None) -> Stream:
+    zeros = np.zeros(len(ids), np.int64)
+    return Stream(ids, np.ones(len(ids), bool) if counted is None else counted, zeros, zeros)
+
+
+@torch.inference_mode()
+def prefix_losses(model: GPT, window: np.ndarray) -> np.ndarray:
+    """The loss of each token of a window but the first, (N,), each from a forward pass over the tokens before it."""
+    ids = torch.from_numpy(window)
+    losses = [F.cross_entropy(model(ids[None, :p])[0][0], ids[p : p + 1]) for p in range(1, len(ids))]
+    return np.array(losses, dtype=float)
+
+
+@pytest.mark.parametrize("position, block_size", [("rotary", 8), ("alibi", 100), ("learned", 40), ("learned", 90)])
+def test_losses_by_position_are_those_of_prefixes(position, block_size, runtime, seed, monkeypatch):
+    """Windows of 71 tokens: two of a first shard, none of a second one, and one of a third."""
+    monkeypatch.setattr(text_loss, "BATCH_TOKENS", 2 * 70)  # two windows per batch
+    model = model_of(20, block_size=block_size, position=position)
+    shards = [np.random.default_rng(seed).integers(20, size=n) for n in (150, 70, 71)]
+    measured = measure_positions(model, runtime, "text", [stream_of(ids) for ids in shards], 70)
+    reach = min(70, block_size) if position == "learned" else 70
+    windows = [shards[0][:71], shards[0][71:142], shards[2]]
+    expected = np.array([prefix_losses(model, window[: reach + 1]) for window in windows])  # (3, reach)
+    curve = measured.curve()
+    assert curve[:reach] == pytest.approx(expected.mean(axis=0), abs=1e-4) and curve[reach:] == [None] * (70 - reach)
+    rows = measured.rows()
+    assert [(row["first"], row["last"]) for row in rows] == [(1, 17), (18, 35), (36, 70)]
+    for row in rows:
+        if row["last"] > reach:
+            assert (row["value"], row["low"], row["high"], row["n"]) == (None, None, None, 0)
+            continue
+        means = expected[:, row["first"] - 1 : row["last"]].mean(axis=1)
+        interval = stats.ttest_1samp(means, 0).confidence_interval()
+        assert (row["value"], row["low"], row["high"]) == pytest.approx((means.mean(), *interval), abs=1e-4)
+        assert row["n"] == 3 and row["over"] == "windows" and row["block_size"] == block_size
+
+
+def test_losses_by_position_leave_out_masked_tokens(runtime, seed):
+    """The mean is over the tokens that count. In a range, a window without such a token is not a sample."""
+    rng = np.random.default_rng(seed)
+    ids, counted = rng.integers(20, size=4 * 65), rng.random(4 * 65) < 0.5
+    windows = counted.reshape(4, 65)
+    windows[:, 0] = True  # not predicted
+    windows[1:, 5] = False
+    windows[0, 5] = True
+    windows[:, 7] = False
+    windows[2, 1:33] = False
+    model = model_of(20, position="rotary")
+    measured = measure_positions(model, runtime, "text", [stream_of(ids, counted)], 64)
+    expected = np.array([prefix_losses(model, window) for window in ids.reshape(4, 65)])  # (4, 64)
+    curve = measured.curve()
+    assert curve[4] == pytest.approx(expected[0, 4], abs=1e-4) and curve[6] is None
+    samples_of = {(1, 16): [0, 1, 3], (17, 32): [0, 1, 3], (33, 64): [0, 1, 2, 3]}
+    for row, ((first, last), samples) in zip(measured.rows(), samples_of.items(), strict=True):
+        positions = slice(first - 1, last)
+        weights = windows[samples, 1:][:, positions]
+        totals, n_tokens = (weights * expected[samples, positions]).sum(axis=1), weights.sum(axis=1)
+        mean, n = totals.sum() / n_tokens.sum(), len(samples)
+        standard_error = math.sqrt(((totals - mean * n_tokens) ** 2).sum() / (n * (n - 1))) / n_tokens.mean()
+        half_width = stats.t(n - 1).ppf(0.975) * standard_error
+        assert row["n"] == n and row["value"] == pytest.approx(mean, abs=1e-4)
+        assert (row["high"] - row["low"]) / 2 == pytest.approx(half_width, abs=1e-4)
+    counted[:] = False
+    measured = measure_positions(model, runtime, "text", [stream_of(ids, counted)], 64)
+    assert [row["value"] for row in measured.rows()] == [None] * 3 and measured.curve() == [None] * 64
+
+
+def test_ranges_of_positions():
+    assert halvings(512) == [(1, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512)]
+    assert halvings(31) == [(1, 31)] and halvings(1) == [(1, 1)]
+    for context in range(1, 400):
+        ranges = halvings(context)
+        assert [p for first, last in ranges for p in range(first, last + 1)] == list(range(1, context + 1))
+        assert ranges[0][1] < 32 and all(last // 2 == first - 1 for first, last in ranges[1:])
+
+
+def test_a_text_of_two_windows_is_long_enough(runtime):
+    model, ids = model_of(20), np.zeros(42, np.int64)
+    assert measure_positions(model, runtime, "text", [stream_of(ids)], 20).rows()[0]["n"] == 0  # 8 learned positions
+    for streams in ([stream_of(ids[1:])], [stream_of(ids[:21]), stream_of(ids[:20])]):
+        with pytest.raises(UserError, match=r"^text has 41 tokens, and --context=20 needs 2 windows of 21: "):
+            measure_positions(model, runtime, "text", streams, 20)
+
+
+def test_the_command_with_context(tiny, tmp_path, text, data_dir, capsys):
+    """Three models on the same windows, whatever their block_size, and one that reads other tokens."""
+    names = {"learned": ("learned", 32), "rotary": ("rotary", 16), "alibi": ("alibi", 64)}
+    for name, (position, block_size) in names.items():
+        run = dict(position=position, block_size=block_size, out_dir=str(tmp_path / name))
+        train(tiny(max_iters=2, warmup_iters=1, **run))
+    prepare_text.main(
+        prepare_text.TextConfig(inputs=(str(data_dir / "verse.txt"),), tokenizer="byte", data_dir=str(tmp_path))
+    )
+    train(tiny(max_iters=2, warmup_iters=1, data_dir=str(tmp_path), out_dir=str(tmp_path / "bytes")))
+    new = tmp_path / "new.txt"
+    new.write_text(text[:600] + "é", encoding="utf-8")
+    capsys.readouterr()
+    runs = [str(tmp_path / name) for name in (*names, "bytes")]
+    run_tool(*runs, f"--text={new}", "--on_unknown=skip", "--context=64", f"--json={tmp_path / 'results.json'}")
+    output = capsys.readouterr()
+    tables = [table for table in output.out.split("\n\n") if table.startswith("|")]
+    cells = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()] for table in tables]
+    assert [table[0][1:] for table in cells] == [runs[:3], runs[3:]]
+    assert cells[0][2] == ["block_size in training", "32", "16", "64"]
+    assert [line[0] for line in cells[0][3:6]] == ["1 to 16", "17 to 32", "33 to 64"]
+    assert cells[0][5][1] == "none" and "none" not in cells[0][3] + cells[0][4] + cells[0][5][2:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows, curves = results["results"], results["curves"]
+    assert [(row["run"], row["last"]) for row in rows] == [(run, last) for run in runs for last in (16, 32, 64)]
+    assert [curve["run"] for curve in curves] == runs and curves[0]["losses"][32:] == [None] * 32
+    for i, curve in enumerate(curves):
+        for line, row in zip(cells[i // 3][3:6], rows[3 * i : 3 * i + 3], strict=True):
+            value = "none"
+            if row["value"] is not None:
+                assert row["n"] == 9
+                assert row["value"] == pytest.approx(np.mean(curve["losses"][row["first"] - 1 : row["last"]]))
+                value = f"{row['value']:.4f} ± {(row['high'] - row['low']) / 2:.4f}"
+            assert line[1 + i % 3] == value
+    # what the normal path says about the text
+    assert output.err.count("probes of 32 tokens occur in the training data of") == 4
+    matched = [f"{row['probes_matched']} of {row['probes']}" for row in rows[::3]]
+    assert cells[0][6][1:] + cells[1][6][1:] == matched
+    assert [f"{run} left out 1 of the 601 characters" in output.out for run in runs] == [True] * 3 + [False]
+
+
+def test_contexts_longer_than_in_training(tiny, data_dir, tmp_path):
+    """--block_size was limited to that of the training run for all models."""
+    cfg = tiny(max_iters=2, warmup_iters=1, position="rotary", block_size=16)
+    train(cfg)
+    run_tool(cfg.out_dir, "--block_size=50", "--dtype=float32", f"--json={tmp_path / 'results.json'}")
+    saved = convert.load(cfg.out_dir)
+    ids = torch.from_numpy(np.fromfile(data_dir / "verse" / "val.bin", "<u2").astype(np.int64))
+    model, total = saved.build().eval(), 0.0
+    for begin in range(0, len(ids) - 1, 50):
+        context = ids[begin : begin + 51]
+        with torch.inference_mode():
+            logits, _ = model(context[None, :-1], context[None, 1:])
+        total += float(F.cross_entropy(logits[0], context[1:], reduction="sum"))
+    value = json.loads((tmp_path / "results.json").read_text())["results"][0]["value"]
+    assert value == pytest.approx(total / (len(ids) - 1), abs=1e-5)
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -614,6 +761,7 @@ def test_the_command(tiny, tmp_path, capsys):
         (["--block_size=64"], r"--block_size=64 is more than the model's 32 positions"),
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),
+        (["--text={strange}", "--on_unknown=skip", "--context=2"], r"strange\.txt has 4 tokens, and --context=2 "),
         (["--text={strange}"], r"the character 'é'"),
         (["--dataset=other", "--data_dir={folder}"], "was prepared with a different tokenizer"),
     ],
@@ -642,6 +790,11 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         ),
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
         (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),
+        (["out", "--context=0"], r"context=0: it must be at least 1, or None$"),
+        (["out", "--context=9", "--tasks=lambada"], "context=9: it cannot be combined with --tasks, --stride, --block"),
+        (["out", "--context=9", "--stride=4"], "context=9: it cannot be combined"),
+        (["out", "--context=9", "--block_size=4"], "context=9: it cannot be combined"),
+        (["compare", "a", "b", "--context=9"], "context=9: it cannot be combined"),
         (["out", "--texts=a.txt"], "texts is not a setting; did you mean text?"),
     ],
 )

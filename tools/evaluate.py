@@ -2,18 +2,21 @@
 
     python tools/evaluate.py out-shakespeare-char
     python tools/evaluate.py gpt2 gpt2-medium --text=novel.txt --stride=512
+    python tools/evaluate.py out-learned out-rotary --context=512               by position, also beyond block_size
     python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
     python tools/evaluate.py compare out-a out-b                                two checkpoints
     python tools/evaluate.py compare out-a1,out-a2,out-a3 out-b1,out-b2,out-b3  two settings, with three seeds each
 
-On text (the validation set of the run's data, or --text): loss, perplexity and bits per byte. On LAMBADA: how often
+On text (the validation set of the run's data, or --text): loss, perplexity and bits per byte; or, with --context=N, the
+loss by the number of tokens before the predicted one, in windows of N + 1 consecutive tokens. On LAMBADA: how often
 greedy decoding gives the last word of a passage, and the perplexity of that word. On HellaSwag: how often the correct
 one of four endings is the likeliest, by its total log-likelihood (acc) and by that per byte (acc_norm).
 
-The 95 % intervals use Student's t over documents, or over blocks of a text that has too few documents. They say how far
-the value of a checkpoint would move on other text of the same kind, and nothing about other training seeds. `compare`
-takes the difference of two checkpoints document by document. With several runs per side (separated by commas, or a
-quoted pattern: "out-a*"), it compares the settings: a t-test over runs that were trained with different seeds.
+The 95 % intervals use Student's t over documents, or over blocks of a text that has too few documents, or over the
+windows of --context. They say how far the value of a checkpoint would move on other text of the same kind, and nothing
+about other training seeds. `compare` takes the difference of two checkpoints document by document. With several runs
+per side (separated by commas, or a quoted pattern: "out-a*"), it compares the settings: a t-test over runs that were
+trained with different seeds.
 """
 
 import os
@@ -45,12 +48,19 @@ from folio.corpus import Corpus, find_sources  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt  # noqa: E402
-from folio.measures import Evaluation, Measure, Reading, read_characters  # noqa: E402
+from folio.measures import Evaluation, Measure, PositionLoss, Reading, read_characters  # noqa: E402
 from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
 from folio.tasks import TASKS, score_endings  # noqa: E402
-from folio.text_loss import Stream, corpus_stream, measure_text, shard_streams, token_sizes  # noqa: E402
+from folio.text_loss import (  # noqa: E402
+    Stream,
+    corpus_stream,
+    measure_positions,
+    measure_text,
+    shard_streams,
+    token_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,9 @@ class EvaluateConfig(Settings):
     split_on: str | None = None  # separator of the documents in --text; \n is a line break; None: one per file
     field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
     on_unknown: Literal["error", "skip"] = "error"  # skip: leave out characters that are not in the vocabulary
-    block_size: PositiveInt | None = None  # tokens of context; None: as in training
+    block_size: PositiveInt | None = None  # tokens of context; None: as in training; learned positions have no more
     stride: PositiveInt | None = None  # tokens from one context to the next; None: the whole context
+    context: PositiveInt | None = None  # measure the loss by position, up to this many tokens of context
     # --- tasks ---
     tasks: NonEmptyStr | None = None  # lambada, hellaswag, or both, separated by a comma; instead of a text
     limit: PositiveInt | None = None  # questions per task; None: all
@@ -87,6 +98,8 @@ class EvaluateConfig(Settings):
             problems.append(("split_on", "it must not be empty; None takes each file as one document"))
         if self.tasks and (self.text or self.dataset):
             problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
+        if self.context and (self.tasks or self.stride or self.block_size or self.compares):
+            problems.append(("context", "it cannot be combined with --tasks, --stride, --block_size, or compare"))
         return problems
 
     @property
@@ -105,7 +118,10 @@ def main(cfg: EvaluateConfig) -> None:
     evaluations = [[evaluate(run, cfg) for run in side] for side in sides]
     models = [model for side in evaluations for model in side]
     results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
-    print("\n".join([format_table(results["results"]), *(line for model in models for line in left_out_lines(model))]))
+    if cfg.context:
+        results["curves"] = [curve for model in models for curve in model.curves()]
+    table = format_positions(models) if cfg.context else format_table(results["results"])
+    print("\n".join([table, *(line for model in models for line in left_out_lines(model))]))
     if design:
         results |= {"sides": sides, "comparisons": compare(evaluations, design)}
         print("\n".join(["", *design.lines, *(comparison["sentence"] for comparison in results["comparisons"])]))
@@ -153,6 +169,7 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     if stride > model.config.block_size:
         raise UserError(f"--stride={stride}: it must not exceed the context of {model.config.block_size} tokens")
     measures: list[Measure] = []
+    positions: list[PositionLoss] = []
     readings: dict[str, Reading] = {}
     if cfg.tasks:
         for name in split_list(cfg.tasks):
@@ -163,8 +180,11 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
         return Evaluation(run, measures, readings)
     for text in open_texts(saved, cfg):
         readings[text.name] = search_training_data(text, run, saved, cfg)
-        measures += measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
-    return Evaluation(run, measures, readings)
+        if cfg.context:
+            positions.append(measure_positions(model, runtime, text.name, text.streams, cfg.context))
+        else:
+            measures += measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
+    return Evaluation(run, measures, readings, positions)
 
 
 class Text(NamedTuple):
@@ -247,6 +267,46 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [row["run"], text, row["measure"], f"{row['value']:,.{digits}f}", interval]
         lines.append(f"| {' | '.join(cells)} | {row['n']:,} {row['over']} |")
     return "\n".join(lines)
+
+
+def format_positions(models: Sequence[Evaluation]) -> str:
+    """A table for each text, with a row per range of positions and a column per model.
+
+    Models that split a text into different tokens get tables of their own, because a loss is per token.
+    """
+    tables: dict[tuple[str, str], list[tuple[Evaluation, PositionLoss]]] = {}
+    for model in models:
+        for losses in model.positions:
+            tables.setdefault((losses.source, losses.windows), []).append((model, losses))
+    return "\n\n".join(format_position_table(columns) for columns in tables.values())
+
+
+def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) -> str:
+    """The losses of some models on the same windows."""
+    _, first = columns[0]
+    n_windows, context = first.counted.shape
+    readings = [model.readings[first.source] for model, _ in columns]
+    lines = [["tokens of context", *(model.run for model, _ in columns)]]
+    lines.append(["block_size in training", *(f"{losses.block_size:,}" for _, losses in columns)])
+    for rows in zip(*(losses.rows() for _, losses in columns), strict=True):
+        lines.append([f"{rows[0]['first']:,} to {rows[0]['last']:,}", *map(format_loss, rows)])
+    if any(reading.probes_matched for reading in readings):
+        probes = [f"{r.probes_matched} of {r.probes}" if r.probes else "not searched" for r in readings]
+        lines.append(["probes that are in its training data", *probes])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    title = f"{first.source}: loss in nats per token ± half of its 95 % interval, over {n_windows:,} windows of "
+    title += f"{context + 1:,} tokens"
+    return "\n".join([title, "", *(f"| {line} |" for line in padded)])
+
+
+def format_loss(row: dict[str, Any]) -> str:
+    """The value of a row with half the width of its interval."""
+    if row["value"] is None:
+        return "none"
+    half_width = "unknown" if row["low"] is None else f"{(row['high'] - row['low']) / 2:.4f}"
+    return f"{row['value']:.4f} ± {half_width}"
 
 
 def left_out_lines(model: Evaluation) -> list[str]:
