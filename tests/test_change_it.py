@@ -67,6 +67,14 @@ def test_activation(changed):
     assert state(changed, "relu2")["model"]["activation"] == "relu2"
 
 
+def test_position_encoding(changed):
+    first, last = (
+        load_file(changed / "out-kerple" / step / "model.safetensors") for step in ("step-000002", "step-000004")
+    )
+    assert first["transformer.log_r.weight"].shape == (2, 1)
+    assert not torch.equal(first["transformer.log_r.weight"], last["transformer.log_r.weight"])  # it is trained
+
+
 def test_norm(changed):
     names = tensors(changed, "rms", "model").keys()
     assert "transformer.h.0.mlp.c_fc.bias" in names and "transformer.h.0.ln_1.weight" in names
