@@ -213,7 +213,7 @@ def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
         configurator.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
     for proposed in re.findall(r"\d+", message.partition("use")[2]):
         GPTConfig(n_embd=n_embd, n_head=int(proposed), position="rotary")
-    with pytest.raises(ConfigError, match="position=rope: it takes 'learned', .*'rotary'"):
+    with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
         configurator.load(TrainConfig, ["--position=rope"])
 
 
