@@ -44,8 +44,8 @@ def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> T
 def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
     """The form of attention that is fastest in training.
 
-    On a CPU, torch's flash kernel is slow in bfloat16, and has no dropout and no gradient of a bias. Its other kernel
-    computes and keeps more than ManualAttention.
+    On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout, a mask of three dimensions, or one
+    that needs a gradient. What torch then does instead are ManualAttention's operations and more.
     """
     if device_type == "cpu" and dtype == torch.bfloat16:
         return ManualAttention()
