@@ -133,6 +133,8 @@ class TrainConfig(Settings):
             "steps": "max_iters",
             "epochs": "max_iters",
             "context": "block_size",
+            "rope": "position=rotary",
+            "pos_emb": "position",
             "resume": "init_from=resume --out_dir=RUN",
         }
     )
@@ -142,11 +144,14 @@ class TrainConfig(Settings):
         problems = []
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             problems.append(("min_lr", "it must be at most learning_rate"))
-        if self.n_head > 0 and self.n_embd % self.n_head:
-            divisors = [h for h in range(1, min(self.n_embd, 4096) + 1) if self.n_embd % h == 0]
-            nearest = sorted(sorted(divisors, key=lambda h: abs(h - self.n_head))[:3])
-            rule = f"n_embd={self.n_embd} is not divisible by it; use {' or '.join(map(str, nearest))}"
-            problems.append(("n_head", rule))
+        multiple = 2 if self.position == "rotary" else 1  # of which the head size must be one
+        if self.n_head > 0 and self.n_embd % (multiple * self.n_head):
+            fitting = [h for h in range(1, min(self.n_embd, 4096) + 1) if self.n_embd % (multiple * h) == 0]
+            nearest = sorted(sorted(fitting, key=lambda h: abs(h - self.n_head))[:3])
+            rule = f"n_embd={self.n_embd} is not divisible by it"
+            if self.n_embd % self.n_head == 0:
+                rule = f"position=rotary needs an even head size, and n_embd / n_head is {self.n_embd // self.n_head}"
+            problems.append(("n_head", f"{rule}; use {' or '.join(map(str, nearest)) or 'an even n_embd'}"))
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))

@@ -226,7 +226,9 @@ def shard(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (group.size,))
-    policy = MixedPrecisionPolicy() if dtype == torch.float32 else MixedPrecisionPolicy(dtype, torch.float32)
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:  # inputs as without FSDP: the angles of rotary positions stay in float32
+        policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     for block in blocks:
         if compile:
             block.compile()  # block by block, because all-gathers are not part of a graph

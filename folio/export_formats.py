@@ -5,7 +5,7 @@ FORMATS has one entry per format: tools/export.py offers whatever is in it.
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +26,22 @@ from folio.convert import (
 from folio.foreign_tokenizers import merge_pairs, spell_tokens, to_library
 from folio.tokenizer import EOT_TEXT, CharTokenizer
 from folio.windows import parse_mixture
-from model import GPTConfig
+from model import GPTConfig, sinusoids
 
 EMBEDDINGS = ("wte", "wpe")  # the only weights that never have a bias
+TABLE = "transformer.wpe.weight"  # of position embeddings
 DROPOUTS = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # which no exported model needs
 GELUS = ("gelu_new", "gelu")  # GPT-2's activation and the exact function that it approximates
 NANOGPT_DATASET = "folio_char"  # name of the data set whose meta.pkl is exported for nanoGPT
+
+
+def with_position_table(loaded: Checkpoint) -> Checkpoint:
+    """The checkpoint with a table of position embeddings, as GPT-2 has it, if its positions are sinusoidal."""
+    shape = loaded.state["model"]
+    if shape.get("position") != "sinusoidal":
+        return loaded
+    tensors = {**loaded.model, TABLE: sinusoids(torch.arange(shape["block_size"]), shape["n_embd"])}
+    return replace(loaded, model=tensors, state={**loaded.state, "model": {**shape, "position": "learned"}})
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -150,6 +160,8 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
         "tokenizer": f"{TOKENIZER_NAMES[tokenizer.kind]}, {tokenizer.vocab_size:,} tokens",
         "context": f"{shape['block_size']:,} tokens",
     }
+    if shape.get("position") == "sinusoidal":
+        rows["positions"] = f"sinusoidal (Vaswani et al. 2017): constants in `{TABLE}`, which were not trained"
     if "dataset" in state:
         rows["training data"] = ", ".join(Path(name).name for name, _ in parse_mixture(state["dataset"]["folder"]))
     if state.get("best_val_loss") is not None and state["best_step"] == state["step"]:
@@ -312,6 +324,7 @@ FORMATS = {
 def check_fits(loaded: Checkpoint, to: str) -> None:
     """Raise UserError if anything of a checkpoint has no place in the format FORMATS[to], or the format needs more.
 
+    The checkpoint is one `with_position_table`.
     What GPT-2 is comes from this file and not from model.py, which may have been changed.
     """
     target, shape, source = FORMATS[to], loaded.state["model"], f"{loaded.path}: --to={to}"
@@ -319,8 +332,12 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
         if name not in shape:
             raise UserError(f"{source} needs the model's setting {name}, which the checkpoint does not have")
     for name, value in shape.items():
-        if value and name not in (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation"):  # None, False and 0 mean off
+        if value and name not in (*NANOGPT_ARGUMENTS, *DROPOUTS, "activation", "position"):  # None, False, 0: off
             raise UserError(f"{source} has no place for the model's setting {name}={value!r}")
+    position = shape.get("position", "learned")
+    if position != "learned":
+        table = "GPT-2 has a table of position embeddings, learned or sinusoidal"
+        raise UserError(f"{source} has no place for position={position!r}: {table}")
     activation = shape.get("activation", GPTConfig.activation)
     if activation not in (*target.activations, *GELUS):
         raise UserError(f"{source} has no place for activation={activation!r}, only for {' and '.join(GELUS)}")

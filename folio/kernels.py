@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import linear, pad
 
 from folio import distributed
@@ -41,10 +42,14 @@ def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> T
 
 
 def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
-    """The form of attention that is fastest in training. torch's CPU kernel is slow in bfloat16 and with dropout."""
+    """The form of attention that is fastest in training.
+
+    On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout, a mask of three dimensions, or one
+    that needs a gradient. What torch then does instead are ManualAttention's operations and more.
+    """
     if device_type == "cpu" and dtype == torch.bfloat16:
         return ManualAttention()
-    if device_type == "cpu" and config.pdrop("attn"):
+    if device_type == "cpu" and (config.pdrop("attn") or config.position in ("relative", "alibi")):
         return ManualAttentionInTraining()
     return Attention()
 
@@ -57,7 +62,7 @@ class ManualAttention(Attention):
 
 
 class ManualAttentionInTraining(ManualAttention):
-    """In evaluation, where no dropout is applied, torch's kernel is the faster one again."""
+    """In evaluation, without dropout and gradients, torch's kernel is the faster one again."""
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if layer.training:
@@ -81,17 +86,15 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
     """How the model's attention is computed in training, for the startup line."""
     if isinstance(model.attend, ManualAttention):
         return "matmuls"
-    if runtime.device.type == "cpu":
-        return "torch's flash kernel"
-    if runtime.device.type != "cuda":
+    if runtime.device.type not in ("cpu", "cuda"):
         return "scaled_dot_product_attention"
-    config = model.config
-    shape = (1, config.n_head, config.block_size, config.n_embd // config.n_head)
-    q = torch.empty(shape, dtype=runtime.dtype, device=runtime.device)
-    call = torch.backends.cuda.SDPAParams(q, q, q, None, config.pdrop("attn"), True, False)
-    if torch.backends.cuda.can_use_flash_attention(call):
-        return "the flash kernel"
-    return f"the {'memory-efficient' if torch.backends.cuda.can_use_efficient_attention(call) else 'math'} kernel"
+    config, like = model.config, dict(dtype=runtime.dtype, device=runtime.device)
+    H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
+    q, mask = torch.empty(1, H, T, D, **like, requires_grad=True), None
+    if config.position in ("relative", "alibi"):
+        mask = torch.empty(H, T, T, **like, requires_grad=config.position == "relative")
+    kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, mask, config.pdrop("attn"), is_causal=mask is None))
+    return f"torch's {kernel.name.removesuffix('_ATTENTION').lower()} kernel"
 
 
 class CPUDropout(nn.Dropout):

@@ -71,11 +71,17 @@ def training_memory(
     s = 4 if dtype == torch.float32 else 2  # bytes of an activation
 
     tokens = sequences * config.block_size
+    bias = config.n_head * config.block_size**2 if config.position in ("relative", "alibi") else 0  # of the scores
     block_bytes = tokens * bytes_kept_by_block(config, dtype, device)
+    if s == 2 and not isinstance(choose_attention(device, dtype, config), ManualAttention):
+        block_bytes += s * bias  # cast for the kernel
     activations = config.n_layer * block_bytes
     if recompute:
         activations = config.n_layer * tokens * s * config.n_embd + block_bytes
     activations += tokens * 2 * s * config.n_embd  # before and after the last norm
+    activations += 4 * bias
+    if config.position == "relative":
+        activations += 9 * config.block_size**2  # for the bias's gradient: the buckets, and where the mask is
     logits = tokens * config.vocab_size * (12 if s == 4 else 14)  # at worst: log-probabilities, two float32 gradients
     if shards > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # gathered: all but the blocks, one block, the next block
@@ -91,11 +97,14 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
     """Bytes per token that a block's forward pass keeps for the backward pass."""
     s = 4 if dtype == torch.float32 else 2
     C, attention_row = config.n_embd, config.n_head * config.block_size  # elements per token
+    is_manual = isinstance(choose_attention(device, dtype, config), ManualAttention)
     inputs = 2 + 1 + 3 + 1 + 1 + 4 + 4  # of the norms, c_attn, attention, c_proj, c_fc, the activation, c_proj; in C
+    if config.position == "rotary" and not is_manual:
+        inputs += 2  # rotated queries and keys, besides c_attn's output, which holds the values
     total = s * inputs * C + 16
     if s == 2 and device == "cuda":
         total += 2 * (4 - s) * C  # norms are computed in float32
-    if isinstance(choose_attention(device, dtype, config), ManualAttention):
+    if is_manual:
         total += s * attention_row * (3 if config.pdrop("attn") else 1)
     else:
         total += 4 * config.n_head
@@ -107,7 +116,8 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
 def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards: int = 1) -> None:
     """Raise UserError if weights, gradients and optimizer of the model do not fit, before any of it is built."""
     blocks = 12 * config.n_layer * config.n_embd**2
-    tables = (config.vocab_size + config.block_size) * config.n_embd
+    positions = config.block_size if config.position == "learned" else 0
+    tables = (config.vocab_size + positions) * config.n_embd
     size = (4 * (3 if optimizer == "muon" else 4) * blocks + 16 * tables) // shards
     if size > available:
         raise UserError(

@@ -128,8 +128,11 @@ class Start(Generic[Config]):
             return None
         model = self.checkpoint.build(**{name: getattr(self.cfg, name) for name in DROPOUT})
         trained, block_size = model.config.block_size, self.cfg.block_size
-        if block_size < trained:
-            print(f"block_size {block_size}: the first {block_size} of the {trained} trained positions are used")
+        if block_size != trained:
+            used = f"the model was trained with {trained}"
+            if model.config.position == "learned":
+                used = f"the first {block_size} of the {trained} trained positions are used"
+            print(f"block_size {block_size}: {used}")
             model.crop_block_size(block_size)
         return model
 
@@ -242,9 +245,10 @@ def load_weights(init_from: str) -> Checkpoint:
 
 
 def shape_settings(cfg: Config, saved: Checkpoint) -> dict[str, Any]:
-    """The settings of the model's shape, from the checkpoint. A shorter block_size is kept, and crops the positions.
+    """The settings of the model's shape, from the checkpoint.
 
-    A config file may set another shape; a line then names what has no effect. Raises UserError for any other conflict.
+    A shorter block_size is kept; a longer one too, unless positions are learned. A config file may set another shape; a
+    line then names what has no effect. Raises UserError for any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
     model_defaults = {field.name: field.default for field in fields(GPTConfig)}  # an older file may lack some
@@ -254,10 +258,11 @@ def shape_settings(cfg: Config, saved: Checkpoint) -> dict[str, Any]:
         asked, origin = getattr(cfg, name), cfg.origins.get(name)
         if asked == trained or (asked == default[name] and origin is None):
             continue
-        if name == "block_size" and asked < trained:
+        if name == "block_size" and (asked < trained or shape["position"] != "learned"):
             shape[name] = asked
         elif origin in (None, COMMAND_LINE):
-            refused.append(f"{name}={asked}: the checkpoint {saved.path} has {name}={trained}")
+            limit = ", and only so many learned positions" if name == "block_size" else ""
+            refused.append(f"{name}={asked}: the checkpoint {saved.path} has {name}={trained}{limit}")
         else:
             ignored.append(f"{name}={trained} (not {asked})")
     if refused:

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from repository import shipped
 
 from folio import configurator
 from folio.configurator import ConfigError, Settings
+from model import GPTConfig
 from sample import SampleConfig
 from tools.verify_resume import VerifyConfig
 from train import TrainConfig
@@ -197,6 +199,24 @@ def test_all_invalid_training_settings_are_reported_together():
     assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "n_embd, n_head, message",
+    [
+        (30, 2, "n_head=2: position=rotary needs an even head size, and n_embd / n_head is 15; use 1 or 3 or 5"),
+        (30, 4, "n_head=4: n_embd=30 is not divisible by it; use 1 or 3 or 5"),
+        (33, 3, "n_head=3: position=rotary needs an even head size, and n_embd / n_head is 11; use an even n_embd"),
+    ],
+)
+def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
+    """Every number of heads that is proposed works."""
+    with pytest.raises(ConfigError, match=f"^command line: {message}$"):
+        configurator.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
+    for proposed in re.findall(r"\d+", message.partition("use")[2]):
+        GPTConfig(n_embd=n_embd, n_head=int(proposed), position="rotary")
+    with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
+        configurator.load(TrainConfig, ["--position=rope"])
+
+
 @pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
 def test_a_broken_setting_brings_no_second_error(words):
     """Rules across settings were checked with the default of the broken one: "n_embd=768 is not divisible by it"."""
@@ -262,6 +282,8 @@ def test_positional_arguments_are_shown_as_they_were_given():
         (["--lr=1e-3"], "lr is not a setting; write --learning_rate"),
         (["--resume"], "resume is not a setting; write --init_from=resume --out_dir=RUN"),
         (["--resume", "--n_layer=2"], "resume is not a setting"),
+        (["--rope"], "rope is not a setting; write --position=rotary"),
+        (["--pos_emb=rope"], "pos_emb is not a setting; write --position$"),
     ],
 )
 def test_names_that_people_use_elsewhere_are_understood(args, message):

@@ -10,12 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from runs import assert_same_run, read_metrics
 from torchrun import LONG_RUN, output, run_torchrun, start_torchrun, wait_for_step, worker_ids
 
 from folio import UserError, checkpoint, distributed
+from folio.distributed import Group
+from folio.kernels import adapt
+from folio.runtime import resolve_runtime
 from folio.shards import Shard
 from folio.windows import ValidationWindows
+from model import GPT, GPTConfig
 from train import TrainConfig, train
 
 
@@ -31,10 +36,11 @@ def largest_difference(first: TrainConfig, second: TrainConfig, *keys: str) -> f
 
 def test_two_processes_compute_what_one_does(tiny, tmp_path):
     """Over 200 steps in float32 the losses agree to 1e-5, and the weights to 1e-4."""
-    one = tiny(**LONG_RUN)
+    settings = dict(LONG_RUN, position="relative")
+    one = tiny(**settings)
     train(one)
     for mode in ("ddp", "fsdp"):
-        two = tiny(**LONG_RUN, parallel=mode, out_dir=str(tmp_path / mode))
+        two = tiny(**settings, parallel=mode, out_dir=str(tmp_path / mode))
         out = run_torchrun(2, two)
         assert "2 processes, the first on cpu" in out and "each process computes 2 x 2 of the sequences" in out
         assert largest_difference(one, two, "loss", "val_loss") < 1e-5
@@ -62,9 +68,8 @@ def test_the_number_of_processes_does_not_change_the_losses(tiny, tmp_path, opti
 
 def test_any_number_of_processes_can_resume_any_checkpoint(tiny, tmp_path):
     """One process, then two with FSDP, then two with DDP, then one again."""
-    settings = dict(
-        LONG_RUN, max_iters=40, lr_decay_iters=40, warmup_iters=5, eval_interval=10, optimizer="muon", recompute=True
-    )
+    settings = dict(LONG_RUN, max_iters=40, lr_decay_iters=40, warmup_iters=5, eval_interval=10)
+    settings |= dict(optimizer="muon", recompute=True, position="rotary")
     uninterrupted = tiny(**settings)
     train(uninterrupted)
     settings["out_dir"] = str(tmp_path / "resumed")
@@ -86,6 +91,28 @@ def test_masked_targets_have_equal_weight_in_two_processes(tiny, masked_dir, tmp
     train(one)
     assert "of which some do not count" in run_torchrun(2, two)
     assert largest_difference(one, two, "loss", "val_loss", "grad_norm") < 1e-5
+
+
+def test_fsdp_in_bfloat16_does_not_round_the_angles_of_rotary_positions(seed):
+    """It cast the inputs of each block, so that only under FSDP the angles were in bfloat16. The logits are bitwise
+    those of the model without FSDP.
+    """
+    torch.manual_seed(seed)
+    config, device = GPTConfig(64, 50, 2, 2, 32, position="rotary"), torch.device("cpu")
+    model, runtime = GPT(config), resolve_runtime("cpu", "bfloat16", False)
+    with torch.device("meta"):
+        sharded = GPT(config)
+    for either in (model, sharded):
+        adapt(either, runtime)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        distributed.shard(sharded, sharded.transformer.h, Group(), device, runtime.dtype, compile=False)
+        distributed.fill_shards(sharded, lambda name, shape: model.get_parameter(name).detach())
+        idx = torch.randint(50, (2, 64))
+        with runtime.compute(), torch.no_grad():
+            assert torch.equal(sharded(idx, idx)[0], model(idx, idx)[0])
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

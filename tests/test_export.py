@@ -20,6 +20,7 @@ from folio.export_formats import (
     check_fits,
     gpt2_parameters,
     model_card,
+    with_position_table,
     write_gguf,
     write_hugging_face,
     write_nanogpt,
@@ -43,10 +44,12 @@ KINDS = {
 }
 
 
-def checkpoint_of(tokenizer: Tokenizer, bias: bool, padding: int = 0, activation: str = "gelu_new") -> Checkpoint:
+def checkpoint_of(
+    tokenizer: Tokenizer, bias: bool, padding: int = 0, activation: str = "gelu_new", **settings
+) -> Checkpoint:
     """A model with random weights and biases."""
     shape = dict(block_size=64, vocab_size=tokenizer.vocab_size + padding, n_layer=2, n_head=2, n_embd=16, bias=bias)
-    shape["activation"] = activation
+    shape |= dict(activation=activation, **settings)
     torch.manual_seed(3)
     model = GPT(GPTConfig(**shape))
     for p in model.parameters():
@@ -136,6 +139,8 @@ def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, c
     other_step = replace(loaded, state={**loaded.state, "step": 8})
     assert "validation loss" not in model_card(other_step, "exported", "")
     assert "training data" not in model_card(checkpoint_of(KINDS[kind](), True), "exported", "")
+    sinusoidal = model_card(checkpoint_of(KINDS[kind](), True, position="sinusoidal"), "exported", "")
+    assert "sinusoidal" in sinusoidal and "sinusoidal" not in card
     monkeypatch.chdir(tmp_path)
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
     exec(code, {})
@@ -216,7 +221,24 @@ def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refuse
 @pytest.mark.parametrize("activation", export_formats.GELUS)
 @pytest.mark.parametrize("to", FORMATS)
 def test_gpt2_itself_passes(to, bias, activation):
-    export.check_computes_gpt2(checkpoint_of(bpe(), bias, 5, activation), to)
+    loaded = checkpoint_of(bpe(), bias, 5, activation)
+    export.check_computes_gpt2(loaded, with_position_table(loaded), to)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch):
+    """transformers and the readers of the other formats compute the same, with positions that count as learned."""
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: True)
+    loaded = checkpoint_of(bpe(), False, 5, "gelu" if to == "nanogpt" else "gelu_new", position="sinusoidal")
+    gpt2, path = with_position_table(loaded), output_path(tmp_path, to)
+    check_fits(gpt2, to)
+    export.check_computes_gpt2(loaded, gpt2, to)
+    FORMATS[to].write(gpt2, path)
+    assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
+    read, ids = convert.load(str(path)).build().eval(), torch.arange(64)[None]
+    assert read.config.position == "learned"
+    torch.testing.assert_close(read(ids, ids)[0], loaded.build().eval()(ids, ids)[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +288,9 @@ def changed(loaded: Checkpoint, tensors: dict | None = None, **settings) -> Chec
     return replace(loaded, model=model, state={"model": {**loaded.state["model"], **settings}})
 
 
+REFUSED_POSITIONS = ("rotary", "relative", "alibi", "none")
+
+
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize(
     "tensors, settings, message",
@@ -282,6 +307,7 @@ def changed(loaded: Checkpoint, tensors: dict | None = None, **settings) -> Chec
         ),
         ({}, {"n_kv_head": 1}, "has no place for the model's setting n_kv_head=1"),
         ({}, {"positions": "rope"}, "has no place for the model's setting positions='rope'"),
+        *[({}, {"position": p}, f"has no place for position='{p}': GPT-2 has a table") for p in REFUSED_POSITIONS],
         ({}, {"activation": "relu2"}, "has no place for activation='relu2', only for gelu_new and gelu"),
     ],
 )
@@ -441,6 +467,7 @@ def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tiny, tmp_path
 
 
 def test_the_out_dir_of_nanogpt_is_read(tiny, tmp_path):
-    train(tiny(max_iters=2))
+    train(tiny(max_iters=2, position="sinusoidal"))
     run_export(tiny().out_dir, tmp_path / "theirs", "--to=nanogpt")
-    assert convert.load(str(tmp_path / "theirs")).tokenizer.kind == "char"
+    read = convert.load(str(tmp_path / "theirs"))
+    assert read.tokenizer.kind == "char" and read.build().num_params()["positions"] == 32 * 32

@@ -9,6 +9,7 @@ import pytest
 import torch
 from decoding import generate_tokens
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from folio import kernels
 from folio.kernels import (
@@ -17,12 +18,14 @@ from folio.kernels import (
     ManualAttention,
     ManualAttentionInTraining,
     PackedLinear,
+    adapt,
     attention_weights,
+    describe_attention,
     pack,
 )
 from folio.kv_cache import KVCache
 from folio.runtime import resolve_runtime
-from model import GPT, Attention, CausalSelfAttention, GPTConfig
+from model import GPT, POSITIONS, Attention, CausalSelfAttention, GPTConfig
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -50,6 +53,45 @@ def test_every_form_of_attention_applies_a_mask(seed):
     cache = KVCache(config, 2, torch.float32, torch.device("cpu"))
     cache.positions(torch.zeros(2, 16, dtype=torch.long))
     torch.testing.assert_close(cache(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_manual_attention_trains_the_bias_of_relative_positions(seed):
+    """The gradients of all parameters are those of torch's kernel, which falls back to its math for such a bias."""
+    torch.manual_seed(seed)
+    config = GPTConfig(block_size=40, vocab_size=50, n_layer=2, n_head=4, n_embd=32, position="relative")
+    model, idx = GPT(config), torch.randint(50, (3, 40))
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    adapt(model, resolve_runtime("cpu", "float32", False))
+    assert isinstance(model.attend, ManualAttention)
+    model(idx, idx, Attention())[1].backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    model(idx, idx)[1].backward()
+    assert expected["transformer.relative_bias.weight"].abs().max() > 1e-4
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("dtype, dropout", [("float32", 0.0), ("float32", 0.1), ("bfloat16", 0.0)])
+def test_the_kernel_of_the_startup_line_is_the_one_that_training_uses(position, dtype, dropout):
+    """Against the operators that torch calls. On CUDA the line said "flash" whatever the position method."""
+    model = GPT(GPTConfig(8, 9, 1, 2, 16, position=position, dropout=dropout))
+    runtime, idx = resolve_runtime("cpu", dtype, False), torch.zeros(1, 8, dtype=torch.long)
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            names.add(operator.name())
+            return operator(*args, **(kwargs or {}))
+
+    adapt(model, runtime)
+    for attend, other in ((model.attend, "matmuls"), (Attention(), "torch's math kernel")):
+        model.attend, names = attend, set()
+        with Operators(), runtime.compute():
+            model(idx, idx)
+        is_flash = "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+        assert describe_attention(runtime, model) == ("torch's flash kernel" if is_flash else other)
 
 
 class Recorder(ManualAttention):

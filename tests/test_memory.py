@@ -8,14 +8,16 @@ from folio.kernels import adapt
 from folio.loader import resident_bytes
 from folio.memory import memory_of, memory_report, suggest_memory_fix
 from folio.runtime import Runtime, resolve_runtime
-from model import GPT, GPTConfig
+from model import GPT, POSITIONS, GPTConfig
 from train import open_data, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
 
 
 def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtype, recompute: bool = False) -> int:
-    """Bytes of all storages that autograd saves in a forward pass for the backward pass, without the parameters."""
+    """Bytes of all storages that autograd saves in a forward pass for the backward pass, without the parameters; and of
+    the attention mask, which the forward pass keeps.
+    """
     model = GPT(config).train()
     adapt(model, Runtime(torch.device("cpu"), dtype, False, ""))
     if recompute:
@@ -31,6 +33,12 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
             saved.append(tensor)
         return tensor
 
+    def keep_mask(block: torch.nn.Module, inputs: tuple) -> None:
+        _, _, mask, _ = inputs
+        if mask is not None:
+            pack(mask)
+
+    model.transformer.h[0].register_forward_pre_hook(keep_mask)
     idx = torch.zeros(sequences, config.block_size, dtype=torch.long)
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
@@ -41,9 +49,10 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
 @pytest.mark.architecture("folio/memory.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout):
+@pytest.mark.parametrize("position", POSITIONS)
+def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position):
     """Against what autograd saves for one more layer. In bfloat16 it also saves the layer's cast weights."""
-    config = replace(TINY, dropout=dropout)
+    config = replace(TINY, dropout=dropout, position=position)
     one, two = (bytes_saved_by_autograd(replace(config, n_layer=n), 4, dtype) for n in (1, 2))
     cast_weights = 0 if dtype == torch.float32 else 2 * 12 * 64 * 64
     assert (two - one - cast_weights) / (4 * 64) == memory.bytes_kept_by_block(config, dtype, "cpu")
@@ -61,6 +70,21 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     block = 4 * 64 * memory.bytes_kept_by_block(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
+
+
+@pytest.mark.architecture("folio/memory.py: training_memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_the_forecast_includes_the_bias_of_a_position_method(dtype, position):
+    """Against what is saved without positions. Positions and angles are not counted: less than 1 % of the rest."""
+
+    def forecast(config: GPTConfig) -> int:
+        return memory.training_memory(GPT(config), 4, optimizer="adamw", dtype=dtype, device="cpu").activations
+
+    config, without = replace(TINY, position=position), replace(TINY, position="none")
+    saved = bytes_saved_by_autograd(without, 4, dtype)
+    difference = bytes_saved_by_autograd(config, 4, dtype) - saved
+    assert forecast(config) - forecast(without) == pytest.approx(difference, abs=0.01 * saved)
 
 
 @pytest.mark.architecture("this test, which counts the weights of the blocks' matrices")
@@ -116,6 +140,7 @@ def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, 
     with pytest.raises(UserError, match=r"[\d,]+ parameters take . MiB .* free: use a smaller n_layer or"):
         memory.refuse_too_large(TINY, optimizer, size - norms - 1)
     memory.refuse_too_large(TINY, optimizer, size / 3.9, shards=4)
+    memory.refuse_too_large(replace(TINY, position="none"), optimizer, size - norms - 16 * 64 * 64)  # no table
     with pytest.raises(UserError, match="use a smaller n_layer or n_embd"):
         train(tiny(n_layer=10**9))  # at once, because no layer is built
 

@@ -46,6 +46,16 @@ def test_a_plan_from_a_data_sheet(tmp_path, capsys):
     assert re.search(r"memory .* of 14.9 GiB: does not fit; use --batch_size=\d+", capsys.readouterr().out)
 
 
+@pytest.mark.architecture("model.py: GPT.num_params, and this test's counts")
+@pytest.mark.parametrize("position, parameters", [("learned", 1024 * 768), ("relative", 32 * 12), ("rotary", 0)])
+def test_a_plan_counts_the_table_of_a_position_method(position, parameters, tmp_path):
+    """The other methods have none. The FLOPs are those of the matrices, whatever the method."""
+    args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=H100"]
+    planned, without = (run_plan(*args, f"--position={method}")[1] for method in (position, "none"))
+    assert planned["parameters"] == without["parameters"] + parameters
+    assert planned["flops"] == without["flops"]
+
+
 def test_a_plan_leaves_no_folder_behind(tmp_path, capsys):
     """Each plan wrote OUT_DIR/plan.json, also of runs that were never started."""
     args = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path}", "--device=4090"]

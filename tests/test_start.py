@@ -74,7 +74,15 @@ def test_a_run_cannot_be_resumed_with_another_shape_seed_or_folder(tiny):
 
 
 @pytest.mark.parametrize(
-    "change", [dict(sampling="random"), dict(optimizer="muon"), dict(seed=2), dict(bias=True), dict(activation="gelu")]
+    "change",
+    [
+        dict(sampling="random"),
+        dict(optimizer="muon"),
+        dict(seed=2),
+        dict(bias=True),
+        dict(activation="gelu"),
+        dict(position="rotary"),
+    ],
 )
 def test_settings_that_define_a_run_cannot_change_on_resume(tiny, change):
     train(tiny(max_iters=3))
@@ -338,6 +346,38 @@ def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, mon
         train(cfg.replace(overwrite=True))
 
 
+def test_the_position_method_is_that_of_the_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+    train(tiny(max_iters=2, position="alibi"))
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("position = 'rotary'\nmax_iters = 2\nbatch_size = 2\n")
+    args = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
+    args += [f"--init_from={tiny().out_dir}"]
+    train(configurator.load(TrainConfig, args))
+    assert checkpoint.load(Path("new")).state["model"]["position"] == "alibi"
+    assert "position=alibi (not rotary)" in capsys.readouterr().out
+    for position in ("rotary", "learned"):
+        cfg = configurator.load(TrainConfig, [*args, f"--position={position}", "--overwrite"])
+        with pytest.raises(UserError, match=rf"^position={position}: the checkpoint .* has position=alibi; leave the"):
+            train(cfg)
+
+
+def test_a_longer_context_is_possible_without_learned_positions(tiny, tmp_path, capsys):
+    learned, rotary = tiny(max_iters=2, out_dir=str(tmp_path / "learned")), tiny(max_iters=2, position="rotary")
+    new = dict(max_iters=2, out_dir=str(tmp_path / "new"), overwrite=True)
+    train(learned)
+    with pytest.raises(UserError, match=r"^block_size=64: the checkpoint .* has block_size=32, and only so many"):
+        train(tiny(**new, init_from=learned.out_dir, block_size=64))
+    train(rotary)
+    for block_size in (64, 16):
+        train(tiny(**new, init_from=rotary.out_dir, block_size=block_size))
+        model = checkpoint.load(tmp_path / "new").build()
+        assert (model.config.block_size, model.config.position) == (block_size, "rotary")
+        out = capsys.readouterr().out
+        assert f"block_size {block_size}: the model was trained with 32" in out and "trained positions" not in out
+    with pytest.raises(UserError, match="block_size: 16 before, 64 now"):
+        train(tiny(**{**new, "init_from": "resume", "overwrite": False}, position="rotary", block_size=64))
+
+
 def edit_state(out_dir: str, edit) -> None:
     """Change state.json of the last checkpoint, and its entry in the manifest."""
     step = checkpoint.load(Path(out_dir)).path
@@ -359,6 +399,20 @@ def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path,
         changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
     with pytest.raises(UserError, match=r"do not fit state\.json, or model\.py: .*rope"):
         train(tiny(**changes))
+
+
+@pytest.mark.parametrize("init_from", ["resume", "finetune"])
+def test_a_checkpoint_without_the_setting_position_has_learned_positions(tiny, tmp_path, init_from):
+    """Earlier versions wrote no such setting."""
+    train(tiny(max_iters=2))
+    edit_state(tiny().out_dir, lambda state: [state[part].pop("position") for part in ("model", "config")])
+    changes = dict(init_from="resume", max_iters=4)
+    if init_from == "finetune":
+        changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
+    with pytest.raises(UserError, match=r"position=rotary: the checkpoint .* has position=learned"):
+        train(tiny(**changes, position="rotary"))
+    train(tiny(**changes))
+    assert checkpoint.load(Path(tiny(**changes).out_dir)).state["model"]["position"] == "learned"
 
 
 def test_a_setting_that_a_checkpoint_lacks_had_its_default(tiny):

@@ -26,7 +26,13 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, convert  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
-from folio.export_formats import FORMATS, ExportedModel, check_fits, transformers_model  # noqa: E402
+from folio.export_formats import (  # noqa: E402
+    FORMATS,
+    ExportedModel,
+    check_fits,
+    transformers_model,
+    with_position_table,
+)
 from folio.generate import default_prompt, generate  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -53,12 +59,13 @@ def main(cfg: ExportConfig) -> None:
     run, output, target = cfg.paths[0], Path(cfg.paths[1]), FORMATS[cfg.to]
     check_output(output, cfg.to)
     loaded = convert.load(run, cfg.checkpoint)
-    check_fits(loaded, cfg.to)
-    check_computes_gpt2(loaded, cfg.to)
+    gpt2 = with_position_table(loaded)
+    check_fits(gpt2, cfg.to)
+    check_computes_gpt2(loaded, gpt2, cfg.to)
     same_activation = loaded.state["model"].get("activation", GPTConfig.activation) in target.activations
     tolerance = TOLERANCE if same_activation else OTHER_GELU_TOLERANCE
     try:
-        target.write(loaded, output)
+        target.write(gpt2, output)
         checked = compare(loaded, target.open(output), tolerance)
         if target.card:
             (output / "README.md").write_text(target.card(loaded, output.name, checked), encoding="utf-8")
@@ -86,17 +93,18 @@ def check_output(output: Path, to: str) -> None:
         raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
 
 
-def check_computes_gpt2(loaded: Checkpoint, to: str) -> None:
-    """Raise UserError unless model.py computes from the checkpoint's weights what transformers' GPT-2 does.
+def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
+    """Raise UserError unless model.py computes from the checkpoint what transformers' GPT-2 does from `gpt2`, which is
+    the checkpoint with a table of position embeddings.
 
     A changed model.py may have the same parameters and compute something else. The check of the export would not notice
     that if Folio itself reads the format.
     """
-    shape = loaded.state["model"]
+    shape = gpt2.state["model"]
     ids = torch.arange(shape["block_size"])[None] % shape["vocab_size"]  # (1, T)
     with torch.inference_mode():
         logits = loaded.build().eval()(ids, ids)[0]  # (1, T, V)
-        difference = relative_difference(logits, transformers_model(shape, loaded.model)(ids).logits)
+        difference = relative_difference(logits, transformers_model(shape, gpt2.model)(ids).logits)
     if not difference < TOLERANCE:  # also if it is NaN
         raise UserError(
             f"model.py does not compute GPT-2: with these weights its logits differ by {difference:.1e} of the largest "
