@@ -295,21 +295,21 @@ class GPT(nn.Module):
     def attention_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
         """What is added to the scores of attention: a bias or 0, and -inf for keys after the query.
 
-        query_positions, key_positions: of Attention.positions. Returns (H or 1, T, S), or (B, H or 1, 1, S) if the rows
-        differ; None is the usual causal mask without a bias, for queries that are the last T of the keys.
+        query_positions, key_positions: of Attention.positions. Returns (B or 1, H or 1, T, S). None is the usual causal
+        mask without a bias, for queries that are the last T of the keys.
         """
         method = self.config.position
         if query_positions.dim() == 1 and method not in ("relative", "alibi"):
             return None
-        distance = query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)  # (T, S), or (B, 1, S)
+        rows_of_queries, rows_of_keys = torch.atleast_2d(query_positions, key_positions)
+        distance = rows_of_queries[:, :, None] - rows_of_keys[:, None, :]  # (B or 1, T, S)
         if method == "relative":
-            bias = self.transformer.relative_bias(relative_bucket(distance)).movedim(-1, -3)
+            bias = self.transformer.relative_bias(relative_bucket(distance)).movedim(-1, 1).contiguous()
         elif method == "alibi":
-            slopes = alibi_slopes(self.config.n_head, distance.device)
-            bias = -slopes[:, None, None] * distance.unsqueeze(-3)
+            bias = -alibi_slopes(self.config.n_head, distance.device)[:, None, None] * distance[:, None]
         else:
-            bias = torch.zeros_like(distance, dtype=torch.float).unsqueeze(-3)
-        return bias.masked_fill((distance < 0).unsqueeze(-3), -math.inf)
+            bias = torch.zeros_like(distance[:, None], dtype=torch.float)
+        return bias.masked_fill(distance[:, None] < 0, -math.inf)
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, attend: Attention | None = None

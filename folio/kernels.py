@@ -44,12 +44,12 @@ def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> T
 def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
     """The form of attention that is fastest in training.
 
-    On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout, a mask of three dimensions, or one
-    that needs a gradient. What torch then does instead are ManualAttention's operations and more.
+    On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout or a mask that needs a gradient.
+    What torch then does instead are ManualAttention's operations and more.
     """
     if device_type == "cpu" and dtype == torch.bfloat16:
         return ManualAttention()
-    if device_type == "cpu" and (config.pdrop("attn") or config.position in ("relative", "alibi")):
+    if device_type == "cpu" and (config.pdrop("attn") or config.position == "relative"):
         return ManualAttentionInTraining()
     return Attention()
 
@@ -92,7 +92,7 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
     H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
     q, mask = torch.empty(1, H, T, D, **like, requires_grad=True), None
     if config.position in ("relative", "alibi"):
-        mask = torch.empty(H, T, T, **like, requires_grad=config.position == "relative")
+        mask = torch.empty(1, H, T, T, **like, requires_grad=config.position == "relative")
     kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, mask, config.pdrop("attn"), is_causal=mask is None))
     return f"torch's {kernel.name.removesuffix('_ATTENTION').lower()} kernel"
 
