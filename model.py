@@ -52,8 +52,11 @@ class GPTConfig:
 
     @property
     def is_relative(self) -> bool:
-        """Whether attention depends on the distances between tokens alone, and not on their positions."""
-        return self.position not in ("learned", "sinusoidal")
+        """Whether attention uses distances instead of positions, so that a context can slide over cached keys.
+
+        A model without positions ("none") counts the tokens since the start, and fails if the first ones are dropped.
+        """
+        return self.position in ("rotary", "relative", "alibi")
 
     def pdrop(self, place: str) -> float:
         """Dropout probability at "embd", "attn" or "resid"."""
