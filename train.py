@@ -133,8 +133,12 @@ class TrainConfig(Settings):
             "steps": "max_iters",
             "epochs": "max_iters",
             "context": "block_size",
-            "rope": "position=rotary",
+            "pos": "position",
             "pos_emb": "position",
+            "rope": "position=rotary",
+            "use_rope": "position=rotary",
+            "rotary": "position=rotary",
+            "alibi": "position=alibi",
             "resume": "init_from=resume --out_dir=RUN",
         }
     )
@@ -145,13 +149,15 @@ class TrainConfig(Settings):
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             problems.append(("min_lr", "it must be at most learning_rate"))
         multiple = 2 if self.position == "rotary" else 1  # of which the head size must be one
-        if self.n_head > 0 and self.n_embd % (multiple * self.n_head):
+        divisor = multiple * self.n_head
+        if self.n_head > 0 and self.n_embd % divisor:
             fitting = [h for h in range(1, min(self.n_embd, 4096) + 1) if self.n_embd % (multiple * h) == 0]
             nearest = sorted(sorted(fitting, key=lambda h: abs(h - self.n_head))[:3])
             rule = f"n_embd={self.n_embd} is not divisible by it"
             if self.n_embd % self.n_head == 0:
                 rule = f"position=rotary needs an even head size, and n_embd / n_head is {self.n_embd // self.n_head}"
-            problems.append(("n_head", f"{rule}; use {' or '.join(map(str, nearest)) or 'an even n_embd'}"))
+            remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-self.n_embd // divisor) * divisor}"
+            problems.append(("n_head", f"{rule}; use {remedy}"))
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
@@ -243,7 +249,7 @@ def train(given: TrainConfig) -> Result:
         model, net = wrap(start.build_model(), gpt_config, cfg, runtime)
         loss_fn = compile_loss(net, runtime)
         print(
-            f"{model.num_params()['total']:,} parameters, dropout {cfg.dropout}, "
+            f"{model.num_params()['total']:,} parameters, {model.config.position} positions, dropout {cfg.dropout}, "
             f"attention by {describe_attention(runtime, model)}"
         )
         if cfg.eval_only:

@@ -38,7 +38,7 @@ class GenerationConfig(Settings):
     max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
     stop: str | None = None  # text at which a sample ends, and which is left out; in sample.py, \n is a line break
     on_unknown: OnUnknown = "error"  # characters of a prompt that the tokenizer lacks
-    context_stride: Count | None = None  # tokens to drop from a full context; None: half, or the oldest without prefill
+    context_stride: Count | None = None  # tokens to drop from a full context; 1: one by one; None: docs/sampling.md
     batch_size: Count = 32  # texts generated at a time; fewer if memory holds fewer
     # --- sampling ---
     temperature: NonNegativeFloat = 0.8  # below 1: more deterministic, above 1: more random; 0: the most likely token

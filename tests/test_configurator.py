@@ -204,15 +204,17 @@ def test_all_invalid_training_settings_are_reported_together():
     [
         (30, 2, "n_head=2: position=rotary needs an even head size, and n_embd / n_head is 15; use 1 or 3 or 5"),
         (30, 4, "n_head=4: n_embd=30 is not divisible by it; use 1 or 3 or 5"),
-        (33, 3, "n_head=3: position=rotary needs an even head size, and n_embd / n_head is 11; use an even n_embd"),
+        (33, 3, "n_head=3: position=rotary needs an even head size, and n_embd / n_head is 11; use n_embd=36"),
     ],
 )
 def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
-    """Every number of heads that is proposed works."""
+    """Every number that is proposed works."""
     with pytest.raises(ConfigError, match=f"^command line: {message}$"):
         configurator.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
-    for proposed in re.findall(r"\d+", message.partition("use")[2]):
-        GPTConfig(n_embd=n_embd, n_head=int(proposed), position="rotary")
+    remedy = message.partition("; use ")[2]
+    for number in map(int, re.findall(r"\d+", remedy)):
+        changed = {"n_embd": number} if "n_embd" in remedy else {"n_head": number}
+        GPTConfig(**{"n_embd": n_embd, "n_head": n_head, "position": "rotary", **changed})
     with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
         configurator.load(TrainConfig, ["--position=rope"])
 
@@ -282,7 +284,7 @@ def test_positional_arguments_are_shown_as_they_were_given():
         (["--lr=1e-3"], "lr is not a setting; write --learning_rate"),
         (["--resume"], "resume is not a setting; write --init_from=resume --out_dir=RUN"),
         (["--resume", "--n_layer=2"], "resume is not a setting"),
-        (["--rope"], "rope is not a setting; write --position=rotary"),
+        (["--use_rope"], "rope is not a setting; write --position=rotary"),
         (["--pos_emb=rope"], "pos_emb is not a setting; write --position$"),
     ],
 )

@@ -758,7 +758,7 @@ def test_the_command(tiny, tmp_path, capsys):
     "words, message",
     [
         (["--stride=33"], r"^--stride=33: it must not exceed the context of 32 tokens"),
-        (["--block_size=64"], r"--block_size=64 is more than the model's 32 positions"),
+        (["--block_size=64"], r": --block_size=64 is more than the model's 32 positions; use --block_size=32 or less"),
         (["--text=none.txt"], r"none\.txt"),
         (["--text={short}"], "fewer than 2 tokens"),
         (["--text={strange}", "--on_unknown=skip", "--context=2"], r"strange\.txt has 4 tokens, and --context=2 "),
@@ -790,6 +790,7 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         ),
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
         (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),
+        (["out", "--limit=3"], "limit=3: it is the number of questions per task, and no --tasks are given"),
         (["out", "--context=0"], r"context=0: it must be at least 1, or None$"),
         (["out", "--context=9", "--tasks=lambada"], "context=9: it cannot be combined with --tasks, --stride, --block"),
         (["out", "--context=9", "--stride=4"], "context=9: it cannot be combined"),

@@ -66,7 +66,7 @@ from folio.text_loss import (  # noqa: E402
 @dataclass(frozen=True)
 class EvaluateConfig(Settings):
     # --- models ---
-    runs: tuple[str, ...] = ()  # runs, checkpoints, or whatever --init_from takes; or "compare" and two sides
+    runs: tuple[str, ...] = ()  # runs ("out-*" for several), or whatever --init_from takes; or "compare" and two sides
     checkpoint: Literal["best", "last"] = "best"  # of a run
     # --- text ---
     dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the data set of the training run
@@ -98,6 +98,8 @@ class EvaluateConfig(Settings):
             problems.append(("split_on", "it must not be empty; None takes each file as one document"))
         if self.tasks and (self.text or self.dataset):
             problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
+        if self.limit and not self.tasks:
+            problems.append(("limit", "it is the number of questions per task, and no --tasks are given"))
         if self.context and (self.tasks or self.stride or self.block_size or self.compares):
             problems.append(("context", "it cannot be combined with --tasks, --stride, --block_size, or compare"))
         return problems
@@ -112,9 +114,14 @@ def split_list(value: str) -> list[str]:
     return [value] if os.path.exists(value) else comma_separated(value)
 
 
+def expand(runs: str) -> list[str]:
+    """The runs that are separated by commas or match a pattern. Raises UserError."""
+    return [run for name in split_list(runs) for run in find_runs(name)]
+
+
 def main(cfg: EvaluateConfig) -> None:
     design = choose_design(choose_sides(cfg), cfg.checkpoint) if cfg.compares else None
-    sides = design.sides if design else [[run] for run in cfg.runs]
+    sides = design.sides if design else [[run] for name in cfg.runs for run in expand(name)]
     evaluations = [[evaluate(run, cfg) for run in side] for side in sides]
     models = [model for side in evaluations for model in side]
     results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
@@ -136,7 +143,7 @@ def choose_sides(cfg: EvaluateConfig) -> list[list[str]]:
             f"compare takes two sides, and {len(cfg.runs) - 1} were given: separate the runs of one side by commas, or "
             f'name them by a quoted pattern, as in compare "out-a*" "out-b*"'
         )
-    sides = [[run for name in split_list(side) for run in find_runs(name)] for side in cfg.runs[1:]]
+    sides = [expand(side) for side in cfg.runs[1:]]
     other_side = [os.path.realpath(run) for run in sides[1]]
     if common := [run for run in sides[0] if os.path.realpath(run) in other_side]:
         raise UserError(
@@ -164,7 +171,7 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
         try:
             model.crop_block_size(cfg.block_size)
         except ValueError as error:
-            raise UserError(f"--{error}") from None
+            raise UserError(f"{run}: --{error}; use --block_size={model.config.block_size} or less") from None
     stride = cfg.stride or model.config.block_size
     if stride > model.config.block_size:
         raise UserError(f"--stride={stride}: it must not exceed the context of {model.config.block_size} tokens")
