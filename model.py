@@ -292,7 +292,7 @@ class GPT(nn.Module):
         if self.config.position == "learned":
             return x + self.transformer.wpe(positions)
         if self.config.position == "sinusoidal":
-            return x + sinusoids(positions, self.config.n_embd)
+            return x + sinusoids(positions, self.config.n_embd).type_as(x)
         return x
 
     def attention_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:

@@ -125,6 +125,17 @@ def test_no_logits_depend_on_later_tokens(position, seed):
         assert (gradient[0].abs().sum(dim=-1) > 0).tolist() == [i <= t for i in range(8)]
 
 
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.inference_mode()
+def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
+    """As in sampling. Sinusoids in float32 made the residual stream float32, which the norms then refused."""
+    model, idx = random_model(seed, position=position), torch.arange(8)[None]
+    expected = model(idx, idx)[0]
+    logits = model.bfloat16()(idx, idx)[0]
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.float(), expected, atol=0.1 * float(expected.std()), rtol=0)
+
+
 class Shifted(Attention):
     """Attention over a sequence that begins at a later position."""
 
