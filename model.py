@@ -292,7 +292,7 @@ class GPT(nn.Module):
         if self.config.position == "learned":
             return x + self.transformer.wpe(positions)
         if self.config.position == "sinusoidal":
-            return x + sinusoids(positions, self.config.n_embd)
+            return x + sinusoids(positions, self.config.n_embd).type_as(x)
         return x
 
     def attention_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
@@ -304,15 +304,15 @@ class GPT(nn.Module):
         method = self.config.position
         if query_positions.dim() == 1 and method not in ("relative", "alibi"):
             return None
-        rows_of_queries, rows_of_keys = torch.atleast_2d(query_positions, key_positions)
-        distance = rows_of_queries[:, :, None] - rows_of_keys[:, None, :]  # (B or 1, T, S)
+        queries, keys = torch.atleast_2d(query_positions, key_positions)
+        distance = queries[:, None, :, None] - keys[:, None, None, :]  # (B or 1, 1, T, S)
         if method == "relative":
-            bias = self.transformer.relative_bias(relative_bucket(distance)).movedim(-1, 1).contiguous()
+            bias = self.transformer.relative_bias(relative_bucket(distance[:, 0])).movedim(-1, 1).contiguous()
         elif method == "alibi":
-            bias = -alibi_slopes(self.config.n_head, distance.device)[:, None, None] * distance[:, None]
+            bias = -alibi_slopes(self.config.n_head, distance.device)[:, None, None] * distance
         else:
-            bias = torch.zeros_like(distance[:, None], dtype=torch.float)
-        return bias.masked_fill(distance[:, None] < 0, -math.inf)
+            bias = torch.zeros_like(distance, dtype=torch.float)
+        return bias.masked_fill(distance < 0, -math.inf)
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, attend: Attention | None = None

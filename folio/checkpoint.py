@@ -17,8 +17,9 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,20 @@ class Checkpoint:
     tokenizer: Tokenizer
     state: dict[str, Any]
 
+    def config(self, **changes: Any) -> GPTConfig:
+        """The model's GPTConfig, of which `changes` replace fields. Raises CheckpointError."""
+        with self._fitting():
+            return GPTConfig(**{**self.state["model"], **changes})
+
     def build(self, **changes: Any) -> GPT:
         """The model; `changes` replace fields of its GPTConfig. Raises CheckpointError."""
+        with self._fitting():
+            return GPT.from_tensors(self.config(**changes), self.model)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
         try:
-            return GPT.from_tensors(GPTConfig(**{**self.state["model"], **changes}), self.model)
+            yield
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             first = " ".join(str(error).split())[:300]
             raise CheckpointError(f"{self.path}: the weights do not fit state.json, or model.py: {first}") from None

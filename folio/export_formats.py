@@ -40,7 +40,8 @@ def with_position_table(loaded: Checkpoint) -> Checkpoint:
     shape = loaded.state["model"]
     if shape.get("position") != "sinusoidal":
         return loaded
-    tensors = {**loaded.model, TABLE: sinusoids(torch.arange(shape["block_size"]), shape["n_embd"])}
+    config = loaded.config()
+    tensors = {**loaded.model, TABLE: sinusoids(torch.arange(config.block_size), config.n_embd)}
     return replace(loaded, model=tensors, state={**loaded.state, "model": {**shape, "position": "learned"}})
 
 

@@ -251,8 +251,8 @@ def shape_settings(cfg: Config, saved: Checkpoint) -> dict[str, Any]:
     line then names what has no effect. Raises UserError for any other conflict.
     """
     default = {field.name: field.default for field in fields(cfg)}
-    model_defaults = {field.name: field.default for field in fields(GPTConfig)}  # an older file may lack some
-    shape = {name: saved.state["model"].get(name, model_defaults[name]) for name in SHAPE}
+    config = saved.config()
+    shape = {name: getattr(config, name) for name in SHAPE}
     refused, ignored = [], []
     for name, trained in shape.items():
         asked, origin = getattr(cfg, name), cfg.origins.get(name)

@@ -126,7 +126,8 @@ def token_losses(model: GPT, ids: np.ndarray, runtime: Runtime, stride: int, pro
     contains it. With stride = block_size the contexts do not overlap; with a smaller stride each token after the first
     context has at least block_size - stride tokens before it.
     """
-    T, n = model.config.block_size, len(ids)
+    n = len(ids)
+    T = min(model.config.block_size, max(1, n - 1))
     losses = np.empty(n - 1)
     starts = list(range(0, max(1, n - 1 - T + stride), stride))
     B = max(1, BATCH_TOKENS // T)

@@ -80,6 +80,15 @@ def test_losses_are_those_of_transformers(n, stride, runtime, seed):
         assert losses[j - 1] == pytest.approx(nats_of(theirs, ids[begin:j], ids[j]), abs=1e-4)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_long_context_takes_no_memory_for_a_short_text(n, runtime):
+    """The text was padded to block_size, which a model without learned positions may have of any size."""
+    ids = np.arange(n)
+    short, long = (model_of(20, block_size=size, position="alibi") for size in (8, 10**12))
+    expected = token_losses(short, ids, runtime, stride=8)
+    assert token_losses(long, ids, runtime, stride=10**12) == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_loss_is_the_one_that_training_prints(tiny, capsys):
     cfg = tiny(max_iters=12, eval_interval=12, eval_iters=None)
     loss = train(cfg).best_val_loss

@@ -322,6 +322,12 @@ def test_what_has_no_place_in_the_format_is_named(to, tensors, settings, message
     assert not path.exists()
 
 
+@pytest.mark.parametrize("damaged", [{"block_size": "8"}, {"n_embd": None}])
+def test_a_table_for_a_damaged_shape_is_an_error_in_one_line(damaged):
+    with pytest.raises(UserError, match=r"do not fit state\.json"):
+        with_position_table(changed(checkpoint_of(bpe(), True, position="sinusoidal"), **damaged))
+
+
 @pytest.mark.parametrize("to", FORMATS)
 def test_settings_that_are_off_or_for_training_fit(to):
     loaded = checkpoint_of(bpe(), False)

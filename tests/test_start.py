@@ -389,11 +389,12 @@ def edit_state(out_dir: str, edit) -> None:
     write_json(step / "manifest.json", manifest)
 
 
+@pytest.mark.parametrize("unknown", [{"rope": True}, {"position": "rope"}, {"position": ["rope"]}])
 @pytest.mark.parametrize("init_from", ["resume", "finetune"])
-def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path, init_from):
-    """A checkpoint of a later version ended in a TypeError."""
+def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path, init_from, unknown):
+    """A checkpoint of a later version ended in a TypeError, or in finetuning in a ValueError."""
     train(tiny(max_iters=2))
-    edit_state(tiny().out_dir, lambda state: state["model"].update(rope=True))
+    edit_state(tiny().out_dir, lambda state: state["model"].update(unknown))
     changes = dict(init_from="resume", max_iters=4)
     if init_from == "finetune":
         changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
