@@ -51,12 +51,17 @@ class GPTConfig:
             raise ValueError(f"rotary positions need an even head size, n_embd / n_head: {self}")
 
     @property
-    def is_relative(self) -> bool:
-        """Whether attention uses distances instead of positions, so that a context can slide over cached keys.
+    def biases_scores(self) -> bool:
+        """Whether the position method adds a number to each score of attention."""
+        return self.position in ("relative", "alibi")
+
+    @property
+    def can_slide(self) -> bool:
+        """Whether attention uses distances instead of positions, so that a full context can slide over cached keys.
 
         A model without positions ("none") counts the tokens since the start, and fails if the first ones are dropped.
         """
-        return self.position in ("rotary", "relative", "alibi")
+        return self.biases_scores or self.position == "rotary"
 
     def pdrop(self, place: str) -> float:
         """Dropout probability at "embd", "attn" or "resid"."""
@@ -91,7 +96,7 @@ def angles(positions: Tensor, size: int) -> Tensor:
 def sinusoids(positions: Tensor, n_embd: int) -> Tensor:
     """PE / sqrt(C), for PE(p, 2i) = sin(p / 10000^(2i / C)), PE(p, 2i + 1) = cos(p / 10000^(2i / C)). Returns (..., C).
 
-    Vaswani et al. 2017 add PE to the token embeddings times sqrt(C), which is the same for the norm that follows.
+    Vaswani et al. 2017 multiply the token embeddings by sqrt(C) instead; the first norm gives the same for both.
     """
     a = angles(positions, n_embd)
     return torch.stack([a.sin(), a.cos()], dim=-1).flatten(-2)[..., :n_embd] / math.sqrt(n_embd)
@@ -109,8 +114,8 @@ def rotary(positions: Tensor, head_size: int) -> Rotation:
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate queries or keys x (B, H, T, D) by their angles, channels i and i + D / 2 as a plane (Su et al. 2021).
 
-    The product of a rotated query and a rotated key depends only on their distance. The order of the channels is
-    GPT-NeoX's.
+    The product of a rotated query and a rotated key depends on their positions only through the distance. The order of
+    the channels is GPT-NeoX's.
     """
     cos, sin = rotation
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
@@ -122,7 +127,8 @@ RELATIVE_BUCKETS = 32
 def relative_bucket(distance: Tensor) -> Tensor:
     """The bucket of a distance in tokens, of 32 that have a learned bias per head (T5, Raffel et al. 2020).
 
-    The first 16 buckets hold one distance each; the others grow logarithmically up to 128; the last holds the rest.
+    The first 16 buckets hold one distance each; the others get exponentially wider, up to a distance of 128; the last
+    one also holds all larger distances.
     """
     buckets, exact, farthest = RELATIVE_BUCKETS, RELATIVE_BUCKETS // 2, 128
     log_distance = torch.log(distance.clamp(min=exact) / exact) / math.log(farthest / exact)  # 0 to 1
@@ -133,7 +139,8 @@ def relative_bucket(distance: Tensor) -> Tensor:
 def alibi_slopes(n_head: int, device: torch.device) -> Tensor:
     """m_h = 2^(-8h / H) for h = 1 ... H, so that a key at a distance d is penalized by m_h d (Press et al. 2022): (H,).
 
-    If H is not a power of two, H in the formula is the next smaller one, and the heads above it are h = 0.5, 1.5, ...
+    If H is not a power of two, the formula uses the next smaller one, P, for H: the first P heads have h = 1 ... P, and
+    the others h = 0.5, 1.5, ...
     """
     power = 2 ** int(math.log2(n_head))
     h = torch.cat([torch.arange(1, power + 1, device=device), torch.arange(n_head - power, device=device) + 0.5])
@@ -161,7 +168,8 @@ class Attention:
     def __call__(self, layer: "CausalSelfAttention", q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(q k^T / sqrt(D) + mask) v. q, k, v, result: (B, H, T, D). mask: of GPT.attention_mask."""
         dropout_p = layer.attn_dropout.p if layer.training else 0.0
-        mask = mask if mask is None else mask.to(q.dtype)
+        if mask is not None:
+            mask = mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal=mask is None)
 
 
@@ -298,17 +306,16 @@ class GPT(nn.Module):
     def attention_mask(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
         """What is added to the scores of attention: a bias or 0, and -inf for keys after the query.
 
-        query_positions, key_positions: of Attention.positions. Returns (B or 1, H or 1, T, S). None is the usual causal
-        mask without a bias, for queries that are the last T of the keys.
+        query_positions, key_positions: of Attention.positions. Returns (B or 1, H or 1, T, S); None if it is the plain
+        causal mask, for queries that are the last T of the keys.
         """
-        method = self.config.position
-        if query_positions.dim() == 1 and method not in ("relative", "alibi"):
+        if query_positions.dim() == 1 and not self.config.biases_scores:
             return None
         queries, keys = torch.atleast_2d(query_positions, key_positions)
         distance = queries[:, None, :, None] - keys[:, None, None, :]  # (B or 1, 1, T, S)
-        if method == "relative":
+        if self.config.position == "relative":
             bias = self.transformer.relative_bias(relative_bucket(distance[:, 0])).movedim(-1, 1).contiguous()
-        elif method == "alibi":
+        elif self.config.position == "alibi":
             bias = -alibi_slopes(self.config.n_head, distance.device)[:, None, None] * distance
         else:
             bias = torch.zeros_like(distance, dtype=torch.float)

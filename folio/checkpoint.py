@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ class Checkpoint:
     model: dict[str, Tensor]
     tokenizer: Tokenizer
     state: dict[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run, and those of its model that did not exist yet; empty if none are recorded."""
+        recorded = self.state.get("config")
+        defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
+        return {**defaults, **recorded} if recorded else {}
 
     def config(self, **changes: Any) -> GPTConfig:
         """The model's GPTConfig, of which `changes` replace fields. Raises CheckpointError."""

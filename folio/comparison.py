@@ -41,7 +41,7 @@ def choose_design(sides: list[list[str]], checkpoint: str) -> Design:
     if len(sides[0]) == 1:
         line = "To compare settings and not just two checkpoints, give several runs per side, with different seeds."
         return Design(sides, lines=[line])
-    settings = [[convert.load(run, checkpoint).state.get("config", {}) for run in side] for side in sides]
+    settings = [[convert.load(run, checkpoint).settings() for run in side] for side in sides]
     seeds = [find_seeds(side, of_runs) for side, of_runs in zip(sides, settings, strict=True)]
     known = None not in seeds[0] + seeds[1]
     paired = known and sorted(seeds[0]) == sorted(seeds[1])

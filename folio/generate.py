@@ -197,12 +197,12 @@ def generate(
     A token attends to at most block_size tokens. When a row's context is full, its newest block_size - stride tokens
     are prefilled again at positions 0, 1, ..., followed by the new token. stride=1 costs a whole context per token;
     half of block_size, the default, costs half a context for that many tokens. Where
-    GPTConfig.is_relative, None prefills nothing: the new token takes the place of the oldest one in the cache. (It then
+    GPTConfig.can_slide, None prefills nothing: the new token takes the place of the oldest one in the cache. (It then
     depends on older tokens too, through the keys and values that the layers computed from them.)
     """
     model.eval()
     block_size = model.config.block_size
-    slides = stride is None and model.config.is_relative
+    slides = stride is None and model.config.can_slide
     window = block_size - min(stride or block_size // 2 or 1, block_size)
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
     ended = [False] * len(contexts) if ended is None else ended

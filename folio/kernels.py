@@ -91,7 +91,7 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
     config, like = model.config, dict(dtype=runtime.dtype, device=runtime.device)
     H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
     q, mask = torch.empty(1, H, T, D, **like, requires_grad=True), None
-    if config.position in ("relative", "alibi"):
+    if config.biases_scores:
         mask = torch.empty(1, H, T, T, **like, requires_grad=config.position == "relative")
     kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, mask, config.pdrop("attn"), is_causal=mask is None))
     return f"torch's {kernel.name.removesuffix('_ATTENTION').lower()} kernel"

@@ -69,5 +69,6 @@ class KVCache(Attention):
             keys[self.rows, :, self.new_slot] = k[:, :, 0].to(keys.dtype)
             values[self.rows, :, self.new_slot] = v[:, :, 0].to(values.dtype)
         is_causal = mask is None and q.shape[2] > 1
-        mask = mask if mask is None else mask.to(keys.dtype)
+        if mask is not None:
+            mask = mask.to(keys.dtype)
         return scaled_dot_product_attention(q.to(keys.dtype), keys, values, mask, 0.0, is_causal).to(q.dtype)

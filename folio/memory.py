@@ -71,7 +71,7 @@ def training_memory(
     s = 4 if dtype == torch.float32 else 2  # bytes of an activation
 
     tokens = sequences * config.block_size
-    bias = config.n_head * config.block_size**2 if config.position in ("relative", "alibi") else 0  # of the scores
+    bias = config.n_head * config.block_size**2 if config.biases_scores else 0
     block_bytes = tokens * bytes_kept_by_block(config, dtype, device)
     if s == 2 and not isinstance(choose_attention(device, dtype, config), ManualAttention):
         block_bytes += s * bias  # cast for the kernel

@@ -7,7 +7,7 @@ import torch
 from runs import same_tensors
 
 from folio import checkpoint
-from folio.checkpoint import CheckpointError, NoCheckpointError
+from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError
 from folio.files import read_json, write_json
 from folio.tokenizer import CharTokenizer
 
@@ -32,6 +32,14 @@ def test_a_saved_checkpoint_loads_unchanged(tmp_path):
         assert same_tensors(loaded.model, WEIGHTS) and same_tensors(loaded.optimizer(), OPTIMIZER)
     assert not list(tmp_path.glob(".*"))
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # the same permissions for all files
+
+
+def test_settings_of_the_model_that_a_run_did_not_know_yet_are_the_default(tmp_path):
+    """Two settings of old and new runs differed in `position`: None and "learned"."""
+    settings = checkpoint.load(save(tmp_path, 1)).settings()
+    assert settings["start"] == "é\n" and settings["position"] == "learned" and "vocab_size" not in settings
+    foreign = Checkpoint(tmp_path, {}, CharTokenizer("ab"), {"model": {"n_layer": 1}})
+    assert foreign.settings() == {}
 
 
 def test_last_and_best_are_kept(tmp_path):

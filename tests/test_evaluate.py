@@ -248,19 +248,20 @@ def test_the_command_with_context(tiny, tmp_path, text, data_dir, capsys):
     new = tmp_path / "new.txt"
     new.write_text(text[:600] + "é", encoding="utf-8")
     capsys.readouterr()
-    runs = [str(tmp_path / name) for name in (*names, "bytes")]
-    run_tool(*runs, f"--text={new}", "--on_unknown=skip", "--context=64", f"--json={tmp_path / 'results.json'}")
+    runs = [str(tmp_path / name) for name in ("alibi", "learned", "rotary", "bytes")]
+    given = [str(tmp_path / "al*"), ",".join(runs[1:])]  # patterns and commas
+    run_tool(*given, f"--text={new}", "--on_unknown=skip", "--context=64", f"--json={tmp_path / 'results.json'}")
     output = capsys.readouterr()
     tables = [table for table in output.out.split("\n\n") if table.startswith("|")]
     cells = [[[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()] for table in tables]
     assert [table[0][1:] for table in cells] == [runs[:3], runs[3:]]
-    assert cells[0][2] == ["block_size in training", "32", "16", "64"]
+    assert cells[0][2] == ["block_size in training", "64", "32", "16"]
     assert [line[0] for line in cells[0][3:6]] == ["1 to 16", "17 to 32", "33 to 64"]
-    assert cells[0][5][1] == "none" and "none" not in cells[0][3] + cells[0][4] + cells[0][5][2:]
+    assert cells[0][5][2] == "none" and "none" not in cells[0][3] + cells[0][4] + cells[0][5][:2] + cells[0][5][3:]
     results = json.loads((tmp_path / "results.json").read_text())
     rows, curves = results["results"], results["curves"]
     assert [(row["run"], row["last"]) for row in rows] == [(run, last) for run in runs for last in (16, 32, 64)]
-    assert [curve["run"] for curve in curves] == runs and curves[0]["losses"][32:] == [None] * 32
+    assert [curve["run"] for curve in curves] == runs and curves[1]["losses"][32:] == [None] * 32
     for i, curve in enumerate(curves):
         for line, row in zip(cells[i // 3][3:6], rows[3 * i : 3 * i + 3], strict=True):
             value = "none"

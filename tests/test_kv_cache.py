@@ -38,7 +38,7 @@ def test_a_cache_with_a_fixed_capacity_computes_the_same(position, seed):
         cache.set_lengths([3, 2])  # the second row forgets its last token
     assert fixed.last.data_ptr() == address  # a captured graph reads this memory
     fixed.capacity = 8
-    steps = 12 if model.config.is_relative else 5
+    steps = 12 if model.config.can_slide else 5
     for _ in range(steps):
         torch.testing.assert_close(model(new, attend=fixed)[0], model(new, attend=growing)[0], atol=1e-4, rtol=1e-4)
     assert fixed.lengths == growing.lengths == [3 + steps, 2 + steps]

@@ -171,7 +171,7 @@ def test_a_full_context_slides_without_being_prefilled_again(position, form, see
     """The logits of every step, in batches of equal and unequal prompts, are those of one pass over the whole text in
     which each token attends to block_size tokens.
     """
-    assert GPTConfig(position=position).is_relative
+    assert GPTConfig(position=position).can_slide
     runtime = resolve_runtime("cpu", "bfloat16" if form in ("bfloat16", "int8") else "float32", False)
     model = random_model(seed, position=position).to(runtime.dtype)
     reference = random_model(seed, position=position)

@@ -84,8 +84,10 @@ class Run:
             raise UserError(f"{folder} is not a run's folder, or is damaged ({error})") from None
         if not lines:
             raise UserError(f"{folder}: the run has not logged a step yet")
-        state = checkpoint.load(folder).state if checkpoint.exists(folder) else {}
-        return cls(folder.name, lines, samples, state, plan)
+        if not checkpoint.exists(folder):
+            return cls(folder.name, lines, samples, {}, plan)
+        saved = checkpoint.load(folder)
+        return cls(folder.name, lines, samples, {**saved.state, "config": saved.settings()}, plan)
 
     def measured(self) -> dict[str, float | None]:
         """The measured values of what a plan forecasts, up to the last logged step. Seconds are those of steps only."""
