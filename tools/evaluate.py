@@ -303,8 +303,8 @@ def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) ->
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     padded = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    title = f"{first.source}: loss in nats per token ± half the width of its 95 % interval, over {n_windows:,} windows of "
-    title += f"{context + 1:,} tokens"
+    title = f"{first.source}: loss in nats per token ± half the width of its 95 % interval, "
+    title += f"over {n_windows:,} windows of {context + 1:,} tokens"
     return "\n".join([title, "", *(f"| {line} |" for line in padded)])
 
 
