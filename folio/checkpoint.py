@@ -64,7 +64,7 @@ class Checkpoint:
     state: dict[str, Any]
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the run, and those of its model that did not exist yet; empty if none are recorded."""
+        """The settings of the run, with defaults for model settings newer than it; empty if none are recorded."""
         recorded = self.state.get("config")
         defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
         return {**defaults, **recorded} if recorded else {}
@@ -76,8 +76,9 @@ class Checkpoint:
 
     def build(self, **changes: Any) -> GPT:
         """The model; `changes` replace fields of its GPTConfig. Raises CheckpointError."""
+        config = self.config(**changes)
         with self._fitting():
-            return GPT.from_tensors(self.config(**changes), self.model)
+            return GPT.from_tensors(config, self.model)
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:

@@ -325,8 +325,8 @@ FORMATS = {
 def check_fits(loaded: Checkpoint, to: str) -> None:
     """Raise UserError if anything of a checkpoint has no place in the format FORMATS[to], or the format needs more.
 
-    The checkpoint is one `with_position_table`.
-    What GPT-2 is comes from this file and not from model.py, which may have been changed.
+    The checkpoint comes from with_position_table. What GPT-2 is comes from this file and not from model.py, which may
+    have been changed.
     """
     target, shape, source = FORMATS[to], loaded.state["model"], f"{loaded.path}: --to={to}"
     for name in NANOGPT_ARGUMENTS:

@@ -196,9 +196,9 @@ def generate(
 
     A token attends to at most block_size tokens. When a row's context is full, its newest block_size - stride tokens
     are prefilled again at positions 0, 1, ..., followed by the new token. stride=1 costs a whole context per token;
-    half of block_size, the default, costs half a context for that many tokens. Where
-    GPTConfig.can_slide, None prefills nothing: the new token takes the place of the oldest one in the cache. (It then
-    depends on older tokens too, through the keys and values that the layers computed from them.)
+    half of block_size, the default, costs half a context for that many tokens. If
+    GPTConfig.can_slide, stride=None prefills nothing: the new token takes the place of the oldest one in the cache. (It
+    then depends on older tokens too, through the keys and values that the layers computed from them.)
     """
     model.eval()
     block_size = model.config.block_size

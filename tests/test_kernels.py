@@ -55,21 +55,22 @@ def test_every_form_of_attention_applies_a_mask(seed):
     torch.testing.assert_close(cache(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_manual_attention_trains_the_bias_of_relative_positions(seed):
-    """The gradients of all parameters are those of torch's kernel, which falls back to its math for such a bias."""
+@pytest.mark.parametrize("position", POSITIONS)
+def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
+    """Also of the bias of relative positions, for which torch's kernel falls back to its math."""
     torch.manual_seed(seed)
-    config = GPTConfig(block_size=40, vocab_size=50, n_layer=2, n_head=4, n_embd=32, position="relative")
+    config = GPTConfig(block_size=40, vocab_size=50, n_layer=2, n_head=4, n_embd=32, position=position)
     model, idx = GPT(config), torch.randint(50, (3, 40))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     adapt(model, resolve_runtime("cpu", "float32", False))
-    assert isinstance(model.attend, ManualAttention)
+    assert isinstance(model.attend, ManualAttention) == (position == "relative")
     model(idx, idx, Attention())[1].backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    model(idx, idx)[1].backward()
-    assert expected["transformer.relative_bias.weight"].abs().max() > 1e-4
+    model(idx, idx, ManualAttention())[1].backward()
     for name, p in model.named_parameters():
+        assert expected[name].abs().max() > 1e-4  # every parameter is trained
         torch.testing.assert_close(p.grad, expected[name], atol=1e-6, rtol=1e-4)
 
 

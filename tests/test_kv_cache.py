@@ -14,7 +14,7 @@ def model(seed: int) -> GPT:
 @torch.inference_mode()
 def test_a_token_after_cached_ones_has_the_logits_of_a_full_forward_pass(model):
     cache = KVCache(model.config, 3, torch.float32, torch.device("cpu"))
-    assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, T, D)
+    assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, S, D)
     prompts = torch.tensor([[1, 2, 3]] * 3)
     new = prompts[:, :1]
     expected, _ = model(torch.cat([prompts, new], dim=1))
