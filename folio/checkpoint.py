@@ -117,7 +117,7 @@ def save(
     # best.json first: a run killed in between resumes from the checkpoint before, and reaches this best again.
     for pointer in ("best", "last") if best else ("last",):
         write_json(out_dir / f"{pointer}.json", {"checkpoint": final.name})
-    checkpoints = _directories(out_dir)
+    checkpoints = directories(out_dir)
     end = checkpoints.index(final) + 1
     keep = {final} if replace else {*checkpoints[max(0, end - keep_last) : end], _named(out_dir, "best")}
     for path in checkpoints:
@@ -214,17 +214,17 @@ def _lower_priority() -> None:
 
 def exists(out_dir: Path) -> bool:
     """Whether the folder holds a checkpoint."""
-    return bool(_directories(out_dir))
+    return bool(directories(out_dir))
 
 
 def last_state(out_dir: Path) -> dict[str, Any]:
     """state.json of the newest checkpoint."""
-    return read_json((_named(out_dir, "last") or _directories(out_dir)[-1]) / "state.json")
+    return read_json((_named(out_dir, "last") or directories(out_dir)[-1]) / "state.json")
 
 
 def written_by(out_dir: Path) -> str | None:
     """The id of the torchrun that wrote the newest checkpoint with a readable state.json, or None."""
-    for path in reversed(_directories(out_dir)):
+    for path in reversed(directories(out_dir)):
         with suppress(OSError, ValueError, LookupError, TypeError):
             return read_json(path / "state.json")["torchrun"]
     return None
@@ -240,7 +240,7 @@ def clear_unfinished(out_dir: Path) -> None:
                 path.unlink()
 
 
-def _directories(out_dir: Path) -> list[Path]:
+def directories(out_dir: Path) -> list[Path]:
     """The checkpoints in a run's folder, oldest first."""
     numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
     return sorted(numbered, key=lambda path: int(path.name.removeprefix("step-")))
@@ -252,14 +252,14 @@ def _named(out_dir: Path, pointer: str) -> Path | None:
         name = read_json(out_dir / f"{pointer}.json")["checkpoint"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return next((path for path in _directories(out_dir) if path.name == name), None)
+    return next((path for path in directories(out_dir) if path.name == name), None)
 
 
 def _runs_beside(path: Path) -> list[Path]:
     """The folders with checkpoints in the folder of `path`, and that folder; the one with the newest one first."""
     with suppress(OSError):  # the folder does not exist, or cannot be read
         runs = [run for run in (path.parent, *path.parent.iterdir()) if exists(run)]
-        return sorted(runs, key=lambda run: _directories(run)[-1].stat().st_mtime, reverse=True)
+        return sorted(runs, key=lambda run: directories(run)[-1].stat().st_mtime, reverse=True)
     return []
 
 
@@ -280,7 +280,7 @@ def load(path: Path, which: str = "last") -> Checkpoint:
     reported and the newest one before it is loaded instead. A run without an evaluation has no best checkpoint; its
     last one is loaded. Raises CheckpointError.
     """
-    if (path / "manifest.json").exists() or not (others := _directories(path)):
+    if (path / "manifest.json").exists() or not (others := directories(path)):
         return _read(path)
     wanted, last = _named(path, which), _named(path, "last")
     if last:

@@ -1,0 +1,210 @@
+"use strict";
+// What is looked at, where the numbers come from, and when the page is drawn.
+
+// --- the trace provider ----------------------------------------------------------------------------------------------
+//
+// Everything the page knows about a model comes from a provider: ask(question) returns {facts, tensors}, and
+// generate(question, signal) yields events. This one asks the server (folio/trace_provider.py).
+
+const server = {
+  async ask(question) {
+    const response = await fetch("/ask", post(question));
+    if (!response.ok) throw new Error((await response.json()).error);
+    return unpack(await response.arrayBuffer());
+  },
+
+  async *generate(question, signal) {
+    const response = await fetch("/generate", {...post(question), signal});
+    if (!response.ok) throw new Error((await response.json()).error);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const {done, value} = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) yield JSON.parse(line);
+    }
+  },
+};
+
+function post(value) {
+  return {method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify(value)};
+}
+
+// An answer: the length of the header, the header, and the tensors, each aligned to 4 bytes. A tensor is {shape, data}.
+function unpack(buffer) {
+  const types = {float32: Float32Array, int32: Int32Array, uint8: Uint8Array};
+  const length = new DataView(buffer).getUint32(0, true);
+  const {tensors: kinds, ...facts} = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const tensors = {};
+  let at = 4 + length;
+  for (const [name, {dtype, shape}] of Object.entries(kinds)) {
+    const size = shape.reduce((product, n) => product * n, 1);
+    tensors[name] = {shape, data: new types[dtype](buffer, at, size)};
+    at += Math.ceil(size * types[dtype].BYTES_PER_ELEMENT / 4) * 4;
+  }
+  return {facts, tensors};
+}
+
+let provider = server;
+const answers = new Map(); // promises by question, the newest last
+const KEPT_ANSWERS = 64;
+
+function ask(question) {
+  const key = JSON.stringify(question);
+  const answer = answers.get(key) ?? provider.ask(question);
+  answers.delete(key);
+  answers.set(key, answer);
+  if (answers.size > KEPT_ANSWERS) answers.delete(answers.keys().next().value);
+  answer.catch(() => answers.delete(key));
+  return answer;
+}
+
+// --- state -----------------------------------------------------------------------------------------------------------
+//
+// The state is in the URL, so that a link shows the same. Only what differs from the defaults is written.
+
+const DEFAULTS = {
+  view: "tokens", text: "", ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
+  shade: "linear", hide_first: 0, mask: "before", scale: 1, heads_off: "", mlps_off: "",
+  temperature: 0.8, top_k: 200, top_p: 1, min_p: 0, seed: 1337,
+};
+const state = {...DEFAULTS};
+const views = {}; // by id: {id, title, about, draw(box, context)}; start.js has their order
+let described; // the answer to "models"
+let pieces; // the text of each token id
+
+// A view, and what it adds to the state, by name: the default.
+function defineView(view, defaults = {}) {
+  views[view.id] = view;
+  Object.assign(DEFAULTS, defaults);
+}
+
+function readState() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of Object.entries(DEFAULTS)) {
+    const text = given.get(name);
+    state[name] = text === null ? value : typeof value === "number" ? Number(text) || 0 : text;
+  }
+}
+
+function link(changes) {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries({...state, ...changes})) {
+    if (value !== DEFAULTS[name]) parameters.set(name, value);
+  }
+  return "#" + parameters;
+}
+
+function change(changes) {
+  remember(changes);
+  return draw();
+}
+
+// Change the state without drawing, for a view that updates itself.
+function remember(changes) {
+  history.replaceState(null, "", link(changes));
+  Object.assign(state, changes);
+}
+
+// What a question about the current text starts with. options: other fields, such as {model: 1}.
+function question(kind, ids, options = {}) {
+  const {mask, scale, heads_off, mlps_off} = state;
+  const asked = {kind, ids, mask, scale: Boolean(scale), heads_off, mlps_off, ...options};
+  if (state.step >= 0 && !asked.model) asked.step = state.step;
+  return asked;
+}
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+
+let drawing = 0; // counts the calls of draw; an older one stops when a newer one has begun
+
+async function draw() {
+  const mine = ++drawing, box = document.getElementById("view");
+  box.classList.add("busy");
+  try {
+    const context = await loadContext();
+    if (mine !== drawing) return;
+    drawSurroundings(context);
+    const view = views[state.view] ?? views.tokens;
+    const content = element("div", {"data-testid": `view-${view.id}`},
+      element("h2", {}, view.title), element("p", {}, view.about));
+    await view.draw(content, context);
+    if (mine === drawing) box.replaceChildren(content);
+  } catch (problem) {
+    if (mine === drawing) box.replaceChildren(element("p", {class: "error", role: "alert"}, problem.message));
+  } finally {
+    if (mine === drawing) {
+      box.classList.remove("busy");
+      document.body.dataset.drawn = mine;
+    }
+  }
+}
+
+// What every view needs: the model, the ids of the text, the selected token, and the overview of the trace.
+async function loadContext() {
+  const model = described.models[0], {n_layer, n_head} = model.config;
+  let ids, note = "";
+  if (state.ids) {
+    ids = state.ids.split(",").map(Number);
+  } else {
+    const {facts} = await ask({kind: "tokens", text: state.text});
+    ids = facts.ids;
+    if (facts.unknown) note += `${facts.unknown} characters are not in the vocabulary, and are left out. `;
+    if (facts.tokens > ids.length) note += `The first ${ids.length} of ${facts.tokens} tokens are shown. `;
+  }
+  state.layer = clamp(state.layer, 0, n_layer - 1);
+  state.head = clamp(state.head, 0, n_head - 1);
+  const token = state.token < 0 ? ids.length - 1 : Math.min(state.token, ids.length - 1);
+  const overview = await ask(question("overview", ids));
+  const {layer, head} = state;
+  return {
+    model, ids, token, layer, head, note, overview, config: model.config,
+    labels: ids.map(id => pieces[id]),
+    ask: (kind, options) => ask(question(kind, ids, options)),
+  };
+}
+
+function clamp(x, low, high) {
+  return Math.max(low, Math.min(high, x));
+}
+
+// An element with attributes and children. Attributes that are functions are event handlers; children that are strings
+// become text, never markup.
+function element(name, attributes = {}, ...children) {
+  return build(document.createElement(name), attributes, children);
+}
+
+function svg(name, attributes = {}, ...children) {
+  return build(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function build(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (name === "style") Object.assign(node.style, value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== undefined && value !== null) node.setAttribute(name, value);
+  }
+  node.append(...children.flat().filter(child => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// A token as it is shown: white space and control characters are made visible.
+function visible(text) {
+  const names = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣", "": "∅"};
+  return names[text] ?? text.replace(/[\u0000-\u001f\u007f]/g, c => String.fromCharCode(0x2400 + (c === "\u007f" ? 33 : c.charCodeAt(0))));
+}
+
+// A number with four significant digits.
+function short(x) {
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x < 0 ? "−∞" : "∞";
+  if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x).replace("-", "−");
+  const size = Math.abs(x);
+  return (size >= 1e5 || size < 1e-3 ? x.toExponential(2) : x.toPrecision(4)).replace("-", "−");
+}
+
+function percent(p) {
+  return `${(100 * p).toPrecision(3)}%`;
+}

@@ -1,0 +1,272 @@
+"""What a forward pass computed, and numbers about its attention heads.
+
+A trace needs no code in model.py: attention is traced by another `attend`, and the rest by hooks. It is computed in
+float32, for one sequence, without dropout.
+
+Dimensions: T time, S keys, C channels, H heads, D head size, V vocabulary, L layers.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from model import GPT, Attention, Block, CausalSelfAttention, rotary
+
+CHUNK = 64  # tokens whose logits are computed together
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Changes to what the model computes; the defaults change nothing."""
+
+    mask: Literal["before", "after", "off"] = "before"  # -inf before the softmax, 0 after it, or attend to the future
+    scale: bool = True  # False: scores are not divided by sqrt(D)
+    heads_off: tuple[tuple[int, int], ...] = ()  # (layer, head) whose output is 0
+    mlps_off: tuple[int, ...] = ()  # layers whose MLP adds 0
+
+
+class Heads(NamedTuple):
+    """What the heads of a layer computed."""
+
+    q: Tensor  # (H, T, D), rotated if positions are rotary
+    k: Tensor  # (H, T, D), likewise
+    v: Tensor  # (H, T, D)
+    scores: Tensor  # q k^T / sqrt(D), (H, T, T)
+    bias: Tensor | None  # what the position method adds to the scores, (H, T, T)
+    weights: Tensor  # softmax(scores + bias + mask), (H, T, T)
+    z: Tensor  # weights v, (H, T, D)
+
+
+class TracingAttention(Attention):
+    """Manual attention that calls record(layer index, Heads) in each layer."""
+
+    def __init__(self, switches: Switches, record: Callable[[int, Heads], None]):
+        self.switches, self.record = switches, record
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """As in Attention, for a batch of one sequence."""
+        q, k, v = q[0], k[0], v[0]
+        scores = q @ k.transpose(-2, -1)  # (H, T, T)
+        if self.switches.scale:
+            scores = scores / math.sqrt(q.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        bias = None
+        if mask is not None:  # the future has the bias of the same distance into the past, for the switches
+            bias = torch.where(future, mask[0].transpose(-2, -1), mask[0]).expand_as(scores)
+        biased = scores if bias is None else scores + bias
+        if self.switches.mask == "before":
+            biased = biased.masked_fill(future, -math.inf)
+        weights = biased.softmax(dim=-1)
+        if self.switches.mask == "after":
+            weights = weights.masked_fill(future, 0.0)
+        z = weights @ v
+        for index, head in self.switches.heads_off:
+            if index == layer.index:
+                z[head] = 0.0
+        self.record(layer.index, Heads(q, k, v, scores, bias, weights, z))
+        return z[None]
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """What one block computed. Everything but `heads` is (T, C), if nothing else is said."""
+
+    ln_1: Tensor  # the input of attention
+    qkv: Tensor  # queries, keys and values before they are split into heads and rotated, (T, 3C)
+    heads: Heads
+    attention: Tensor  # what attention added to the residual stream
+    ln_2: Tensor  # the input of the MLP
+    preactivation: Tensor  # (T, 4C)
+    hidden: Tensor  # the neurons: activation(preactivation), (T, 4C)
+    mlp: Tensor  # what the MLP added to the residual stream
+
+
+class Lens(NamedTuple):
+    """The next token as it would be predicted from states of the residual stream."""
+
+    ids: Tensor  # the most likely tokens, (..., k)
+    probabilities: Tensor  # (..., k)
+    entropy: Tensor  # of the whole distribution, in nats (...)
+
+
+@dataclass
+class Trace:
+    """A forward pass of a model over the tokens ids (T,).
+
+    model: in eval mode, with float32 parameters. The residual stream is kept; what a layer computed is computed again
+    when it is asked for. on_heads(layer, heads) is called once for each layer, while nothing else of the layer is kept.
+    """
+
+    model: GPT
+    ids: Tensor
+    switches: Switches = field(default_factory=Switches)
+    on_heads: Callable[[int, Heads], None] = lambda layer, heads: None
+    KEPT_LAYERS = 2  # of `layer`, the newest ones
+
+    @torch.no_grad()
+    def __post_init__(self) -> None:
+        transformer = self.model.transformer
+        states: list[Tensor] = []
+        norms = [norm for block in transformer.h for norm in (block.ln_1, block.ln_2)] + [transformer.ln_f]
+        with self._switched(), captured({norm: lambda x, y: states.append(x) for norm in norms}):
+            self.model(self.ids[None], attend=TracingAttention(self.switches, self.on_heads))
+        self.stream = torch.stack(states)  # (2L + 1, T, C): before attention and before the MLP of each layer; the last
+        self._layers: OrderedDict[int, LayerTrace] = OrderedDict()
+
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        """The MLPs that are off add 0, while the block lasts."""
+        blocks = self.model.transformer.h
+        handles = [
+            blocks[layer].mlp.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
+            for layer in self.switches.mlps_off
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # --- one layer ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def layer(self, index: int) -> LayerTrace:
+        """What a block computed."""
+        if index in self._layers:
+            self._layers.move_to_end(index)
+            return self._layers[index]
+        block: Block = self.model.transformer.h[index]
+        config, positions = self.model.config, torch.arange(len(self.ids), device=self.ids.device)
+        rotation = rotary(positions, config.n_embd // config.n_head) if config.position == "rotary" else None
+        mask = self.model.attention_mask(positions, positions)
+        outputs: dict[nn.Module, Tensor] = {}
+        heads: list[Heads] = []
+        modules = (block.ln_1, block.attn.c_attn, block.attn, block.ln_2, block.mlp.c_fc, block.mlp)
+        attend = TracingAttention(self.switches, lambda layer, traced: heads.append(traced))
+
+        def keep(module: nn.Module) -> Callable[[Tensor, Tensor], None]:
+            return lambda x, y: outputs.update({module: y})
+
+        with self._switched(), captured({module: keep(module) for module in modules}):
+            block(self.stream[2 * index][None], rotation, mask, attend)
+        ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
+        hidden = block.mlp.activation(preactivation)
+        traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)
+        self._layers[index] = traced
+        while len(self._layers) > self.KEPT_LAYERS:
+            self._layers.popitem(last=False)
+        return traced
+
+    @torch.no_grad()
+    def head_outputs(self, index: int, token: int) -> Tensor:
+        """What each head of a layer adds to the residual stream of a token: (H, C). Without c_proj's bias."""
+        z = self.layer(index).heads.z[:, token]  # (H, D)
+        by_head = self.model.transformer.h[index].attn.c_proj.weight.unflatten(1, z.shape)  # (C, H, D)
+        return torch.einsum("chd,hd->hc", by_head, z)
+
+    # --- predictions --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits of states of the residual stream: (..., C) to (..., V)."""
+        return self.model.lm_head(self.model.transformer.ln_f(states))
+
+    @torch.no_grad()
+    def lens(self, states: Tensor, k: int) -> Lens:
+        """The k most likely next tokens of states (..., C): the logit lens (nostalgebraist 2020)."""
+        log_probabilities = self.logits(states).log_softmax(dim=-1)
+        top = log_probabilities.topk(min(k, log_probabilities.shape[-1]))
+        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+        return Lens(top.indices, top.values.exp(), entropy)
+
+    @torch.no_grad()
+    def effect(self, added: Tensor, token: int) -> Tensor:
+        """What vectors (..., C) added to the residual stream of a token change in its logits, (..., V).
+
+        Direct effect: through the last norm, with the mean and the deviation that the token has there.
+        """
+        final, norm = self.stream[-1, token], self.model.transformer.ln_f
+        deviation = torch.sqrt(final.var(unbiased=False) + norm.eps)
+        return self.model.lm_head((added - added.mean(-1, keepdim=True)) / deviation * norm.weight)
+
+    @cached_property
+    def predictions(self) -> "Predictions":
+        """How well each token was predicted."""
+        parts = []
+        for first in range(0, len(self.ids), CHUNK):
+            log_probabilities = self.logits(self.stream[-1, first : first + CHUNK]).log_softmax(dim=-1)  # (CHUNK, V)
+            entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
+            best = log_probabilities.max(dim=-1)
+            targets = self.ids[first + 1 : first + CHUNK + 1]
+            of_targets = log_probabilities[: len(targets)].gather(-1, targets[:, None])  # (CHUNK, 1)
+            rank = (log_probabilities[: len(targets)] > of_targets).sum(-1)
+            parts.append((-of_targets[:, 0], rank, entropy, best.indices, best.values.exp()))
+        return Predictions(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+class Predictions(NamedTuple):
+    """What was predicted after each token. The last token has no known next one."""
+
+    loss: Tensor  # of the next token, in nats (T - 1,)
+    rank: Tensor  # how many tokens were more likely than the next one (T - 1,)
+    entropy: Tensor  # of the distribution, in nats (T,)
+    best: Tensor  # the most likely token (T,)
+    best_probability: Tensor  # (T,)
+
+
+@contextmanager
+def captured(callbacks: dict[nn.Module, Callable[[Tensor, Tensor], None]]) -> Iterator[None]:
+    """Call callbacks[module](x, y) after each call y = module(x), for tensors without the dimension of the batch."""
+
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        callbacks[module](inputs[0][0], output[0])
+
+    handles = [module.register_forward_hook(hook) for module in callbacks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# --- what a head does -------------------------------------------------------------------------------------------------
+
+HEAD_SCORES = ("previous", "first", "itself", "prefix", "entropy", "distance")
+
+
+def head_scores(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    """Numbers about attention weights (H, T, T) over the tokens ids (T,), each (H,): means over the queries from 1 on.
+
+    previous, first, itself: the weight of the previous token, of the first one, and of the query's own.
+    prefix: the weight of tokens that follow an earlier occurrence of the query's token, over the queries that have one;
+        an induction head has a high one (Olsson et al. 2022, "In-context Learning and Induction Heads").
+    entropy: of a query's weights, in nats. distance: from the query to the keys, weighted, in tokens.
+    """
+    T = len(ids)
+    queries, keys = torch.arange(T, device=ids.device)[:, None], torch.arange(T, device=ids.device)
+    after_match = torch.zeros(T, T, dtype=torch.bool, device=ids.device)
+    after_match[:, 1:] = (ids[:, None] == ids[:-1]) & (keys[1:] <= queries)
+    matched = after_match.any(-1)
+    by_query = {
+        "previous": weights.diagonal(-1, dim1=1, dim2=2),
+        "first": weights[:, 1:, 0],
+        "itself": weights.diagonal(dim1=1, dim2=2)[:, 1:],
+        "prefix": (weights * after_match).sum(-1)[:, matched],
+        "entropy": -torch.special.xlogy(weights, weights).sum(-1)[:, 1:],
+        "distance": (weights * (queries - keys)).sum(-1)[:, 1:],
+    }  # each (H, queries)
+    return {name: values.mean(-1) if values.shape[-1] else values.sum(-1) for name, values in by_query.items()}
+
+
+def repeated_random_ids(vocab_size: int, length: int, seed: int = 0) -> Tensor:
+    """Random ids (length,), of which the second half repeats the first: what an induction head is tested on."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.randint(vocab_size, (length // 2,), generator=generator)
+    return half.repeat(2)

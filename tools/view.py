@@ -1,0 +1,92 @@
+"""Look inside a model in the browser: its tokens, attention, neurons, predictions, and samples.
+
+    python tools/view.py out-shakespeare-char              a run: any of its checkpoints, also while it trains
+    python tools/view.py out-shakespeare-char out-six      two models, compared token by token
+    python tools/view.py gpt2                              whatever --init_from takes
+
+The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
+"""
+
+import socket
+import sys
+import threading
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import UserError  # noqa: E402
+from folio.configurator import Settings, run_script  # noqa: E402
+
+DEFAULT_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ViewConfig(Settings):
+    # --- files ---
+    models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
+    checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
+    text: str = DEFAULT_TEXT  # to show first
+    # --- server ---
+    host: str = "127.0.0.1"  # a loopback address
+    port: Annotated[int, Ge(0), Le(65535)] = 8000  # if it is taken, or 0, a free one is used
+    open: bool = True  # False: do not open the browser
+    # --- machine ---
+    device: str = "auto"  # where to trace and sample: cpu, cuda, mps
+
+    def problems(self) -> list[tuple[str, str]]:
+        """One or two models, and an address that only this computer reaches."""
+        problems = []
+        if len(self.models) not in (1, 2):
+            problems.append(("models", "give one, or two to compare: python tools/view.py out-shakespeare-char"))
+        if self.host not in LOOPBACK:
+            problems.append(("host", f"it must be one of {', '.join(LOOPBACK)}, because anyone could use the server"))
+        return problems
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens to the port, or to a free one. Raises UserError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for wanted in (port, 0):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, wanted))
+            return listener
+        except OSError as error:
+            listener.close()
+            problem = error
+    raise UserError(f"host={host}: no port can be opened there ({problem})")
+
+
+def main(cfg: ViewConfig) -> None:
+    import uvicorn  # these take a second
+
+    from folio.runtime import resolve_runtime
+    from folio.serve import make_app
+    from folio.trace_provider import TraceProvider, ViewedModel
+
+    device = resolve_runtime(cfg.device, "float32", False).device
+    models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
+    if len({viewed.tokenizer.hash for viewed in models}) > 1:
+        raise UserError(f"{' and '.join(cfg.models)} have different tokenizers, so their tokens cannot be compared")
+    listener = listen(cfg.host, cfg.port)
+    port = listener.getsockname()[1]
+    names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
+    app = make_app(TraceProvider(models, cfg.text), frozenset(f"{name}:{port}" for name in names))
+    address = f"http://{'[::1]' if cfg.host == '::1' else cfg.host}:{port}/"
+    print(f"{address}  (Ctrl-C stops)", flush=True)
+    if cfg.open:
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=5))
+    server.run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    run_script(main, ViewConfig)
