@@ -27,6 +27,8 @@ from folio import UserError, checkpoint, configurator, convert
 from folio.configurator import NonNegativeInt, Settings
 from folio.generate import TextStream, default_prompt
 from folio.language_model import GenerationConfig, LanguageModel
+from folio.memorized import TrainingIndex, covering_lengths, held_out_lengths, maximal_spans
+from folio.overlap import open_training_data
 from folio.snapshots import find_snapshots
 from folio.tokenizer import EOT_TEXT
 from folio.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
@@ -48,6 +50,7 @@ TRACES = 4  # to keep
 MOST_SAMPLES = 16  # at a time
 MOST_NEW_TOKENS = 4096
 RUNNERS_UP = 10  # tokens that could have been sampled instead
+CONTEXT_TOKENS = 60  # of training data to show before and after a span
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound="Question | GenerationQuestion")
@@ -140,6 +143,7 @@ class ViewedModel:
         self.step: int | None = loaded.state.get("step")
         self.run = loaded.path.parent if self.step is not None else None  # the folder
         self.settings = loaded.settings()
+        self.saved = replace(loaded, model={})  # without the weights
         self.others = Cache(MODEL_BYTES, lambda model: sum(p.nbytes for p in model.parameters()))
         self.limit = min(self.opened.config.block_size, MOST_TOKENS)  # tokens of a text
 
@@ -195,13 +199,14 @@ class ViewedModel:
 class TraceProvider:
     """Answers questions about one or two models. It may be asked by many threads, and answers one at a time."""
 
-    def __init__(self, models: list[ViewedModel], text: str):
-        """text: to show first."""
-        self.models, self.text = models, text
+    def __init__(self, models: list[ViewedModel], text: str, data_dir: str | None = None):
+        """text: to show first. data_dir: where to look for the training data if it is not where it was."""
+        self.models, self.text, self.data_dir = models, text, data_dir
         self.lock = threading.Lock()
         self.traces = Cache(TRACES)
         self.probes = Cache(1000)  # prefix-matching scores (L, H) by model and step
         self.samplers = Cache(2)
+        self.searches = Cache(2)  # TrainingSearch by the hash of the training data
         self.questions: dict[str, Callable[[Question], Answer]] = {
             "models": self.describe,
             "tokens": self.tokens,
@@ -213,6 +218,7 @@ class TraceProvider:
             "parameter": self.parameter,
             "vocabulary": self.vocabulary,
             "positions": self.positions,
+            "memorized": self.memorized,
         }
 
     def answer(self, asked: Any) -> Answer:
@@ -485,6 +491,70 @@ class TraceProvider:
             bias = model.attention_mask(positions[-1:], positions)  # (1, H, 1, T)
             tensors = {"bias": bias[0, :, 0].flip(-1)}
         return Answer({"method": config.position}, tensors)
+
+    def memorized(self, question: Question) -> Answer:
+        """The spans of the text that occur in the training data and are longer than chance gives, and where they occur.
+
+        longest, covering (T,): the lengths of the longest spans that occur, from each token and covering it. If the
+        data cannot be searched, the only fact is the reason.
+        """
+        viewed = self._viewed(question)
+        if not question.ids:
+            raise UserError("ids: there must be at least one token")
+        data_hash = viewed.saved.state.get("dataset", {}).get("hash")
+        try:
+            search = self.searches.get(data_hash, lambda: TrainingSearch(viewed, self.data_dir))
+        except UserError as problem:  # not cached: the data may come back
+            return Answer({"reason": str(problem)})
+        ids = np.array(question.ids)
+        longest, chance = search.index.longest(ids), search.index.chance(len(ids))
+        spans = [span for span in maximal_spans(longest) if span[1] - span[0] > chance]
+        facts = {
+            "reason": None,
+            "spans": [search.place(ids, start, end) for start, end in spans],
+            "chance": chance,
+            "datasets": [dataset.folder.name for dataset in search.datasets],
+            "searched": search.index.searched,
+            "complete": search.index.complete,
+            "held_out": search.held_out,
+            "init_from": viewed.settings.get("init_from"),
+        }
+        tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
+        return Answer(facts, tensors)
+
+
+class TrainingSearch:
+    """The training data of a model, and their index."""
+
+    def __init__(self, viewed: ViewedModel, data_dir: str | None):
+        """Raises UserError if the training data are not available."""
+        self.tokenizer = viewed.tokenizer
+        self.datasets = open_training_data(viewed.saved, data_dir)
+        self.index = TrainingIndex(self.datasets, self.tokenizer.eot)
+        lengths = held_out_lengths(self.index, self.datasets)
+        self.held_out = np.percentile(lengths, [50, 99], method="lower").tolist()  # the median and a long one
+
+    def place(self, ids: np.ndarray, start: int, end: int) -> dict[str, Any]:
+        """The facts about a span of a text, (T,), that occurs in the training data."""
+        count, dataset, shard, offset = self.index.find(ids[start:end])
+        tokens, after = self.datasets[dataset].train[shard].ids, offset + end - start
+        return {
+            "start": start,
+            "end": end,
+            "count": count,
+            "dataset": self.datasets[dataset].folder.name,
+            "shard": shard,
+            "shards": len(self.datasets[dataset].train),
+            "offset": offset,
+            "before": self._text(tokens[max(offset - CONTEXT_TOKENS, 0) : offset]),
+            "text": self._text(ids[start:end]),
+            "after": self._text(tokens[after : after + CONTEXT_TOKENS]),
+        }
+
+    def _text(self, ids: np.ndarray) -> str:
+        """The text of tokens, with the name of the end-of-text token."""
+        pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
+        return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
 
 
 class ViewedTrace:

@@ -33,6 +33,7 @@ class ViewConfig(Settings):
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
     text: str = DEFAULT_TEXT  # to show first
+    data_dir: str | None = None  # where to look for the training data if it is not where it was
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
     port: Annotated[int, Ge(0), Le(65535)] = 8000  # if it is taken, or 0, a free one is used
@@ -79,7 +80,7 @@ def main(cfg: ViewConfig) -> None:
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
-    app = make_app(TraceProvider(models, cfg.text), frozenset(f"{name}:{port}" for name in names))
+    app = make_app(TraceProvider(models, cfg.text, cfg.data_dir), frozenset(f"{name}:{port}" for name in names))
     address = f"http://{'[::1]' if cfg.host == '::1' else cfg.host}:{port}/"
     print(f"{address}  (Ctrl-C stops)", flush=True)
     if cfg.open:
