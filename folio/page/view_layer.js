@@ -56,7 +56,7 @@ function numberInput(title, name, value, most) {
 async function drawProducts(context, id, {name, row, input, output, inputName, outputName}) {
   const {config} = context, weights = await parameterRow(context, `${name}.weight`, row), size = largest([output]);
   const bias = config.bias ? (await parameterRow(context, `${name}.bias`, 0))[row] : 0;
-  const products = input.map((x, c) => x * weights[c]);
+  const products = Float64Array.from(input, (x, c) => x * weights[c]);
   const sum = products.reduce((total, x) => total + x, 0);
   const order = Array.from(products.keys()).sort((a, b) => Math.abs(products[b]) - Math.abs(products[a])).slice(0, 8);
   const rest = sum - order.reduce((total, c) => total + products[c], 0);
@@ -82,7 +82,7 @@ async function drawProducts(context, id, {name, row, input, output, inputName, o
 // The tokens that a vector pushes up and down, as {up: [[id, change of the logit], ...], down}.
 function drawPushes(id, title, {up, down}, note) {
   const most = Math.max(...[...up, ...down].map(([, x]) => Math.abs(x)), 1e-30);
-  const labelWidth = 16 + 7.5 * Math.max(...[...up, ...down].map(([token]) => visible(pieces[token]).length));
+  const labelWidth = 16 + 7.5 * Math.max(0, ...[...up, ...down].map(([token]) => visible(pieces[token]).length));
   const side = (name, pushed, color) => element("div", {}, element("div", {class: "note"}, name), bars(pushed.map(([token, x]) =>
     ({label: visible(pieces[token]), value: Math.abs(x), text: signedShort(x), color})), most, {width: 100, labelWidth}));
   return picture(id, title,
@@ -94,6 +94,7 @@ function pushedText(pushed) {
   return pushed.slice(0, 3).map(([token, x]) => `${visible(pieces[token])} ${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`).join("  ");
 }
 
+const NO_PUSHES = {up: [], down: []};
 const DIRECT_EFFECT = "Direct effect: the vector goes through the last norm, which keeps the mean and deviation that the token "
   + "has there, and through the output matrix. What later layers make of it is not included.";
 
@@ -118,7 +119,9 @@ defineView({
     const columns = [{title: "channel"}, ...rows.map(row => ({title: row.label}))];
     const numbers = Array.from({length: D}, (_, d) => [d, ...rows.map(row => row.vector[d])]);
     const input = [["x", tensors.before.data], ["ln_1(x)", tensors.ln_1.data]];
-    const name = `${part}[${channel}]`;
+    const name = `${part}[${channel}]`, all = picture("qkv-numbers", "All numbers",
+      () => ({columns: columns.map(column => column.title), rows: numbers}),
+      numberTable(columns, numbers, {selected: d => d === channel, click: d => change({head_channel: d})}));
     box.append(headPicker(context),
       shapeFlow(["x", C], "→ ln_1 →", ["ln_1(x)", C], `→ W: ${3 * C} × ${C}${config.bias ? ", + b" : ""} →`,
         ["q, k, v of all heads", 3 * C], `→ head ${head} →`, ["q, k, v", `${D} each`], rotates && "→ q and k are rotated"),
@@ -140,9 +143,8 @@ defineView({
           name: `transformer.h.${layer}.attn.c_attn`, row: first(part) + channel, input: tensors.ln_1.data,
           output: projected[part][channel], inputName: "ln_1(x)", outputName: rotates && part !== "v" ? `${name} before the rotation` : name,
         }),
-        rotates && await drawRotation(context, part, channel, projected[part], part !== "v" && rowOf(tensors[part], head)),
-        picture("qkv-numbers", "All numbers", () => ({columns: columns.map(column => column.title), rows: numbers}),
-          numberTable(columns, numbers, {selected: d => d === channel, click: d => change({head_channel: d})}))));
+        rotates ? await drawRotation(context, part, channel, projected[part], part !== "v" && rowOf(tensors[part], head)) : all),
+      rotates ? all : "");
   },
 }, {qkv_part: "q", head_channel: 0});
 
@@ -171,7 +173,7 @@ async function drawRotation(context, part, channel, before, after) {
       svg("line", {x1: 0, x2: 2 * size, y1: size, y2: size, stroke: "#d9dee6"}), svg("line", {x1: size, x2: size, y1: 0, y2: 2 * size, stroke: "#d9dee6"}),
       svg("circle", {cx: size, cy: size, r: 90, fill: "none", stroke: "#d9dee6"}),
       arrow(x, y, "#5d6878", "4 3", "before"), arrow(u, w, "#1f5fbf", null, "after")),
-    element("div", {class: "readout"}, `angle = ${token} × ${short(token ? angle / token : 10000 ** (-i / half))} = ${short(angle)}\n`
+    element("div", {class: "readout"}, `angle = ${token} × ${short(token ? angle / token : 10000 ** (-i / half))} = ${short(angle)} radians\n`
       + `${short(x)} cos − ${short(y)} sin = ${short(after[i])}\n${short(x)} sin + ${short(y)} cos = ${short(after[i + half])}`),
     checkLine(`rotated here − ${part} of the model`, largestDifference(computed, after), largest(after))),
     `Position ${token} turns each pair of channels by its own angle. Horizontal: channel ${i}; vertical: channel ${i + half}.`);
@@ -263,14 +265,14 @@ defineView({
           read: (i, d, x) => `${rows[i].label}: ${i < strongest.length ? "v" : "sum"}[${d}] = ${short(x)}`
             + (i < strongest.length ? `, × ${percent(row[strongest[i]])} = ${short(x * row[strongest[i]])}` : ""),
         }), check),
-        `The values with the ${strongest.length} largest weights, in the order of the text; at the right the weights, as they fade them. `
-          + `${colorNote(rows.map(r => r.vector))} The frame marks channel ${channel}, a click another one.`),
+        `The values with the ${strongest.length} largest weights, in the order of the text; at the right the weights, which fade them. `
+          + `All weights sum to ${row.reduce((s, x) => s + x, 0).toFixed(4)}. ${colorNote(rows.map(r => r.vector))} The frame marks channel ${channel}, a click another one.`),
       element("div", {class: "pair"},
         picture("weighted-sum-numbers", `Channel ${channel} in numbers`,
           () => ({columns: columns.map(column => column.title), rows: seen.map(numbers)}),
           element("div", {}, numberTable(columns, table, {selected: i => i === table.length - 1}), off ? null
             : checkLine(`sum − z[${channel}]`, sum[channel] - total[channel], largest(total))), numberInput("channel", "head_channel", channel, D - 1)),
-        drawPushes("head-effect", "What the head's output does to the prediction", facts.heads[head],
+        drawPushes("head-effect", "What the head's output does to the prediction", off ? NO_PUSHES : facts.heads[head],
           off ? "The head is switched off, so it changes nothing." : `W_O writes z into the residual stream as a vector with norm ${short(norm(written))}, which `
             + `changes the logits of the token after ${labelOf(token)}. ${DIRECT_EFFECT}`)));
   },
@@ -388,7 +390,7 @@ defineView({
           checkLine("between + MLP − after, largest difference", largestDifference(between.map((x, c) => x + mlp[c]), result), largest(result)),
           off ? null : checkLine(`all neurons${config.bias ? " + bias" : ""} − MLP, largest difference`, largestDifference(sum, mlp), largest(mlp))),
         colorNote(stream.map(row => row.vector))),
-      drawPushes("mlp-effect", "What the whole MLP does to the prediction", facts.mlp_pushes, off ? "The MLP is switched off, so it changes nothing." : DIRECT_EFFECT),
+      drawPushes("mlp-effect", "What the whole MLP does to the prediction", off ? NO_PUSHES : facts.mlp_pushes, off ? "The MLP is switched off, so it changes nothing." : DIRECT_EFFECT),
       element("div", {class: "controls"}, numberInput("neuron", "neuron", neuron, N - 1)),
       await drawProducts(context, "mlp-products", {
         name: `${name}.c_fc`, row: neuron, input: tensors.ln_2.data, output: before[neuron], inputName: "ln_2(x)", outputName: `preactivation[${neuron}]`,
@@ -463,8 +465,8 @@ defineView({
         "A column is a token of the text, a row a state of its stream: the most likely next token there. Darker is more probable; framed: it is what follows. A click on a token selects it."),
       picture("stream-added", "What each half layer adds", () => ({columns: ["state", "norm of what was added", "norm"], rows: vectors.map((_, s) => [names[s], added[s], norms[s]])}),
         element("div", {class: "row"},
-          bars(vectors.map((_, s) => ({label: names[s], value: added[s], text: short(added[s]), color: !s ? "#5d6878" : s % 2 ? "#1f5fbf" : "#0f766e"})), largest(added), {width: 200, labelWidth: 100}),
-          bars(vectors.map((_, s) => ({label: names[s], value: norms[s], text: short(norms[s]), color: "#5d6878"})), most, {width: 200, labelWidth: 100})),
+          bars(vectors.map((_, s) => ({label: names[s], value: added[s], text: short(added[s]), color: !s ? "#5d6878" : s % 2 ? "#1f5fbf" : "#0f766e"})), largest(added), {width: 150, labelWidth: 100}),
+          bars(vectors.map((_, s) => ({label: names[s], value: norms[s], text: short(norms[s]), color: "#5d6878"})), most, {width: 150, labelWidth: 100})),
         "Left: the norm of what attention or the MLP added. Right: the norm of the stream after it. An MLP that is switched off adds 0."),
       picture("stream", "The states", () => ({columns: ["channel", ...names], rows: Array.from(final, (_, c) => [c, ...vectors.map(x => x[c])])}),
         stackOfStrips(vectors.map((vector, s) => ({label: names[s], vector, text: `norm ${short(norms[s])}`})),
