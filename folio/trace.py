@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import GPT, Attention, Block, CausalSelfAttention, rotary
@@ -94,6 +95,8 @@ class Lens(NamedTuple):
     ids: Tensor  # the most likely tokens, (..., k)
     probabilities: Tensor  # (..., k)
     entropy: Tensor  # of the whole distribution, in nats (...)
+    target_probability: Tensor | None  # of the token that was asked about (...)
+    target_rank: Tensor | None  # how many tokens were more likely than that one (...)
 
 
 @dataclass
@@ -171,6 +174,18 @@ class Trace:
         by_head = self.model.transformer.h[index].attn.c_proj.weight.unflatten(1, z.shape)  # (C, H, D)
         return torch.einsum("chd,hd->hc", by_head, z)
 
+    @torch.no_grad()
+    def separate_heads(self, index: int, token: int) -> Tensor:
+        """The queries, keys and values of a token by a matrix for each head: (3, H, D), before positions rotate them.
+
+        The same as `qkv`, which one matrix for all heads computes.
+        """
+        projection, x = self.model.transformer.h[index].attn.c_attn, self.layer(index).ln_1[token]
+        matrices = projection.weight.chunk(3 * self.model.config.n_head)  # (D, C) each
+        biases = [None] * len(matrices) if projection.bias is None else projection.bias.chunk(len(matrices))
+        parts = [F.linear(x, matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+        return torch.stack(parts).unflatten(0, (3, -1))
+
     # --- predictions --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -179,12 +194,19 @@ class Trace:
         return self.model.lm_head(self.model.transformer.ln_f(states))
 
     @torch.no_grad()
-    def lens(self, states: Tensor, k: int) -> Lens:
-        """The k most likely next tokens of states (..., C): the logit lens (nostalgebraist 2020)."""
+    def lens(self, states: Tensor, k: int, target: int | None = None) -> Lens:
+        """The k most likely next tokens of states (..., C), and what they say about the token `target`.
+
+        The logit lens (nostalgebraist 2020).
+        """
         log_probabilities = self.logits(states).log_softmax(dim=-1)
         top = log_probabilities.topk(min(k, log_probabilities.shape[-1]))
         entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
-        return Lens(top.indices, top.values.exp(), entropy)
+        if target is None:
+            return Lens(top.indices, top.values.exp(), entropy, None, None)
+        of_target = log_probabilities[..., target]
+        rank = (log_probabilities > of_target[..., None]).sum(-1)
+        return Lens(top.indices, top.values.exp(), entropy, of_target.exp(), rank)
 
     @torch.no_grad()
     def effect(self, added: Tensor, token: int) -> Tensor:

@@ -38,6 +38,7 @@ MOST_TOKENS = 2048  # of a text, if the context is longer
 MOST_CHARACTERS = 100_000  # of a text in a question
 THUMBNAIL = 32  # queries and keys of a head's small picture
 LENS = 5  # tokens that the logit lens shows for each state
+LENS_TOKENS = 12  # tokens of the text whose lens is shown together
 PUSHED = 5  # tokens whose logits a vector raises or lowers most
 NEURONS = 16  # of an MLP, the strongest ones
 MAP_TOKENS = 1000  # of a vocabulary, the first ones, on the map
@@ -214,6 +215,7 @@ class TraceProvider:
             "head": self.head,
             "layer": self.layer,
             "token": self.token,
+            "lens": self.lens,
             "logits": self.logits,
             "parameter": self.parameter,
             "vocabulary": self.vocabulary,
@@ -395,6 +397,9 @@ class TraceProvider:
             **{name: getattr(layer.heads, name)[:, token] for name in ("q", "k", "v", "z")},  # (H, D) each
             "weights": layer.heads.weights[:, token],  # (H, T)
             "head_outputs": by_head,
+            "separate_heads": trace.separate_heads(question.layer, token),  # (3, H, D)
+            "column_norms": block.mlp.c_proj.weight.norm(dim=0),  # of what a neuron of 1 writes (4C)
+            "written": written.sum(1),  # by all neurons, without c_proj's bias and even if the MLP is off (C)
             "before": trace.stream[2 * question.layer, token],
             "between": trace.stream[2 * question.layer + 1, token],
             "after": trace.stream[2 * question.layer + 2, token],
@@ -405,7 +410,8 @@ class TraceProvider:
         """A token's embedding, and its way through the residual stream."""
         trace, token = self._trace(question).trace, question.token
         model, states = trace.model, trace.stream[:, token]  # (2L + 1, C)
-        lens = trace.lens(states, LENS)
+        following = trace.ids[token + 1].item() if token + 1 < len(trace.ids) else None
+        lens = trace.lens(states, LENS, following)
         position = torch.tensor(token, device=states.device)
         embedding = model.transformer.wte.weight[trace.ids[token]]
         tensors = {
@@ -416,7 +422,22 @@ class TraceProvider:
             "embedding": embedding,
             "position": model.embed(trace.ids[token], position) - embedding,
         }
+        if following is not None:
+            tensors |= {"next_probability": lens.target_probability, "next_rank": lens.target_rank}  # (2L + 1) each
         return Answer({}, tensors)
+
+    def lens(self, question: Question) -> Answer:
+        """The most likely next token of each state of the residual stream, for the tokens around one: (2L + 1, N)."""
+        trace = self._trace(question).trace
+        first = max(0, min(question.token - LENS_TOKENS // 2, len(trace.ids) - LENS_TOKENS))
+        shown = range(first, min(first + LENS_TOKENS, len(trace.ids)))
+        lenses = [trace.lens(trace.stream[:, token], 1) for token in shown]  # one by one, because V is large
+        tensors = {
+            "ids": torch.cat([lens.ids for lens in lenses], dim=1),
+            "probabilities": torch.cat([lens.probabilities for lens in lenses], dim=1),
+            "entropy": torch.stack([lens.entropy for lens in lenses], dim=1),
+        }
+        return Answer({"first": first}, tensors)
 
     def logits(self, question: Question) -> Answer:
         """The logits after a token, before any filter."""

@@ -239,3 +239,90 @@ function ticksOf(low, high, count) {
   const size = [1, 2, 5, 10].map(n => n * step).find(size => (high - low) / size <= count);
   return Array.from({length: count + 2}, (_, i) => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
 }
+
+// Vectors as strips below each other. rows: {label, vector, text (at the right), fade (opacity, from 0 to 1), own (true:
+// colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as over a sum)}.
+// options: group (a gap after so many cells, with the names in `groups` above), read(i, k, x) for the line below,
+// click(i, k), chosen(i, k): whether a cell is framed, labelWidth, textWidth.
+function stackOfStrips(rows, options = {}) {
+  const {labelWidth = 110, textWidth = 70, group = 0, groups = [], read, click, chosen = () => false} = options;
+  const longest = Math.max(...rows.map(row => row.vector.length)), shared = Math.max(...rows.map(row => row.own ? 0 : largest(row.vector)));
+  const room = clamp(document.getElementById("view").clientWidth - labelWidth - textWidth - 48, 180, 640);
+  const even = Math.ceil(longest / Math.ceil(2.5 * longest / room)); // cells have 2.5 pixels or more
+  const columns = group ? Math.max(group, Math.floor(even / group) * group) : even;
+  const cell = Math.min(14, room / columns), lines = longest > columns ? 9 : 16, head = groups.length && columns === longest ? 18 : 0;
+  const tops = [];
+  let height = head + 3;
+  for (const {vector, rule} of rows) {
+    height += rule ? 8 : 0;
+    tops.push(height);
+    height += Math.ceil(vector.length / columns) * lines + 5;
+  }
+  const place = k => [labelWidth + (k % columns) * cell, Math.floor(k / columns) * lines];
+  const box = (i, k, color, name) => svg("rect", {x: place(k)[0] - 1, y: tops[i] + place(k)[1] - 1, width: cell + 2, height: lines + 2,
+    fill: "none", stroke: color, "stroke-width": 1.5, class: name, "pointer-events": "none"});
+  const width = labelWidth + columns * cell + textWidth, letters = Math.floor((labelWidth - 8) / 7.3);
+  const drawing = svg("svg", {width, height, role: "img", style: {display: "block", cursor: click ? "pointer" : "default"}},
+    head && groups.map((name, g) => svg("text", {x: labelWidth + (g + 0.5) * group * cell, y: 12, "text-anchor": "middle", class: "soft"}, name)),
+    rows.map(({label, vector, text = "", fade = 1, own, rule}, i) => {
+      const used = Math.min(columns, vector.length), y = tops[i];
+      return [
+        rule && svg("line", {x1: 0, x2: width, y1: y - 6, y2: y - 6, stroke: "#5d6878"}),
+        svg("text", {x: labelWidth - 8, y: y + lines / 2 + 5, "text-anchor": "end"}, label.length > letters ? `${label.slice(0, letters - 1)}…` : label),
+        svg("image", {x: labelWidth, y, width: used * cell, height: Math.ceil(vector.length / columns) * lines, opacity: fade,
+          preserveAspectRatio: "none", href: stripImage(vector, columns, own ? largest(vector) : shared), style: {imageRendering: "pixelated"}}),
+        svg("text", {x: labelWidth + used * cell + 8, y: y + lines / 2 + 5, class: "soft"}, text),
+        group && Array.from({length: Math.ceil(used / group) - 1}, (_, g) => svg("rect", {
+          x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: Math.ceil(vector.length / columns) * lines, fill: "#fff"})),
+        Array.from(vector.keys()).filter(k => chosen(i, k)).map(k => box(i, k, "#1f5fbf")),
+      ].flat();
+    }).flat());
+  const readout = element("div", {class: "readout"});
+
+  function at(event) {
+    const {left, top} = drawing.getBoundingClientRect(), x = event.clientX - left - labelWidth, y = event.clientY - top;
+    const i = tops.findLastIndex(start => start <= y), column = Math.floor(x / cell);
+    const k = Math.floor((y - tops[i]) / lines) * columns + column;
+    return i >= 0 && column >= 0 && column < columns && k < rows[i].vector.length ? [i, k] : null;
+  }
+
+  drawing.addEventListener("pointermove", event => {
+    const found = at(event);
+    drawing.querySelector(".pointed")?.remove();
+    if (found) drawing.append(box(...found, "#c2410c", "pointed"));
+    if (found && read) readout.textContent = read(...found, rows[found[0]].vector[found[1]]);
+  });
+  drawing.addEventListener("pointerleave", () => {
+    drawing.querySelector(".pointed")?.remove();
+    readout.textContent = "";
+  });
+  if (click) drawing.addEventListener("click", event => at(event) && click(...at(event)));
+  return element("div", {}, element("div", {class: "scroll"}, drawing), read && readout);
+}
+
+// A vector as an image, one pixel for each number, in lines of `columns`.
+function stripImage(vector, columns, most) {
+  const width = Math.min(columns, vector.length), height = Math.ceil(vector.length / columns);
+  const canvas = element("canvas", {width, height}), context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  vector.forEach((x, k) => image.data.set(Number.isFinite(x) ? [...colorOf("signed", x / most), 255] : [225, 228, 233, 255], 4 * k));
+  context.putImageData(image, 0, 0);
+  return canvas.toDataURL();
+}
+
+// How vectors become others: boxes [name, size] with what happens between them as text.
+function shapeFlow(...parts) {
+  return element("div", {class: "flow"}, parts.filter(Boolean).map(part => Array.isArray(part)
+    ? element("span", {class: "shape"}, part[0], element("small", {}, part[1])) : element("span", {}, part)));
+}
+
+// A line that checks a sum. The difference is rounding if it is small compared with the numbers.
+function checkLine(text, difference, size = 1) {
+  const good = Math.abs(difference) <= 1e-4 * Math.max(1, size);
+  return element("div", {class: good ? "check" : "check wrong", title: String(difference)},
+    `${good ? "✓" : "✗"} ${text}: ${difference.toFixed(4).replace("-", "−").replace(/^−(0\.0+)$/, "$1")}`);
+}
+
+// The largest difference of two vectors, with its sign.
+function largestDifference(x, y) {
+  return x.reduce((most, value, i) => Math.abs(value - y[i]) > Math.abs(most) ? value - y[i] : most, 0);
+}

@@ -3,11 +3,11 @@
 
 // --- choosing a layer and a head -------------------------------------------------------------------------------------
 
-// The heads of the selected layer in small; a click selects one.
-function headPicker({config, layer, head, overview}) {
+// The heads of the selected layer in small; a click selects one. heads: false for views of a whole layer.
+function headPicker({config, layer, head, overview}, {heads: offered = true} = {}) {
   const layers = element("select", {"aria-label": "Layer", change: event => change({layer: Number(event.target.value)})},
     Array.from({length: config.n_layer}, (_, l) => element("option", {value: l, selected: l === layer}, `layer ${l}`)));
-  const heads = Array.from({length: config.n_head}, (_, h) => element("button", {
+  const heads = Array.from({length: offered ? config.n_head : 0}, (_, h) => element("button", {
     "data-testid": `head-${layer}-${h}`, title: `layer ${layer}, head ${h}`, class: h === head ? "chosen" : null,
     "aria-pressed": String(h === head), click: () => change({head: h}),
   }, thumbnail(overview.tensors.thumbnails, layer, h, 40), element("br"), `head ${h}`));
