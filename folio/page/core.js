@@ -128,11 +128,11 @@ function remember(changes) {
 }
 
 // What a question about the current text starts with. options: other fields, such as {model: 1}.
-function question(kind, ids, options = {}) {
+function question(kind, ids, {step, ...options} = {}) {
   const {mask, scale, heads_off, mlps_off} = state;
   const asked = {kind, ids, mask, scale: Boolean(scale), heads_off, mlps_off, ...options};
-  if (state.step >= 0 && !asked.model) asked.step ??= state.step;
-  return asked;
+  if (step === undefined && state.step >= 0 && !asked.model) step = state.step;
+  return step === undefined ? asked : {...asked, step};
 }
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
@@ -163,21 +163,19 @@ async function draw() {
   }
 }
 
-const SLOW = 500; // milliseconds
+const SMALL = 20e6; // parameters; the checkpoints of larger models are slow to load
 
-// Ask for the other checkpoints what the view asked for this one, the nearest first, until something else is drawn or a
-// checkpoint is slow, so that the slider of checkpoints moves at once.
+// Ask for the other checkpoints what the view asked for this one, the nearest first, until something else is drawn, so
+// that the slider of checkpoints moves at once. Of a large model, ask for the next two only.
 async function askAhead({model, ids, asked}, mine) {
   const {checkpoints} = model, at = checkpoints.indexOf(state.step);
   if (at < 0) return; // the slider was not moved
   const steps = [...checkpoints].sort((a, b) => Math.abs(checkpoints.indexOf(a) - at) - Math.abs(checkpoints.indexOf(b) - at));
-  for (const step of steps) {
-    const begin = performance.now();
+  for (const step of steps.slice(0, model.num_params.total < SMALL ? steps.length : 3)) {
     for (const [kind, options] of asked) {
       if (mine !== drawing) return;
       if (await ask(question(kind, ids, {step, ...options})).catch(() => null) === null) return;
     }
-    if (performance.now() - begin > SLOW) return;
   }
 }
 
@@ -229,9 +227,8 @@ async function loadOther(allIds) {
     mlps_off: state.mlps_off.split(",").filter(layer => exists(layer)).join(","),
   };
   const otherAsk = (kind, options) => {
-    const asked = question(kind, ids, {...switches, ...options, model: index});
-    delete asked.step;
-    return ask(step < 0 ? asked : {...asked, step});
+    const which = index ? {model: index} : {};
+    return ask(question(kind, ids, {...switches, ...options, ...which, ...step < 0 ? {} : {step}}));
   };
   const name = index ? model.name + (step < 0 ? "" : `, step ${step.toLocaleString("en-US")}`) : `step ${step.toLocaleString("en-US")}`;
   return {model, name, ids, step, overview: await otherAsk("overview"), ask: otherAsk};
