@@ -94,7 +94,7 @@ def page(browser, serve):
     """A page that is closed before its server, and must have had no errors."""
     errors = []
     page = browser.new_page(reduced_motion="reduce")
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(120_000)
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
@@ -118,7 +118,7 @@ def after(page, action: Callable[[], object]) -> None:
 
 def wait_until(page, condition: str) -> None:
     """Wait for an expression of JavaScript. (wait_for_function needs eval, which the page's policy forbids.)"""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
         time.sleep(0.01)
