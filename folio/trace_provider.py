@@ -187,6 +187,7 @@ class ViewedModel:
             "config": asdict(model.config),
             "tokenizer": self.tokenizer.kind,
             "vocab_size": self.tokenizer.vocab_size,
+            "eot": self.tokenizer.eot,
             "step": self.step,
             "checkpoints": list(self.checkpoints()),
             "max_iters": self.settings.get("max_iters"),

@@ -48,17 +48,32 @@ function unpack(buffer) {
 }
 
 let provider = server;
-const answers = new Map(); // promises by question, the newest last
-const KEPT_ANSWERS = 64;
+const answers = new Map(); // {promise, answer, bytes} by question, the newest last
+const KEPT_BYTES = 2 ** 26; // of answers
+const FACTS_BYTES = 4096; // about what an answer needs without its tensors
 
 function ask(question) {
   const key = JSON.stringify(question);
-  const answer = answers.get(key) ?? provider.ask(question);
+  const entry = answers.get(key) ?? {promise: provider.ask(question), answer: null, bytes: FACTS_BYTES};
   answers.delete(key);
-  answers.set(key, answer);
-  if (answers.size > KEPT_ANSWERS) answers.delete(answers.keys().next().value);
-  answer.catch(() => answers.delete(key));
-  return answer;
+  answers.set(key, entry);
+  if (entry.answer) return entry.promise;
+  entry.promise.then(answer => {
+    entry.answer = answer;
+    entry.bytes = Object.values(answer.tensors).reduce((sum, {data}) => sum + data.byteLength, FACTS_BYTES);
+    let total = [...answers.values()].reduce((sum, {bytes}) => sum + bytes, 0);
+    for (const [old, {bytes}] of answers) {
+      if (total <= KEPT_BYTES || old === key) break;
+      total -= bytes;
+      answers.delete(old);
+    }
+  }, () => answers.delete(key));
+  return entry.promise;
+}
+
+// The answer to a question that was asked before, or nothing.
+function kept(question) {
+  return answers.get(JSON.stringify(question))?.answer;
 }
 
 // --- state -----------------------------------------------------------------------------------------------------------
@@ -69,7 +84,11 @@ const DEFAULTS = {
   view: "tokens", text: "", ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
   shade: "linear", hide_first: 0, mask: "before", scale: 1, heads_off: "", mlps_off: "",
   temperature: 0.8, top_k: 200, top_p: 1, min_p: 0, seed: 1337,
+  other_step: -1, // what "compare" compares with: a step of the second model, or of the only one
+  replaced: "", // tokens that were replaced by others in ids: POSITION:BEFORE:AFTER, separated by commas
 };
+const UNCHANGED = {mask: "before", scale: 1, heads_off: "", mlps_off: ""}; // the switches
+
 const state = {...DEFAULTS};
 const views = {}; // by id: {id, title, about, draw(box, context)}; start.js has their order
 let described; // the answer to "models"
@@ -109,11 +128,11 @@ function remember(changes) {
 }
 
 // What a question about the current text starts with. options: other fields, such as {model: 1}.
-function question(kind, ids, options = {}) {
+function question(kind, ids, {step, ...options} = {}) {
   const {mask, scale, heads_off, mlps_off} = state;
   const asked = {kind, ids, mask, scale: Boolean(scale), heads_off, mlps_off, ...options};
-  if (state.step >= 0 && !asked.model) asked.step = state.step;
-  return asked;
+  if (step === undefined && state.step >= 0 && !asked.model) step = state.step;
+  return step === undefined ? asked : {...asked, step};
 }
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
@@ -122,9 +141,10 @@ let drawing = 0; // counts the calls of draw; an older one stops when a newer on
 
 async function draw() {
   const mine = ++drawing, box = document.getElementById("view");
+  let context;
   box.classList.add("busy");
   try {
-    const context = await loadContext();
+    context = await loadContext();
     if (mine !== drawing) return;
     drawSurroundings(context);
     const view = views[state.view] ?? views.tokens;
@@ -138,6 +158,23 @@ async function draw() {
     if (mine === drawing) {
       box.classList.remove("busy");
       document.body.dataset.drawn = mine;
+      if (context) askAhead(context, mine);
+    }
+  }
+}
+
+const SMALL = 20e6; // parameters; the checkpoints of larger models are slow to load
+
+// Ask for the other checkpoints what the view asked for this one, the nearest first, until something else is drawn, so
+// that the slider of checkpoints moves at once. Of a large model, ask for the next two only.
+async function askAhead({model, ids, asked}, mine) {
+  const {checkpoints} = model, at = checkpoints.indexOf(state.step);
+  if (at < 0) return; // the slider was not moved
+  const steps = [...checkpoints].sort((a, b) => Math.abs(checkpoints.indexOf(a) - at) - Math.abs(checkpoints.indexOf(b) - at));
+  for (const step of steps.slice(0, model.num_params.total < SMALL ? steps.length : 3)) {
+    for (const [kind, options] of asked) {
+      if (mine !== drawing) return;
+      if (await ask(question(kind, ids, {step, ...options})).catch(() => null) === null) return;
     }
   }
 }
@@ -157,13 +194,48 @@ async function loadContext() {
   state.layer = clamp(state.layer, 0, n_layer - 1);
   state.head = clamp(state.head, 0, n_head - 1);
   const token = state.token < 0 ? ids.length - 1 : Math.min(state.token, ids.length - 1);
-  const overview = await ask(question("overview", ids));
+  state.replaced = replacements(ids).map(entry => entry.join(":")).join(",");
+  const asked = []; // what the view asks about the text
+  const ownAsk = (kind, options) => {
+    asked.push([kind, options]);
+    return ask(question(kind, ids, options));
+  };
+  const overview = await ownAsk("overview");
   const {layer, head} = state;
   return {
-    model, ids, token, layer, head, note, overview, config: model.config,
-    labels: ids.map(id => pieces[id]),
-    ask: (kind, options) => ask(question(kind, ids, options)),
+    model, ids, token, layer, head, note, overview, asked, config: model.config,
+    labels: ids.map(id => pieces[id]), ask: ownAsk, other: await loadOther(ids),
   };
+}
+
+// The replaced tokens that are still in ids: [position, id before, id after].
+function replacements(ids) {
+  if (!state.ids) return [];
+  return state.replaced.split(",").map(entry => entry.split(":").map(Number))
+    .filter(([position, before, after]) => ids[position] === after && before in pieces);
+}
+
+// What is compared with, if it is: the second model, or another checkpoint of the only one. {model, name, ids, overview,
+// ask}; its ids are fewer if its context is shorter.
+async function loadOther(allIds) {
+  if (!isComparable() || state.view !== "compare" && state.color !== "difference") return null;
+  const index = described.models.length - 1, model = described.models[index], ids = allIds.slice(0, model.limit);
+  const first = index ? -1 : model.checkpoints[0], step = state.other_step < 0 ? first : state.other_step;
+  const exists = (layer, head = 0) => Number(layer) < model.config.n_layer && Number(head) < model.config.n_head;
+  const switches = { // without the layers and heads that it lacks
+    heads_off: state.heads_off.split(",").filter(pair => exists(...pair.split("."))).join(","),
+    mlps_off: state.mlps_off.split(",").filter(layer => exists(layer)).join(","),
+  };
+  const otherAsk = (kind, options) => {
+    const which = index ? {model: index} : {};
+    return ask(question(kind, ids, {...switches, ...options, ...which, ...step < 0 ? {} : {step}}));
+  };
+  const name = index ? model.name + (step < 0 ? "" : `, step ${step.toLocaleString("en-US")}`) : `step ${step.toLocaleString("en-US")}`;
+  return {model, name, ids, step, overview: await otherAsk("overview"), ask: otherAsk};
+}
+
+function isComparable() {
+  return described.models.length === 2 || described.models[0].checkpoints.length > 1;
 }
 
 function clamp(x, low, high) {

@@ -5,6 +5,10 @@ const COLORINGS = {
   loss: {title: "loss", read: (tensors, t) => t ? tensors.loss.data[t - 1] : NaN, most: 6, unit: "nats"},
   rank: {title: "rank", read: (tensors, t) => t ? Math.log2(1 + tensors.rank.data[t - 1]) : NaN, most: 8, unit: "log₂(1 + rank)"},
   entropy: {title: "entropy", read: (tensors, t) => t ? tensors.entropy.data[t - 1] : NaN, most: 4, unit: "nats before the token"},
+  difference: {
+    title: "difference", read: ({loss}, t, {loss: other}) => t && t <= other.data.length ? loss.data[t - 1] - other.data[t - 1] : NaN,
+    most: 3, unit: "nats", scale: "signed", offered: isComparable,
+  },
 };
 
 function drawSurroundings(context) {
@@ -17,9 +21,32 @@ function drawSurroundings(context) {
   const box = document.getElementById("text");
   if (document.activeElement !== box) box.value = state.ids ? context.labels.join("") : state.text;
   document.getElementById("input-note").textContent = note;
+  drawSwitched(context);
   drawCheckpoints(model);
   drawStrip(context);
   drawMenu();
+}
+
+// A badge that says what is changed in the model or the text, with a button that undoes it.
+function drawSwitched({ids}) {
+  const heads = state.heads_off.split(",").filter(Boolean), mlps = state.mlps_off.split(",").filter(Boolean);
+  const replaced = replacements(ids), list = (name, items) => items.length > 4 ? `${items.length} ${name}s off` : `${name} ${items.join(", ")} off`;
+  const changes = [
+    {after: "mask after the softmax", off: "no mask"}[state.mask], !state.scale && "no 1/√D",
+    heads.length && list("head", heads), mlps.length && list("MLP", mlps),
+    replaced.length && `token ${replaced.map(([position]) => position).join(", ")} replaced`,
+  ].filter(Boolean);
+  document.getElementById("switched")?.remove();
+  if (!changes.length) return;
+  document.getElementById("header").append(element("div", {id: "switched", role: "status", "data-testid": "switched"},
+    element("a", {href: link({view: "switches"})}, `Changed: ${changes.join(", ")}`), " ",
+    element("button", {"data-testid": "reset-switches", click: () => change({...UNCHANGED, ...restored(ids)})}, "reset")));
+}
+
+// The change of state that puts the replaced tokens back.
+function restored(ids) {
+  const before = new Map(replacements(ids));
+  return before.size ? {ids: ids.map((id, t) => before.get(t) ?? id).join(","), replaced: ""} : {};
 }
 
 function drawCheckpoints({checkpoints, step}) {
@@ -36,16 +63,17 @@ function drawCheckpoints({checkpoints, step}) {
   document.getElementById("checkpoint-step").textContent = `step ${current.toLocaleString("en-US")}`;
 }
 
-function drawStrip({labels, token, overview}) {
-  const coloring = COLORINGS[state.color] ?? COLORINGS.loss;
+function drawStrip({labels, token, overview, other}) {
+  const offered = Object.entries(COLORINGS).filter(([, coloring]) => coloring.offered?.() ?? true);
+  const coloring = Object.fromEntries(offered)[state.color] ?? COLORINGS.loss, {scale = "sequential", most, unit} = coloring;
   document.getElementById("strip-bar").replaceChildren(
     element("label", {}, "color by ", element("select", {"data-testid": "color", change: event => change({color: event.target.value})},
-      Object.entries(COLORINGS).map(([name, {title}]) => element("option", {value: name, selected: name === state.color}, title)))),
-    `0 to ${coloring.most} ${coloring.unit}, light to dark`);
+      offered.map(([name, {title}]) => element("option", {value: name, selected: name === state.color}, title)))),
+    scale === "signed" ? `loss − loss of ${other.name}: dark −${most} ${unit}, light ${most}` : `0 to ${most} ${unit}, light to dark`);
   const strip = document.getElementById("strip");
   strip.replaceChildren(...labels.map((label, t) => {
-    const x = coloring.read(overview.tensors, t);
-    const color = Number.isFinite(x) ? colorOf("sequential", x / coloring.most) : [255, 255, 255];
+    const x = coloring.read(overview.tensors, t, other?.overview.tensors);
+    const color = Number.isFinite(x) ? colorOf(scale, x / most) : [255, 255, 255];
     return element("span", {
       class: t === token ? "token selected" : "token", role: "option", "aria-selected": String(t === token),
       "data-testid": `strip-${t}`, title: `${t}: ${visible(label)}${Number.isFinite(x) ? ` ${coloring.title} ${short(x)}` : ""}`,
@@ -102,6 +130,10 @@ document.addEventListener("keydown", event => {
   const count = document.getElementById("strip").childElementCount;
   const token = state.token < 0 ? count - 1 : state.token;
   const at = steps.indexOf(state.step < 0 ? described.models[0].step : state.step);
+  if (views[state.view]?.keys?.[event.key]) {
+    event.preventDefault();
+    return views[state.view].keys[event.key]();
+  }
   const menu = Object.values(MENU).flat().filter(isOffered), view = Math.max(0, menu.indexOf(state.view));
   const step = by => steps.length ? {step: steps[clamp(at + by, 0, steps.length - 1)]} : {};
   const changes = {
