@@ -110,6 +110,7 @@ class TrainConfig(Settings):
     async_save: bool = True  # write checkpoints in the background, from a copy in memory; False: wait for the disk
     keep_last: PositiveInt = 2  # newest checkpoints to keep, besides the best
     always_save_checkpoint: bool = True  # False: an evaluation saves only when the loss is the best so far
+    snapshots: NonNegativeInt = 0  # copies of the weights alone to keep, most of them early in the run; 0: none
     sample_tokens: NonNegativeInt = 200  # tokens to generate at each evaluation, into samples.jsonl; 0: no samples
     patience: PositiveInt | None = None  # stop after this many evaluations without improvement; None: never
     log_interval: PositiveInt = 10  # steps between lines of metrics.jsonl
@@ -303,6 +304,8 @@ def train(given: TrainConfig) -> Result:
                     losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
                 if session.should_log:
                     session.log(losses)
+                if session.should_snapshot:
+                    session.snapshot()
                 if session.should_save:
                     session.save()
                 if session.should_evaluate:

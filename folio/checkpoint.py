@@ -7,6 +7,7 @@
                             manifest.json          bytes and sha256 of each of these
     OUT_DIR/last.json       names the newest checkpoint
     OUT_DIR/best.json       names the one with the lowest validation loss
+    OUT_DIR/snapshots/      see folio/snapshots.py
 
 A directory that is being written or removed has a name that begins with a dot. After a kill, the next start removes it.
 
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from folio import UserError, tokenizer
 from folio.files import read_json, sha256, sync, write_json
+from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
 from folio.tokenizer import Tokenizer
 from model import GPT, GPTConfig
@@ -160,13 +162,17 @@ def _write(
 
 
 class Saver:
-    """Writes a run's checkpoints in the background, one at a time. A context manager, which waits for the last one."""
+    """Writes a run's checkpoints and snapshots in the background, one at a time and in order.
+
+    A context manager, which waits for the last one.
+    """
 
     def __init__(self, out_dir: Path, tokenizer: Tokenizer, keep_last: int, replace: bool = False):
         self.out_dir, self.tokenizer, self.keep_last = out_dir, tokenizer, keep_last
         self.replace = replace  # the first checkpoint replaces an earlier run's
         self.thread = ThreadPoolExecutor(1, initializer=_lower_priority)
         self.writing: tuple[int, Future] | None = None  # a step and its save
+        self.writing_snapshot: tuple[int, Future] | None = None
 
     def begin(
         self, step: int, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any], best: bool
@@ -180,12 +186,20 @@ class Saver:
         """Wait for the checkpoint that is being written. Returns why it failed, or None."""
         if not self.writing:
             return None
-        (step, future), self.writing = self.writing, None
-        error = future.exception()
-        self.replace = self.replace and error is not None
-        if error and not isinstance(error, OSError):
-            raise error
-        return f"step {step:,} could not be saved ({error})" if error else None
+        writing, self.writing = self.writing, None
+        failure = _wait_for(*writing)
+        self.replace = self.replace and failure is not None
+        return failure
+
+    def begin_snapshot(self, step: int, weights: dict[str, Tensor]) -> None:
+        """As begin(), for a snapshot. Call wait_for_snapshot() for the previous one before."""
+        assert self.writing_snapshot is None
+        self.writing_snapshot = step, self.thread.submit(write_snapshot, self.out_dir, step, weights)
+
+    def wait_for_snapshot(self) -> str | None:
+        """As wait(), for a snapshot."""
+        writing, self.writing_snapshot = self.writing_snapshot, None
+        return _wait_for(*writing) if writing else None
 
     def __enter__(self) -> "Saver":
         return self
@@ -203,7 +217,19 @@ class NullSaver(Saver):
 
     def wait(self) -> None: ...
 
+    def begin_snapshot(self, *arguments: Any) -> None: ...
+
+    def wait_for_snapshot(self) -> None: ...
+
     def __exit__(self, *exception: Any) -> None: ...
+
+
+def _wait_for(step: int, future: Future) -> str | None:
+    """Wait until a step is written. Returns why it failed, or None."""
+    error = future.exception()
+    if error and not isinstance(error, OSError):
+        raise error
+    return f"step {step:,} could not be saved ({error})" if error else None
 
 
 def _lower_priority() -> None:

@@ -20,6 +20,7 @@ from folio.guard import Step
 from folio.metrics import Clock, Metrics, NullMetrics
 from folio.runtime import Runtime
 from folio.schedule import Schedule
+from folio.snapshots import is_due, remove_snapshots
 from folio.start import Start, cannot_write
 from folio.state import TrainState
 from folio.windows import Mixture
@@ -41,7 +42,7 @@ class Session:
                 train_step(...)
                 session.end_step()  # sets should_log, should_evaluate and should_save
                 ...evaluate...      # if should_evaluate
-                session.log(losses), session.save(), session.sample()  # in this order, each if it is due
+                session.log(losses), session.snapshot(), session.save(), session.sample()  # in this order, if due
 
     start: with train.py's settings. record: what a checkpoint says about the run, besides its progress. sample:
     generates so many tokens of text for samples.jsonl; None: no samples.
@@ -87,6 +88,7 @@ class Session:
             checkpoint.clear_unfinished(self.out_dir)
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
+            remove_snapshots(self.out_dir, self.state.step or -1)  # of another run, or of an abandoned future
             wandb_id, config = start.earlier.get("wandb_id"), self.record["config"]
             metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id)
         except OSError as error:
@@ -114,10 +116,12 @@ class Session:
         return self.stopped_by != 0 or reason_to_end(self.cfg, self.state, self.schedule) is not None
 
     def log_start(self, losses: dict[str, float]) -> None:
-        """Write the validation loss before the first step as the line of step 0 of metrics.jsonl."""
+        """Write the validation loss before the first step as the line of step 0 of metrics.jsonl, and a snapshot."""
         vocab_size = self.data.tokenizer.vocab_size
         remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
         self.metrics.log(self._metrics_line(0, losses), remark)
+        if self.should_snapshot:
+            self.snapshot()
         if self.budget:
             self.budget.start_stretch(0)
 
@@ -265,6 +269,24 @@ class Session:
             f"{last:.4f}: {reason}; sample.py takes the best checkpoint, of step {best_step:,}"
         )
 
+    @property
+    def should_snapshot(self) -> bool:
+        return is_due(self.state.step, self.cfg.snapshots, self.schedule)
+
+    def snapshot(self) -> None:
+        """Write a snapshot of the weights in the background, before the checkpoint that a later run resumes from."""
+        self._wait_for_snapshot()
+        weights = self.state.weights(keep=self.group.rank == 0, copy=self.cfg.async_save)
+        self.saver.begin_snapshot(self.state.step, weights)
+        if not self.cfg.async_save:
+            self._wait_for_snapshot()
+        self.group.barrier()
+
+    def _wait_for_snapshot(self) -> None:
+        """Wait for the snapshot that is being written. One that failed is reported."""
+        if failure := self.saver.wait_for_snapshot():
+            self.metrics.say(f"the snapshot of {failure}; training continues without it")
+
     def save(self) -> None:
         """Write a checkpoint; in the background, unless the run ends with it."""
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
@@ -287,6 +309,7 @@ class Session:
         """Wait for the checkpoint that is being written. One that failed is not the best; training continues unless it
         is the `last`. Raises TrainingError.
         """
+        self._wait_for_snapshot()
         failure = self.group.broadcast(self.saver.wait())
         if not failure:
             return

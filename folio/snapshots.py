@@ -1,26 +1,43 @@
-"""Snapshots of a run's weights, for looking at how a model changes while it learns.
+"""Snapshots of a run's weights, which show how a model changes while it learns.
 
     OUT_DIR/snapshots/step-000050.safetensors    the weights by parameter name, a tied one once
 
 They are spaced on a log scale, because a model changes most at the beginning. Nothing resumes from them.
 """
 
-import os
+from functools import cache
 from pathlib import Path
 
-import numpy as np
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from folio.files import atomic_write
+from folio.schedule import Schedule
 
-def snapshot_steps(count: int, max_iters: int) -> set[int]:
-    """The steps after which to take a snapshot: 0, max_iters, and others between them on a log scale.
 
-    At most `count`; fewer if steps near the beginning coincide.
+@cache
+def snapshot_steps(count: int, max_iters: int) -> tuple[int, ...]:
+    """The steps after which to take `count` snapshots: 0, max_iters, and others, evenly spaced in log(1 + step).
+
+    A run of fewer steps has one after each. A single snapshot is of the last step.
     """
-    if count == 0:
-        return set()
-    return {0, *np.geomspace(1, max_iters, max(count - 1, 1)).round().astype(int).tolist(), max_iters}
+    if count < 2:
+        return (max_iters,) * count
+    steps = [0]
+    for remaining in range(min(count - 1, max_iters), 0, -1):
+        last = steps[-1]
+        ratio = ((1 + max_iters) / (1 + last)) ** (1 / remaining)
+        steps.append(max(last + 1, round((1 + last) * ratio) - 1))
+    return tuple(steps)
+
+
+def is_due(step: int, count: int, schedule: Schedule) -> bool:
+    """Whether to take one of `count` snapshots after `step`. A time budget's decisions stretch or shorten the rest."""
+    if count == 0 or step == schedule.max_iters:
+        return count > 0
+    before, now = schedule.recipe_step(step - 1) if step else -1, schedule.recipe_step(step)
+    return any(before < planned <= now for planned in snapshot_steps(count, schedule.counts.max_iters))
 
 
 def find_snapshots(out_dir: Path) -> dict[int, Path]:
@@ -31,19 +48,22 @@ def find_snapshots(out_dir: Path) -> dict[int, Path]:
 
 
 def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None:
-    """Write a snapshot under a temporary name, and rename it. Raises OSError."""
-    final = out_dir / "snapshots" / f"step-{step:06d}.safetensors"
-    final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    try:
-        save_file({name: t.detach().contiguous().cpu() for name, t in weights.items()}, temporary)
-        temporary.replace(final)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write a snapshot, or nothing if the disk refuses it. Raises OSError."""
+    with atomic_write(out_dir / "snapshots" / f"step-{step:06d}.safetensors") as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # safetensors makes its files readable by the owner only
+        try:
+            save_file({name: t.detach().contiguous().cpu() for name, t in weights.items()}, temporary)
+        except SafetensorError as error:  # raised for a full disk
+            raise OSError(str(error)) from None
+        temporary.chmod(mode)
 
 
 def remove_snapshots(out_dir: Path, after: int) -> None:
-    """Remove the snapshots after a step: those of a run that is resumed from there, or (-1) replaced."""
-    for step, path in find_snapshots(out_dir).items():
-        if step > after:
-            path.unlink()
+    """Remove the snapshots after a step: those of a run that is resumed from there, or (-1) replaced. Raises OSError.
+
+    What a killed run left incomplete is removed too.
+    """
+    abandoned = [path for step, path in find_snapshots(out_dir).items() if step > after]
+    for path in [*abandoned, *(out_dir / "snapshots").glob(".*")]:
+        path.unlink()

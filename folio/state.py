@@ -68,17 +68,15 @@ class TrainState:
         self.evaluations_since_best = progress["evaluations_since_best"]
 
     def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Weights and optimizer state by name, on the CPU. Sharded tensors are gathered, so every rank calls this.
+        """The `weights`, and the optimizer state in the same way."""
+        return self.weights(keep, copy), _gather(state_tensors(self.model, self.optimizer), keep, copy)
 
-        keep: return tensors on this rank, otherwise empty dicts. copy: later steps do not change them.
+    def weights(self, keep: bool, copy: bool) -> dict[str, Tensor]:
+        """The weights by name, on the CPU. Sharded tensors are gathered, so every rank calls this.
+
+        keep: return tensors on this rank, otherwise an empty dict. copy: later steps do not change them.
         """
-
-        def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            full_tensors = ((name, full_tensor(tensor.detach())) for name, tensor in tensors.items())
-            return {name: tensor.to("cpu", copy=copy) for name, tensor in full_tensors if keep}
-
-        weights = gathered(dict(self.model.named_parameters()))
-        return weights, gathered(state_tensors(self.model, self.optimizer))
+        return _gather(dict(self.model.named_parameters()), keep, copy)
 
     def is_out_of(self, patience: int | None) -> bool:
         """Whether so many evaluations in a row did not improve; None: never."""
@@ -92,3 +90,8 @@ class TrainState:
         else:
             self.evaluations_since_best += 1
         return improved
+
+
+def _gather(tensors: dict[str, Tensor], keep: bool, copy: bool) -> dict[str, Tensor]:
+    full_tensors = ((name, full_tensor(tensor.detach())) for name, tensor in tensors.items())
+    return {name: tensor.to("cpu", copy=copy) for name, tensor in full_tensors if keep}

@@ -7,9 +7,12 @@ Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
 
 import json
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +55,8 @@ MOST_SAMPLES = 16  # at a time
 MOST_NEW_TOKENS = 4096
 RUNNERS_UP = 10  # tokens that could have been sampled instead
 CONTEXT_TOKENS = 60  # of training data to show before and after a span
+RUN_METRICS = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
+RUN_SAMPLES = 10  # of samples.jsonl, the newest ones
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound="Question | GenerationQuestion")
@@ -95,6 +100,7 @@ class Question(Settings):
     token: NonNegativeInt = 0  # a position in the text
     name: str = ""  # of a parameter
     row: NonNegativeInt | None = None  # of the parameter; None: all of them
+    since: NonNegativeInt = 0  # a step of the run, after which to answer; 0: from the beginning
     text: str = ""
     # as in Switches
     mask: Literal["before", "after", "off"] = "before"
@@ -155,6 +161,10 @@ class ViewedModel:
         complete = {int(path.name.removeprefix("step-")): path for path in checkpoint.directories(self.run)}
         return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
 
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, and of the one that was opened, which may have been removed since."""
+        return sorted({*self.checkpoints(), *([] if self.step is None else [self.step])})
+
     def at(self, step: int | None) -> GPT:
         """The model after so many steps. Raises UserError if there is no such checkpoint."""
         if step is None or step == self.step:
@@ -189,7 +199,7 @@ class ViewedModel:
             "vocab_size": self.tokenizer.vocab_size,
             "eot": self.tokenizer.eot,
             "step": self.step,
-            "checkpoints": list(self.checkpoints()),
+            "checkpoints": self.steps(),
             "max_iters": self.settings.get("max_iters"),
             "limit": self.limit,
             "can_slide": model.config.can_slide,
@@ -222,6 +232,7 @@ class TraceProvider:
             "vocabulary": self.vocabulary,
             "positions": self.positions,
             "memorized": self.memorized,
+            "run": self.run,
         }
 
     def answer(self, asked: Any) -> Answer:
@@ -514,6 +525,36 @@ class TraceProvider:
             tensors = {"bias": bias[0, :, 0].flip(-1)}
         return Answer({"method": config.position}, tensors)
 
+    def run(self, question: Question) -> Answer:
+        """The run of a model as far as it has come: its metrics after the step `since`, samples, and checkpoints.
+
+        last: the last step of all metrics; if it is before `since`, another run has replaced this one, or the run was
+        resumed from an earlier step. training: whether a process is training it now, unless that was killed. idle:
+        seconds since the last line. max_iters, stopped_by: as of the newest checkpoint. Unknown metrics are NaN.
+        Nothing for a model without a run.
+        """
+        viewed = self._viewed(question)
+        if viewed.run is None:
+            return Answer({})
+        metrics = viewed.run / "metrics.jsonl"
+        lines, last = read_lines(metrics, question.since)
+        samples = [line for line in read_lines(viewed.run / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
+        max_iters, stopped_by = None, None
+        with suppress(OSError, ValueError, LookupError, TypeError):  # a checkpoint may be removed at this moment
+            state = checkpoint.last_state(viewed.run)
+            max_iters, stopped_by = state["decisions"][-1][1], state["stopped_by"]
+        facts = {
+            "training": (viewed.run / ".lock").exists(),
+            "idle": max(0.0, time.time() - metrics.stat().st_mtime) if metrics.exists() else None,
+            "max_iters": max_iters,
+            "stopped_by": stopped_by,
+            "last": last,
+            "samples": [[line["step"], line["text"]] for line in samples[-RUN_SAMPLES:]],
+            "checkpoints": viewed.steps(),
+        }
+        columns = {name: torch.tensor([_number(line.get(name)) for line in lines]) for name in RUN_METRICS}
+        return Answer(facts, {**columns, "step": torch.tensor([line["step"] for line in lines], dtype=torch.int32)})
+
     def memorized(self, question: Question) -> Answer:
         """The spans of the text that occur in the training data and are longer than chance gives, and where they occur.
 
@@ -595,3 +636,28 @@ class ViewedTrace:
         self.trace = Trace(model, tensor, switches, summarize)
         self.thumbnails = torch.stack(thumbnails)  # (L, H, n, n): square roots of the largest weights
         self.scores = {name: torch.stack([layer[name] for layer in scores]) for name in HEAD_SCORES}  # (L, H) each
+
+
+def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | None]:
+    """The lines of a run's metrics.jsonl or samples.jsonl after a step (0: all of them), and the last line's step.
+
+    The last line may still be being written; it and damaged ones are left out.
+    """
+    lines: list[dict[str, Any]] = []
+    last = None
+    complete = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for content in reversed(complete):
+        with suppress(ValueError, RecursionError):
+            line = json.loads(content)
+            step = line.get("step") if isinstance(line, dict) else None
+            if type(step) is not int:
+                continue
+            last = step if last is None else last
+            if since and step <= since:
+                break
+            lines.append(line)
+    return lines[::-1], last
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from folio import checkpoint
+from folio.snapshots import find_snapshots
 
 
 def read_metrics(out_dir: str) -> list[dict]:
@@ -36,3 +38,15 @@ def assert_same_run(first: str, second: str) -> None:
         for name in tensors:
             assert torch.equal(tensors[name], others[name]), name
     assert read_losses(first) == read_losses(second)
+
+
+def read_snapshots(out_dir: str) -> dict[int, dict[str, Tensor]]:
+    """The snapshots of a run by their steps."""
+    return {step: load_file(path) for step, path in find_snapshots(Path(out_dir)).items()}
+
+
+def assert_same_snapshots(first: str, second: str) -> None:
+    """Two runs have snapshots of the same steps, and they are bitwise identical."""
+    a, b = read_snapshots(first), read_snapshots(second)
+    assert a.keys() == b.keys() and a
+    assert all(same_tensors(a[step], b[step]) for step in a)

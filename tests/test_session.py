@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same_run, read_losses, read_metrics
+from runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics
 from torchrun import LONG_RUN, output, run_torchrun, start_torchrun, wait_for_step, worker_ids
 
 import train as train_script
@@ -91,6 +91,7 @@ def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
 def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_path):
     """Stopping, gathering weights and a failed save concern every rank, though only rank 0 writes anything."""
     settings = dict(LONG_RUN, max_iters=160, lr_decay_iters=160, eval_interval=20, eval_iters=1, dropout=0.1)
+    settings["snapshots"] = 12
     uninterrupted = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "uninterrupted"))
     run_torchrun(2, uninterrupted)
     stopped = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "stopped"))
@@ -109,6 +110,7 @@ def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_pa
     steps = [line["step"] for line in read_metrics(uninterrupted.out_dir)]
     assert [line["step"] for line in read_metrics(stopped.out_dir)] == steps
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+    assert_same_snapshots(uninterrupted.out_dir, stopped.out_dir)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")

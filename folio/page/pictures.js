@@ -215,7 +215,7 @@ function lineChart(series, options = {}) {
   const ticks = ticksOf(y0, y1, 5), xTicks = logX ? [0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000, 300000].filter(x => warp(x) >= x0 && warp(x) <= x1) : ticksOf(x0, x1, 7);
   const chart = svg("svg", {width, height, role: "img"},
     ticks.map(y => [svg("line", {x1: left, x2: width - right, y1: Y(y), y2: Y(y), stroke: "#e3e7ed"}),
-      svg("text", {x: left - 6, y: Y(y) + 4, "text-anchor": "end", class: "soft"}, short(y))]).flat(),
+      svg("text", {x: left - 6, y: Y(y) + 4, "text-anchor": "end", class: "soft"}, String(Number(y.toPrecision(4))).replace("-", "−"))]).flat(),
     xTicks.map(x => svg("text", {x: X(x), y: height - bottom + 16, "text-anchor": "middle", class: "soft"}, short(x))),
     svg("text", {x: (left + width) / 2, y: height - 3, "text-anchor": "middle", class: "soft"}, xTitle),
     svg("text", {x: left, y: top, class: "soft"}, yTitle),

@@ -49,17 +49,20 @@ function restored(ids) {
   return before.size ? {ids: ids.map((id, t) => before.get(t) ?? id).join(","), replaced: ""} : {};
 }
 
+// The slider over the checkpoints, of which a run that is still training adds some and removes others.
 function drawCheckpoints({checkpoints, step}) {
   const box = document.getElementById("checkpoints");
   if (checkpoints.length < 2) return box.replaceChildren();
   const current = state.step < 0 ? step : state.step;
-  const move = event => change({step: checkpoints[Number(event.target.value)]});
+  const move = event => change({step: described.models[0].checkpoints[Number(event.target.value)]});
   if (!box.firstChild) {
     box.append(element("label", {}, "checkpoint ", element("input", {
-      type: "range", id: "checkpoint", "data-testid": "checkpoint", min: 0, max: checkpoints.length - 1, step: 1, input: move,
+      type: "range", id: "checkpoint", "data-testid": "checkpoint", min: 0, step: 1, input: move,
     }), " ", element("output", {id: "checkpoint-step"})));
   }
-  document.getElementById("checkpoint").value = checkpoints.indexOf(current);
+  const slider = document.getElementById("checkpoint");
+  slider.max = checkpoints.length - 1;
+  slider.value = checkpoints.filter(other => other < current).length;
   document.getElementById("checkpoint-step").textContent = `step ${current.toLocaleString("en-US")}`;
 }
 
