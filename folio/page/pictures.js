@@ -271,7 +271,7 @@ function textScatter(points, options = {}) {
   const [x0, x1] = span(points.map(p => p.x)), [y0, y1] = span(points.map(p => p.y));
   const X = x => margin + (width - 2 * margin) * (x - x0) / (x1 - x0 || 1);
   const Y = y => height - edge - margin - (height - 2 * edge - 2 * margin) * (y - y0) / (y1 - y0 || 1);
-  const shifts = [[0, 0], ...[10, 17, 24].flatMap(r => Array.from({length: 8},
+  const shifts = [[0, 0], ...[10, 17, 24, 32].flatMap(r => Array.from({length: 8},
     (_, k) => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]))];
   const taken = [], lines = [], dots = [], texts = [];
   for (const {x, y, text, title, color = "#1d2430", marked} of points) {
