@@ -219,6 +219,7 @@ class TraceProvider:
         self.probes = Cache(1000)  # prefix-matching scores (L, H) by model and step
         self.samplers = Cache(2)
         self.searches = Cache(2)  # TrainingSearch by the hash of the training data
+        self.maps = Cache(8)  # of vocabularies, by model and step
         self.questions: dict[str, Callable[[Question], Answer]] = {
             "models": self.describe,
             "tokens": self.tokens,
@@ -469,33 +470,33 @@ class TraceProvider:
             return Answer({}, {"row": rows[question.row]})
         size = [min(n, LARGEST_PICTURE) for n in rows.shape]
         picture = F.adaptive_avg_pool2d(rows[None], size)[0]
-        counts, edges = np.histogram(p.cpu().numpy(), HISTOGRAM_BINS)
-        deviation = p.std(unbiased=False).item()
-        facts = {"mean": p.mean().item(), "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
+        finite = p[p.isfinite()]
+        counts, edges = np.histogram(finite.cpu().numpy(), HISTOGRAM_BINS)
+        mean, deviation = (finite.mean().item(), finite.std(unbiased=False).item()) if len(finite) else (None, None)
+        facts = {"mean": mean, "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
         return Answer(facts, {"picture": picture})
 
     def vocabulary(self, question: Question) -> Answer:
         """The nearest tokens of a token id (`row`) by the cosine of their embeddings, and a map of the vocabulary.
 
         The map shows the first MAP_TOKENS tokens in the plane of the two largest principal components of all of them.
+        place, nearest_places: where the token and the nearest ones are on it.
         """
         viewed = self._viewed(question)
         table = viewed.at(question.step).transformer.wte.weight[: viewed.tokenizer.vocab_size]  # (V, C)
         token = question.row or 0
         if token >= len(table):
             raise UserError(f"row={token}: there are {len(table):,} tokens")
-        centered = table - table.mean(0)
-        variances, directions = torch.linalg.eigh(centered.T @ centered)  # ascending
-        plane = directions[:, -2:].flip(-1)  # (C, 2)
-        plane = plane * plane.sum(0).sign()  # the sign of an eigenvector is arbitrary
+        mean, plane, share = self.maps.get((question.model, question.step), lambda: principal_plane(table))
         similarity = F.cosine_similarity(table, table[token][None], dim=-1)
         nearest = similarity.topk(min(NEIGHBORS + 1, len(table)))
-        share = variances.flip(0)[:2] / variances.sum().clamp(min=1e-30)
         tensors = {
-            "map": centered[:MAP_TOKENS] @ plane,
+            "map": (table[:MAP_TOKENS] - mean) @ plane,
             "share": share,
             "nearest": nearest.indices,
             "similarity": nearest.values,
+            "place": (table[token] - mean) @ plane,  # (2,)
+            "nearest_places": (table[nearest.indices] - mean) @ plane,  # (N, 2)
         }
         return Answer({}, tensors)
 
@@ -661,3 +662,15 @@ def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | 
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def principal_plane(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean of the rows of a table (V, C), their two largest principal components (C, 2), and the components' shares
+    of the variance (2,)."""
+    mean = table.mean(0)
+    centered = table - mean
+    variances, directions = torch.linalg.eigh((centered.T @ centered).cpu().double())  # ascending
+    plane = directions[:, -2:].flip(-1)
+    plane = torch.where(plane.sum(0) < 0, -plane, plane)  # the sign of an eigenvector is arbitrary
+    share = variances.flip(0)[:2] / variances.sum().clamp(min=1e-30)
+    return mean, plane.to(table), share

@@ -192,7 +192,7 @@ function bars(items, most, options = {}) {
 function numberTable(columns, rows, options = {}) {
   const {selected = () => false, click} = options;
   return element("div", {class: "scroll"}, element("table", {},
-    element("thead", {}, element("tr", {}, columns.map(column => element("th", {scope: "col"}, column.title)))),
+    element("thead", {}, element("tr", {}, columns.map(column => element("th", {scope: "col", class: column.text ? "text" : null}, column.title)))),
     element("tbody", {}, rows.map((row, i) => element("tr", {
       class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, click: click ? () => click(i) : null,
     }, row.map((cell, j) => element("td", {class: columns[j].text ? "text" : null},
@@ -325,4 +325,69 @@ function checkLine(text, difference, size = 1) {
 // The largest difference of two vectors, with its sign.
 function largestDifference(x, y) {
   return x.reduce((most, value, i) => Math.abs(value - y[i]) > Math.abs(most) ? value - y[i] : most, 0);
+}
+
+// Counts of values between edges (one more than counts), and a normal distribution with the mean and the deviation.
+function histogramOf(edges, counts, {mean, deviation, width = 420, height = 220} = {}) {
+  const left = 12, bottom = 26, top = 8, low = edges[0], high = edges.at(-1), total = counts.reduce((a, b) => a + b, 0);
+  const most = Math.max(1, ...counts), wide = (high - low) / counts.length;
+  const X = x => left + (width - 2 * left) * (x - low) / (high - low || 1);
+  const Y = y => height - bottom - (height - bottom - top) * y / most;
+  const density = x => Math.exp(-(((x - mean) / deviation) ** 2) / 2) / (deviation * Math.sqrt(2 * Math.PI));
+  const normal = deviation > 0 && edges.map(x => [x, total * wide * density(x)]);
+  return svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, style: {maxWidth: "100%"}, role: "img"},
+    counts.map((count, i) => svg("rect", {
+      x: X(edges[i]), y: Y(count), width: Math.max(X(edges[i + 1]) - X(edges[i]) - 0.6, 0.6),
+      height: height - bottom - Y(count), fill: "#1f5fbf",
+    }, svg("title", {}, `${short(edges[i])} to ${short(edges[i + 1])}: ${count.toLocaleString("en-US")}`))),
+    svg("line", {x1: left, x2: width - left, y1: height - bottom, y2: height - bottom, stroke: "#5d6878"}),
+    ticksOf(low, high, 5).map(x => svg("text", {x: X(x), y: height - 9, "text-anchor": "middle", class: "soft"},
+      short(Number(x.toPrecision(10))))),
+    normal && svg("polyline", {
+      points: normal.map(([x, y]) => `${X(x).toFixed(1)},${Math.max(Y(y), 0).toFixed(1)}`).join(" "), fill: "none",
+      stroke: "#c2410c", "stroke-width": 1.5, "stroke-dasharray": "4 3",
+    }));
+}
+
+// Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text moves a
+// little if it would cover an earlier one, and is only a dot if that does not help.
+function textScatter(points, options = {}) {
+  const {width = 640, height = 460, xTitle = "", yTitle = ""} = options, margin = 20, line = 15, letter = 8;
+  const edge = 20; // above and below the frame
+  const span = values => [Math.min(...values), Math.max(...values)];
+  const [x0, x1] = span(points.map(p => p.x)), [y0, y1] = span(points.map(p => p.y));
+  const X = x => margin + (width - 2 * margin) * (x - x0) / (x1 - x0 || 1);
+  const Y = y => height - edge - margin - (height - 2 * edge - 2 * margin) * (y - y0) / (y1 - y0 || 1);
+  const shifts = [[0, 0], ...[10, 17, 24, 32].flatMap(r => Array.from({length: 8},
+    (_, k) => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]))];
+  const taken = [], lines = [], dots = [], texts = [];
+  for (const {x, y, text, title, color = "#1d2430", marked} of points) {
+    const wide = Math.max(letter * [...text].length, 9) + 3, place = ([dx, dy]) => ({
+      left: clamp(X(x) + dx - wide / 2, 1, width - wide - 1),
+      top: clamp(Y(y) + dy - line / 2, edge + 1, height - edge - line - 1), wide,
+    });
+    const free = shifts.find(shift => {
+      const box = place(shift);
+      return !taken.some(other => box.left < other.left + other.wide && other.left < box.left + box.wide
+        && Math.abs(box.top - other.top) < line);
+    });
+    const about = svg("title", {}, title);
+    if (!free) {
+      dots.push(svg("circle", {cx: X(x), cy: Y(y), r: 1.8, fill: color, opacity: 0.5}, about));
+      continue;
+    }
+    const box = place(free);
+    taken.push(box);
+    if (free[0] || free[1]) lines.push(svg("line", {x1: X(x), y1: Y(y), x2: box.left + wide / 2, y2: box.top + line / 2,
+      stroke: "#c3cad5"}));
+    if (marked) texts.push(svg("rect", {x: box.left - 1, y: box.top - 1, width: wide + 2, height: line + 2, rx: 3,
+      fill: "#fdeee4", stroke: "#c2410c", "stroke-width": 2}));
+    texts.push(svg("text", {x: box.left + wide / 2, y: box.top + 12, "text-anchor": "middle",
+      style: {fill: color, font: "13px monospace"}}, text, about));
+  }
+  const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
+  return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: "#d9dee6"}),
+    svg("text", {x: width, y: height - 6, "text-anchor": "end", class: "soft"}, `${xTitle} →`),
+    svg("text", {x: 0, y: 14, class: "soft"}, `↑ ${yTitle}`),
+    lines, dots, texts);
 }
