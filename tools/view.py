@@ -7,13 +7,14 @@
 The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
 """
 
+import os
 import socket
 import sys
 import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -21,9 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import Settings, run_script  # noqa: E402
+from folio.configurator import Settings, line_breaks, run_script  # noqa: E402
 
-DEFAULT_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
+if TYPE_CHECKING:
+    from folio.trace_provider import ViewedModel
+
+KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
+FIRST_TOKENS = 100  # of a text that is chosen
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -32,7 +37,7 @@ class ViewConfig(Settings):
     # --- files ---
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
-    text: str = DEFAULT_TEXT  # to show first
+    text: str = ""  # to show first; \n is a line break; default: from the validation data, or a sample of the model
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
     port: Annotated[int, Ge(0), Le(65535)] = 8000  # if it is taken, or 0, a free one is used
@@ -51,13 +56,18 @@ class ViewConfig(Settings):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens to the port, or to a free one. Raises UserError."""
+    """A socket that listens to the port, or to a free one if that cannot be used. Raises UserError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem: OSError | None = None
     for wanted in (port, 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere, it would share the port of another server
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, wanted))
+            listener.listen()
+            if problem:
+                print(f"port {port} cannot be used ({problem.strerror}); {listener.getsockname()[1]} is free")
             return listener
         except OSError as error:
             listener.close()
@@ -65,26 +75,63 @@ def listen(host: str, port: int) -> socket.socket:
     raise UserError(f"host={host}: no port can be opened there ({problem})")
 
 
-def main(cfg: ViewConfig) -> None:
-    import uvicorn  # these take a second
+def choose_text(viewed: "ViewedModel") -> str:
+    """A text like those that the model was trained on: from its validation data, or else a sample of it."""
+    from folio.language_model import LanguageModel
 
-    from folio.runtime import resolve_runtime
-    from folio.serve import make_app
+    tokenizer, dataset = viewed.tokenizer, str(viewed.settings.get("dataset", ""))
+    if ("shakespeare" in dataset or not viewed.settings) and not tokenizer.count_unknown(KNOWN_TEXT):
+        return KNOWN_TEXT
+    try:
+        if text := read_validation_text(viewed):
+            return text
+        model = LanguageModel(viewed.opened, tokenizer, str(viewed.device))
+        return model.generate("", max_new_tokens=min(FIRST_TOKENS, viewed.limit))
+    except UserError:  # such as a model that computes NaN
+        return KNOWN_TEXT
+
+
+def read_validation_text(viewed: "ViewedModel") -> str:
+    """Words from the beginning of the run's validation data; "" if the data are not here, or have other tokens."""
+    from folio.shards import data_root, has_data, open_dataset
+    from folio.windows import parse_mixture
+
+    settings, tokenizer = viewed.settings, viewed.tokenizer
+    try:
+        folder = data_root(settings["data_dir"]) / parse_mixture(settings["dataset"])[0][0]
+        if not has_data(folder):
+            return ""
+        dataset = open_dataset(folder)
+        ids = dataset.val[0].ids[: min(FIRST_TOKENS, viewed.limit)]
+    except (UserError, LookupError, OSError):
+        return ""
+    if dataset.tokenizer and dataset.tokenizer.hash != tokenizer.hash:
+        return ""
+    text = tokenizer.decode(token for token in ids if token < tokenizer.vocab_size).strip("\ufffd")
+    next_line = text.partition("\n")[2].lstrip()
+    text = next_line if 2 * len(next_line) > len(text) else text.lstrip()
+    return text.rpartition(" ")[0] or text
+
+
+def main(cfg: ViewConfig) -> None:
+    from folio.runtime import resolve_runtime  # these take a second
+    from folio.serve import make_app, make_server
     from folio.trace_provider import TraceProvider, ViewedModel
 
     device = resolve_runtime(cfg.device, "float32", False).device
     models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
     if len({viewed.tokenizer.hash for viewed in models}) > 1:
         raise UserError(f"{' and '.join(cfg.models)} have different tokenizers, so their tokens cannot be compared")
+    text = line_breaks(cfg.text) or choose_text(models[0])
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
-    app = make_app(TraceProvider(models, cfg.text), frozenset(f"{name}:{port}" for name in names))
+    hosts = {f"{name}:{port}" for name in names} | (set(names) if port == 80 else set())  # as browsers write it
     address = f"http://{'[::1]' if cfg.host == '::1' else cfg.host}:{port}/"
+    server = make_server(make_app(TraceProvider(models, text), frozenset(hosts)))
     print(f"{address}  (Ctrl-C stops)", flush=True)
     if cfg.open:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=5))
     server.run(sockets=[listener])
 
 
