@@ -6,6 +6,7 @@ texts, pieces of text, or tokens with their logits.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -78,6 +79,25 @@ class Prompt(NamedTuple):
     unknown: int  # how many characters the tokenizer lacks
 
 
+def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "error") -> Prompt:
+    """The ids of a prompt, with <|endoftext|> as its special id; default_prompt if there are none.
+
+    The model sees the end of one that is longer than its context. Raises UserError for unknown characters.
+    """
+    if not isinstance(text, str):
+        raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
+    tokenizer.on_unknown = on_unknown
+    eot = tokenizer.eot
+    parts = [text] if eot is None else text.split(EOT_TEXT)
+    encoded = [tokenizer.encode(part).tolist() for part in parts]
+    unknown = sum(map(tokenizer.count_unknown, parts))
+    ids = list(encoded[0])
+    for part in encoded[1:]:
+        ids += [eot, *part]
+    seen = EOT_TEXT.join(map(tokenizer.decode, encoded)) if unknown else text
+    return Prompt(ids or default_prompt(tokenizer), seen, unknown)
+
+
 def share_weights(model: GPT) -> GPT:
     """Another GPT with the same weights, which are not copied."""
     return GPT.from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()})
@@ -109,7 +129,6 @@ class LanguageModel:
             self.decoder = share_weights(model)
             pack(self.decoder, int8)
         self.small = self.decoder.num_params()["total"] < SMALL
-        self.threads = torch.get_num_threads()
 
     @classmethod
     def load(
@@ -160,22 +179,8 @@ class LanguageModel:
     # --- batches of prompts -------------------------------------------------------------------------------------------
 
     def encode_prompt(self, text: str, on_unknown: OnUnknown = "error") -> Prompt:
-        """The ids of a prompt, with <|endoftext|> as its special id; default_prompt if there are none.
-
-        The model sees the end of one that is longer than its context. Raises UserError for unknown characters.
-        """
-        if not isinstance(text, str):
-            raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
-        self.tokenizer.on_unknown = on_unknown
-        eot = self.tokenizer.eot
-        parts = [text] if eot is None else text.split(EOT_TEXT)
-        encoded = [self.tokenizer.encode(part).tolist() for part in parts]
-        unknown = sum(map(self.tokenizer.count_unknown, parts))
-        ids = list(encoded[0])
-        for part in encoded[1:]:
-            ids += [eot, *part]
-        seen = EOT_TEXT.join(map(self.tokenizer.decode, encoded)) if unknown else text
-        return Prompt(ids or default_prompt(self.tokenizer), seen, unknown)
+        """As the function encode_prompt."""
+        return encode_prompt(self.tokenizer, text, on_unknown)
 
     def complete(
         self, requests: Iterable[tuple[list[int], int]], count: int, config: GenerationConfig
@@ -223,21 +228,38 @@ class LanguageModel:
         ended: list[bool] | None = None,
     ) -> Iterator[Step]:
         """The tokens that follow each prompt, and their logits. Row b is sample samples[b]; ended[b] = True ends it."""
-        if self.small and len(prompts) == 1:
-            torch.set_num_threads(1)  # as fast for a single row, and never waits for a core that is busy
-        try:
-            yield from generate(
-                self.decoder,
-                prompts,
-                self.runtime,
-                max_new_tokens=config.max_new_tokens,
-                sampling=config.sampling,
-                vocab_size=self.tokenizer.vocab_size,
-                eot=self.tokenizer.eot,
-                seed=config.seed,
-                samples=samples,
-                stride=config.context_stride,
-                ended=ended,
-            )
-        finally:
-            torch.set_num_threads(self.threads)
+        steps = generate(
+            self.decoder,
+            prompts,
+            self.runtime,
+            max_new_tokens=config.max_new_tokens,
+            sampling=config.sampling,
+            vocab_size=self.tokenizer.vocab_size,
+            eot=self.tokenizer.eot,
+            seed=config.seed,
+            samples=samples,
+            stride=config.context_stride,
+            ended=ended,
+        )
+        # One thread is as fast for a single row, and never waits for a core that is busy.
+        threads = 1 if self.small and len(prompts) == 1 else None
+        while True:
+            with thread_count(threads):  # not between two steps, when the caller computes
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+
+@contextmanager
+def thread_count(threads: int | None) -> Iterator[None]:
+    """torch computes with so many threads, while the block lasts; None changes nothing."""
+    if threads is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

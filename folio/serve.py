@@ -11,15 +11,20 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator
+import socket
+import time
+import traceback
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
+import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,6 +33,8 @@ from folio.trace_provider import TraceProvider
 
 PAGE = Path(__file__).resolve().parent / "page"
 LARGEST_BODY = 2**20  # bytes of a request
+SENDING_INTERVAL = 0.01  # seconds: tokens that are generated in this time are sent together
+FAILURE = "the server could not answer; its terminal shows why"
 
 
 def read_page() -> str:
@@ -63,40 +70,73 @@ class OnlyFromHere:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if host not in self.hosts or origin not in (None, f"http://{host}"):
-            return await error(403, "this server answers its own page only")(scope, receive, send)
-        if scope["method"] == "POST" and headers.get("content-type", "").split(";")[0] != "application/json":
-            return await error(415, "the body must be application/json")(scope, receive, send)
+            raise RuntimeError(f"the server has no {scope['type']}")
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+                if message["status"] >= 400:  # the rest of the body is not read
+                    message["headers"] += [(b"connection", b"close")]
             await send(message)
 
-        await self.app(scope, receive, send_with_headers)
+        app = self.problem(scope) or self.app
+        await app(scope, receive, send_with_headers)
+
+    def problem(self, scope: Scope) -> Response | None:
+        """The answer to a request that is refused."""
+
+        def values(name: bytes) -> list[str]:
+            return [value.decode("latin-1").lower() for header, value in scope["headers"] if header == name]
+
+        hosts, origins = values(b"host"), values(b"origin")
+        if len(hosts) != 1 or hosts[0] not in self.hosts or not {*origins} <= {f"http://{hosts[0]}"}:
+            return error(403, "this server answers its own page only")
+        types = [value.split(";")[0].strip() for value in values(b"content-type")]
+        if scope["method"] == "POST" and types != ["application/json"]:
+            return error(415, "the body must be application/json")
+        return None
 
 
-def error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status)
+def error(status: int, message: str) -> Response:
+    return Response(json.dumps({"error": message}), status, media_type="application/json")
 
 
 async def read_json(request: Request) -> Any:
-    """The body of a request. Raises UserError."""
-    body = b""
+    """The body of a request. Raises UserError, or HTTPException for one that is too large."""
+    body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise UserError(f"a request must not be larger than {LARGEST_BODY:,} bytes")
+            raise HTTPException(413, f"a request must not be larger than {LARGEST_BODY:,} bytes")
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not JSON")
+
     try:
-        return json.loads(body)
+        return json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
         raise UserError("the body is not JSON") from None
 
 
-def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Starlette:
+def read_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
+    """The next events as lines of JSON, and whether more may follow. An exception is the last line, {"error": ...}."""
+    lines, until = [], time.monotonic() + SENDING_INTERVAL
+    more = False
+    try:
+        for event in events:
+            lines.append(json.dumps(event, allow_nan=False))
+            if time.monotonic() >= until:
+                more = True
+                break
+    except UserError as problem:
+        lines.append(json.dumps({"error": str(problem)}))
+    except Exception:
+        traceback.print_exc()
+        lines.append(json.dumps({"error": FAILURE}))
+    return "".join(f"{line}\n" for line in lines), more
+
+
+def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
     """The application. hosts: as in OnlyFromHere."""
     page = read_page()
     policy = content_security_policy(page)
@@ -116,8 +156,10 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Starlette:
         async def lines() -> AsyncIterator[str]:
             try:
                 yield json.dumps(first) + "\n"
-                async for event in iterate_in_threadpool(events):
-                    yield json.dumps(event) + "\n"
+                more = True
+                while more:
+                    text, more = await run_in_threadpool(read_lines, events)
+                    yield text
             finally:  # the page may have gone
                 with anyio.CancelScope(shield=True):
                     await run_in_threadpool(events.close)
@@ -127,8 +169,32 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Starlette:
     async def refuse(request: Request, problem: Exception) -> Response:
         return error(400, str(problem))
 
+    async def refuse_request(request: Request, problem: HTTPException) -> Response:
+        return error(problem.status_code, problem.detail)
+
+    async def ignore(request: Request, problem: Exception) -> Response:
+        return Response()  # to nobody: the page has gone
+
+    async def fail(request: Request, problem: Exception) -> Response:
+        return error(500, FAILURE)  # uvicorn prints the traceback
+
     post = ["POST"]
     routes = [Route("/", send_page), Route("/ask", ask, methods=post), Route("/generate", generate, methods=post)]
-    app = Starlette(routes=routes, exception_handlers={UserError: refuse})
-    app.add_middleware(OnlyFromHere, hosts=hosts)
-    return app
+    handlers = {UserError: refuse, HTTPException: refuse_request, ClientDisconnect: ignore, Exception: fail}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return OnlyFromHere(app, hosts)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which closes connections when it stops instead of waiting for streams to end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await super().shutdown(sockets)
+
+
+def make_server(app: ASGIApp) -> Server:
+    """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
+    return Server(uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="warning", timeout_keep_alive=5))

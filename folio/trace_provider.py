@@ -28,12 +28,12 @@ from torch import Tensor
 
 from folio import UserError, checkpoint, configurator, convert
 from folio.configurator import NonNegativeInt, Settings
-from folio.generate import TextStream, default_prompt
-from folio.language_model import GenerationConfig, LanguageModel
+from folio.generate import Step, TextStream
+from folio.language_model import GenerationConfig, LanguageModel, encode_prompt
 from folio.memorized import TrainingIndex, covering_lengths, held_out_lengths, maximal_spans
 from folio.overlap import open_training_data
 from folio.snapshots import find_snapshots
-from folio.tokenizer import EOT_TEXT
+from folio.tokenizer import EOT_TEXT, Tokenizer
 from folio.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
 from model import GPT, angles, sinusoids
 
@@ -71,14 +71,23 @@ class Answer(NamedTuple):
     def to_bytes(self) -> bytes:
         """The length of the header (uint32), the header as JSON, and the tensors as float32, int32 or uint8.
 
-        Everything is little-endian, and aligned to 4 bytes.
+        Everything is little-endian, and aligned to 4 bytes. JSON has no NaN and no infinity: facts are then null.
         """
         arrays = {name: _array(tensor) for name, tensor in self.tensors.items()}
         kinds = {name: {"dtype": array.dtype.name, "shape": array.shape} for name, array in arrays.items()}
-        header = json.dumps({**self.facts, "tensors": kinds}, allow_nan=False).encode()
+        header = json.dumps(_finite({**self.facts, "tensors": kinds}), allow_nan=False).encode()
         parts = [header, *(array.tobytes() for array in arrays.values())]
         padded = [part + b" " * (-len(part) % 4) for part in parts]
         return len(padded[0]).to_bytes(4, "little") + b"".join(padded)
+
+
+def _finite(value: Any) -> Any:
+    """JSON in which numbers that are NaN or infinite are None."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -109,6 +118,7 @@ class Question(Settings):
     mlps_off: str = ""  # layers, separated by commas
     # a list of token ids, checked by TraceProvider
     ids: tuple[int, ...] = ()
+    whole: bool = False  # of a text longer than the context: all its ids
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ class GenerationQuestion(GenerationConfig):
     model: NonNegativeInt = 0
     step: NonNegativeInt | None = None
     ids: tuple[int, ...] = ()
+    begun: NonNegativeInt = 0  # how many of the ids, the last ones, are the beginning of the samples' text
 
 
 class Cache:
@@ -249,38 +260,41 @@ class TraceProvider:
     def generate(self, asked: Any) -> Iterator[dict[str, Any]]:
         """Samples that continue the token ids of a question, while they are generated. Raises UserError.
 
-        First yields {}. For each step: {"samples": [[id, text, probability, [[id, probability], ...]], ...]}, with null
-        for a sample that has ended: the token, the text that it completes, and the most likely tokens.
+        First yields {"begun": [text, ...]}, the text that each of the last `begun` ids completes. For each step:
+        {"samples": [[id, text, probability, [[id, probability], ...]], ...]}: the token, the text that it completes,
+        and the most likely of the other tokens. Probabilities are the model's own, before temperature and filters.
+        When a sample has ended, it is once [null, the rest of its text, why it ended], and null afterwards.
         """
         question = self._read(GenerationQuestion, asked)
         if not question.ids:
             raise UserError("ids: there must be at least one token")
-        viewed = self._viewed(question)
+        viewed, count = self._viewed(question), question.num_samples
         with self.lock:
             gpt = self.samplers.get(
                 (question.model, question.step),
-                lambda: LanguageModel(viewed.at(question.step), viewed.tokenizer, viewed.device.type),
+                lambda: LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)),
             )
-        count = question.num_samples
-        ended, texts = [False] * count, [TextStream(viewed.tokenizer, question.stop) for _ in range(count)]
+            torch.set_float32_matmul_precision("highest")  # for traces; a sampler on a GPU sets another one
+        rows = [SampledRow(viewed.tokenizer, question.stop) for _ in range(count)]
+        beginning = question.ids[max(0, len(question.ids) - question.begun) :]
+        begun = [[row.text.push(token) for token in beginning] for row in rows]
+        ended = [row.text.ended for row in rows]
         steps = gpt.steps([list(question.ids)] * count, range(count), question, ended)
-        yield {}
+        yield {"begun": begun[0]}
         while True:
             with self.lock:  # questions are answered between two steps
                 step = next(steps, None)
+                choices = most_likely(step, RUNNERS_UP, viewed.tokenizer.vocab_size) if step else []
             if step is None:
-                return
-            probabilities = step.logits.softmax(dim=-1)
-            top = probabilities.topk(min(RUNNERS_UP, probabilities.shape[-1]))
-            samples: list[list[Any] | None] = []
-            for row, token in enumerate(step.tokens):
-                if token is None:
-                    samples.append(None)
-                    continue
-                runners_up = list(zip(top.indices[row].tolist(), top.values[row].tolist(), strict=True))
-                samples.append([token, texts[row].push(token), probabilities[row, token].item(), runners_up])
-                ended[row] = ended[row] or texts[row].ended
-            yield {"samples": samples}
+                break
+            yield {
+                "samples": [
+                    row.end(question.max_new_tokens) if token is None else row.push(token, *choice)
+                    for row, token, choice in zip(rows, step.tokens, choices, strict=True)
+                ]
+            }
+            ended[:] = [end or row.text.ended for end, row in zip(ended, rows, strict=True)]
+        yield {"samples": [row.end(question.max_new_tokens) for row in rows]}
 
     # --- what is asked about ------------------------------------------------------------------------------------------
 
@@ -292,7 +306,7 @@ class TraceProvider:
         question = configurator.from_json(kind, asked)
         if question.model >= len(self.models):
             raise UserError(f"model={question.model}: there are {len(self.models)}")
-        size = self._viewed(question).opened.config.vocab_size
+        size = self._viewed(question).tokenizer.vocab_size  # the model's may be padded
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise UserError(f"ids: it takes a list of token ids from 0 to {size - 1:,}")
         return replace(question, ids=tuple(ids))
@@ -347,14 +361,12 @@ class TraceProvider:
         return Answer({"models": [viewed.describe() for viewed in self.models], "pieces": pieces, "text": self.text})
 
     def tokens(self, question: Question) -> Answer:
-        """The ids of a text, at most as many as the context holds."""
+        """The ids of a text, as in sample.py; at most as many as the context holds, if `whole` is False."""
         viewed = self._viewed(question)
         if len(question.text) > MOST_CHARACTERS:
             raise UserError(f"text: it has {len(question.text):,} characters; the limit is {MOST_CHARACTERS:,}")
-        viewed.tokenizer.on_unknown = "skip"
-        ids = viewed.tokenizer.encode(question.text).tolist() or default_prompt(viewed.tokenizer)
-        unknown = viewed.tokenizer.count_unknown(question.text)
-        return Answer({"ids": ids[: viewed.limit], "tokens": len(ids), "unknown": unknown})
+        ids, _, unknown = encode_prompt(viewed.tokenizer, question.text, "skip")
+        return Answer({"ids": ids if question.whole else ids[: viewed.limit], "tokens": len(ids), "unknown": unknown})
 
     def overview(self, question: Question) -> Answer:
         """Every token's loss, and every head in small."""
@@ -487,6 +499,8 @@ class TraceProvider:
         token = question.row or 0
         if token >= len(table):
             raise UserError(f"row={token}: there are {len(table):,} tokens")
+        if not table.isfinite().all():
+            raise UserError("the token embeddings contain NaN or infinity")
         mean, plane, share = self.maps.get((question.model, question.step), lambda: principal_plane(table))
         similarity = F.cosine_similarity(table, table[token][None], dim=-1)
         nearest = similarity.topk(min(NEIGHBORS + 1, len(table)))
@@ -619,6 +633,46 @@ class TrainingSearch:
         """The text of tokens, with the name of the end-of-text token."""
         pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
         return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
+
+
+class SampledRow:
+    """A sample as a page gets it."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: str | None):
+        self.text = TextStream(tokenizer, stop)
+        self.tokens = 0  # so far
+        self.reported = False  # whether its end has been
+
+    def push(self, token: int, probability: float, runners_up: list[tuple[int, float]]) -> list[Any]:
+        self.tokens += 1
+        return [token, self.text.push(token), probability, runners_up]
+
+    def end(self, max_new_tokens: int) -> list[Any] | None:
+        """The end of the sample, which there is only once."""
+        if self.reported:
+            return None
+        self.reported = True
+        length = "max_new_tokens" if self.tokens == max_new_tokens else "end of text"
+        why = "stop" if self.text.ended else length
+        return [None, self.text.push(None), why]
+
+
+def most_likely(step: Step, count: int, vocab_size: int) -> list[tuple[float, list[tuple[int, float]]]]:
+    """For each row, its token's probability, and so many of the most likely other tokens with theirs.
+
+    Ids from vocab_size on are padding. Raises UserError if the model computes NaN.
+    """
+    probabilities = step.logits[:, :vocab_size].softmax(dim=-1)  # (B, V)
+    top = probabilities.topk(min(count + 1, probabilities.shape[-1]))
+    if not top.values.isfinite().all():
+        raise UserError("the model computes NaN or infinity: use another checkpoint")
+    choices = []
+    for row, (token, ids, values) in enumerate(
+        zip(step.tokens, top.indices.tolist(), top.values.tolist(), strict=True)
+    ):
+        others = [(other, p) for other, p in zip(ids, values, strict=True) if other != token]
+        choices.append((0.0 if token is None else probabilities[row, token].item(), others[:count]))
+    return choices
 
 
 class ViewedTrace:

@@ -7,13 +7,14 @@
 The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
 """
 
+import os
 import socket
 import sys
 import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -21,9 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import Settings, run_script  # noqa: E402
+from folio.configurator import Settings, line_breaks, run_script  # noqa: E402
 
-DEFAULT_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
+if TYPE_CHECKING:
+    from folio.trace_provider import ViewedModel
+
+KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
+FIRST_TOKENS = 100  # of a text that is chosen
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -32,7 +37,7 @@ class ViewConfig(Settings):
     # --- files ---
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
-    text: str = DEFAULT_TEXT  # to show first
+    text: str = ""  # to show first; \\n is a line break; default: Shakespeare, or a sample of the model
     data_dir: str | None = None  # where to look for the training data if it is not where it was
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
@@ -52,13 +57,18 @@ class ViewConfig(Settings):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens to the port, or to a free one. Raises UserError."""
+    """A socket that listens to the port, or to a free one if that cannot be used. Raises UserError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem: OSError | None = None
     for wanted in (port, 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere, it would share the port of another server
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, wanted))
+            listener.listen()
+            if problem:
+                print(f"port {port} cannot be used ({problem.strerror}); {listener.getsockname()[1]} is free")
             return listener
         except OSError as error:
             listener.close()
@@ -66,26 +76,39 @@ def listen(host: str, port: int) -> socket.socket:
     raise UserError(f"host={host}: no port can be opened there ({problem})")
 
 
-def main(cfg: ViewConfig) -> None:
-    import uvicorn  # these take a second
+def choose_text(viewed: "ViewedModel") -> str:
+    """A text for a model of Shakespeare or of general English, and a sample of any other model."""
+    from folio.language_model import LanguageModel
 
-    from folio.runtime import resolve_runtime
-    from folio.serve import make_app
+    dataset = str(viewed.settings.get("dataset", "shakespeare"))
+    if "shakespeare" in dataset and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
+        return KNOWN_TEXT
+    try:
+        model = LanguageModel(viewed.opened, viewed.tokenizer, str(viewed.device))
+        return model.generate("", max_new_tokens=min(FIRST_TOKENS, viewed.limit))
+    except UserError:  # such as a model that computes NaN
+        return KNOWN_TEXT
+
+
+def main(cfg: ViewConfig) -> None:
+    from folio.runtime import resolve_runtime  # these take a second
+    from folio.serve import make_app, make_server
     from folio.trace_provider import TraceProvider, ViewedModel
 
     device = resolve_runtime(cfg.device, "float32", False).device
     models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
     if len({viewed.tokenizer.hash for viewed in models}) > 1:
         raise UserError(f"{' and '.join(cfg.models)} have different tokenizers, so their tokens cannot be compared")
+    text = line_breaks(cfg.text) or choose_text(models[0])
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
-    app = make_app(TraceProvider(models, cfg.text, cfg.data_dir), frozenset(f"{name}:{port}" for name in names))
+    hosts = {f"{name}:{port}" for name in names} | (set(names) if port == 80 else set())  # as browsers write it
     address = f"http://{'[::1]' if cfg.host == '::1' else cfg.host}:{port}/"
+    server = make_server(make_app(TraceProvider(models, text, cfg.data_dir), frozenset(hosts)))
     print(f"{address}  (Ctrl-C stops)", flush=True)
     if cfg.open:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=5))
     server.run(sockets=[listener])
 
 

@@ -8,28 +8,45 @@
 
 const server = {
   async ask(question) {
-    const response = await fetch("/ask", post(question));
-    if (!response.ok) throw new Error((await response.json()).error);
-    return unpack(await response.arrayBuffer());
+    return unpack(await (await post("/ask", question)).arrayBuffer());
   },
 
   async *generate(question, signal) {
-    const response = await fetch("/generate", {...post(question), signal});
-    if (!response.ok) throw new Error((await response.json()).error);
+    const response = await post("/generate", question, signal);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
-    for (;;) {
-      const {done, value} = await reader.read();
-      if (done) return;
-      const lines = (rest + value).split("\n");
-      rest = lines.pop();
-      for (const line of lines) yield JSON.parse(line);
+    try {
+      for (;;) {
+        const {done, value} = await reachable(reader.read(), signal);
+        if (done) return;
+        const lines = (rest + value).split("\n");
+        rest = lines.pop();
+        for (const line of lines) {
+          const event = JSON.parse(line);
+          if (event.error) throw new Error(event.error);
+          yield event;
+        }
+      }
+    } finally {
+      reader.cancel().catch(() => {}); // if the caller stops early, so does the server
     }
   },
 };
 
-function post(value) {
-  return {method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify(value)};
+async function post(path, value, signal) {
+  const body = JSON.stringify(value), headers = {"content-type": "application/json"};
+  const response = await reachable(fetch(path, {method: "POST", headers, body, signal}), signal);
+  if (response.ok) return response;
+  const {error} = await response.json().catch(() => ({}));
+  throw new Error(error ?? `The server answered with status ${response.status}.`);
+}
+
+// The promise, with a message that helps if the server is gone.
+function reachable(promise, signal) {
+  return promise.catch(problem => {
+    if (signal?.aborted) throw problem;
+    throw new Error("The server does not answer. Is tools/view.py still running?");
+  });
 }
 
 // An answer: the length of the header, the header, and the tensors, each aligned to 4 bytes. A tensor is {shape, data}.
@@ -271,7 +288,7 @@ function visible(text) {
 
 // A number with four significant digits.
 function short(x) {
-  if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x < 0 ? "−∞" : "∞";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : x < 0 ? "−∞" : "NaN"; // also for null, as NaN is in JSON
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x).replace("-", "−");
   const size = Math.abs(x);
   return (size >= 1e5 || size < 1e-3 ? x.toExponential(2) : x.toPrecision(4)).replace("-", "−");

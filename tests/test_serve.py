@@ -1,0 +1,658 @@
+import base64
+import hashlib
+import http.client
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from email.message import Message
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from decoding import random_model
+from hypothesis import strategies as st
+from random_runs import save_run
+from tiny_tokenizers import trained
+
+from folio import UserError, serve
+from folio.language_model import LanguageModel
+from folio.serve import LARGEST_BODY, make_app, make_server
+from folio.snapshots import write_snapshot
+from folio.tokenizer import CharTokenizer
+from folio.trace_provider import Answer, GenerationQuestion, Question, TraceProvider, ViewedModel
+
+SEED = 5  # of the weights
+CHARACTERS = "\n abcdefghijklmnopqr.,é日"
+JSON = {"content-type": "application/json"}
+
+# --- a server on a real socket ----------------------------------------------------------------------------------------
+
+
+class Response(NamedTuple):
+    status: int
+    headers: Message
+    body: bytes
+
+
+class Client:
+    """Requests to a server on this computer."""
+
+    def __init__(self, port: int):
+        self.port, self.host = port, f"127.0.0.1:{port}"
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, {**JSON, **{k.replace("_", "-"): v for k, v in headers.items()}})
+            with connection.getresponse() as response:
+                return Response(response.status, response.headers, response.read())
+
+    def ask(self, path: str = "/ask", body: Any = b"", **fields: Any) -> tuple[int, Any]:
+        """The status, and the answer: {"error": ...}, the header of an answer, or a list of lines."""
+        status, headers, content = self.request("POST", path, body or json.dumps(fields))
+        if headers["content-type"] == "application/octet-stream":
+            return status, json.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])
+        if headers["content-type"] == "application/x-ndjson":
+            return status, [json.loads(line) for line in content.splitlines()]
+        return status, json.loads(content)
+
+    def generate(self, **fields: Any) -> list[dict]:
+        status, events = self.ask("/generate", **fields)
+        assert status == 200, events
+        return events
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def post_head(self, path: str, *headers: str) -> bytes:
+        lines = [f"POST {path} HTTP/1.1", f"Host: {self.host}", "Content-Type: application/json", *headers, "", ""]
+        return "\r\n".join(lines).encode()
+
+
+@contextmanager
+def serving(provider: Any) -> Iterator[Client]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = Client(listener.getsockname()[1])
+    server = make_server(make_app(provider, frozenset({client.host})))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs: a character model whose vocabulary is padded, with a snapshot of step 10; and a BPE model."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_run(folder / "char", CharTokenizer(CHARACTERS, eot=True), SEED, vocab_size=32, block_size=16)
+    write_snapshot(folder / "char", 10, dict(early_model().named_parameters()))
+    save_run(folder / "bpe", trained(), SEED, block_size=16)
+    return [folder / "char", folder / "bpe"]
+
+
+def early_model() -> torch.nn.Module:
+    return random_model(SEED + 1, vocab_size=32, block_size=16)
+
+
+@pytest.fixture(scope="module")
+def provider(runs: list[Path]) -> TraceProvider:
+    return TraceProvider([ViewedModel(str(run), "best", torch.device("cpu")) for run in runs], "abc")
+
+
+@pytest.fixture(scope="module")
+def client(provider: TraceProvider) -> Iterator[Client]:
+    with serving(provider) as client:
+        yield client
+
+
+def texts_of(events: list[dict]) -> list[str]:
+    """The text of each sample, as the page shows it."""
+    steps = [event["samples"] for event in events[1:]]
+    return ["".join(entry[1] for entry in entries if entry) for entries in zip(*steps, strict=True)]
+
+
+def endings_of(events: list[dict]) -> list[list[str]]:
+    steps = [event["samples"] for event in events[1:]]
+    return [[entry[2] for entry in entries if entry and entry[0] is None] for entries in zip(*steps, strict=True)]
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+SETTINGS = [
+    {},
+    {"temperature": 0},
+    {"temperature": 1.5, "top_k": None, "seed": 7},
+    {"temperature": 1.2, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "seed": 2**63 - 1},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("model, prompt", [(0, "é"), (0, "abc. fed, " * 9), (1, "hello wörld"), (1, "日本" * 20)])
+def test_samples_are_those_of_generate(client, runs, model, prompt, settings):
+    """The same seed gives the same text as folio.load(...).generate, also beyond the context, in bytes."""
+    status, tokens = client.ask(kind="tokens", text=prompt, whole=True, model=model)
+    assert status == 200 and tokens["tokens"] == len(tokens["ids"])
+    settings = {"max_new_tokens": 50, **settings}
+    events = client.generate(ids=tokens["ids"], model=model, num_samples=3, **settings)
+    gpt = LanguageModel.load(runs[model])
+    expected = gpt.generate(prompt, num_samples=3, **settings)
+    assert [text.encode() for text in texts_of(events)] == [text.encode() for text in expected]
+    alone = client.generate(ids=tokens["ids"], model=model, num_samples=1, **settings)
+    assert texts_of(alone) == [gpt.generate(prompt, **settings)] == expected[:1]
+
+
+def test_a_snapshot_samples_its_own_text(client, runs):
+    expected = LanguageModel(early_model(), CharTokenizer(CHARACTERS, eot=True)).generate("abc", num_samples=2)
+    _, tokens = client.ask(kind="tokens", text="abc")
+    events = client.generate(ids=tokens["ids"], step=10, num_samples=2, max_new_tokens=500)
+    assert texts_of(events) == expected != LanguageModel.load(runs[0]).generate("abc", num_samples=2)
+    assert client.ask("/generate", ids=[1], step=11) == (400, {"error": f"{runs[0]} has no checkpoint of step 11"})
+
+
+@pytest.mark.parametrize("model", [0, 1])
+def test_ends_of_samples(client, runs, model):
+    """What a stop string holds back is delivered when the sample ends, and each sample ends once, for a reason."""
+    gpt = LanguageModel.load(runs[model])
+    settings: dict[str, Any] = {"num_samples": 4, "max_new_tokens": 40, "temperature": 1.0, "top_k": None}
+    ids = gpt.encode_prompt("a").ids
+    texts = gpt.generate("a", **settings)
+    held_back = texts[0][-2:]
+    for stop in (f"{held_back}☃", texts[1][5:8], None):
+        events = client.generate(ids=ids, model=model, stop=stop, **settings)
+        assert texts_of(events) == gpt.generate("a", stop=stop, **settings)
+        for text, (ending,), entries in zip(
+            texts, endings_of(events), zip(*(event["samples"] for event in events[1:]), strict=True), strict=True
+        ):
+            tokens = [entry for entry in entries if entry and entry[0] is not None]
+            if stop and stop in text:
+                assert ending == "stop"
+            else:
+                assert ending == ("max_new_tokens" if len(tokens) == 40 else "end of text")
+            assert all(entry is None for entry in entries[len(tokens) + 1 :])
+
+
+def test_a_row_ends_before_the_end_of_text(tmp_path):
+    """The other rows continue, and the text before is complete: half a character becomes U+FFFD, as in sample.py."""
+    tokenizer = trained()
+    save_run(tmp_path / "run", tokenizer, SEED, block_size=16)
+    viewed = ViewedModel(str(tmp_path / "run"), "best", torch.device("cpu"))
+    gpt = LanguageModel.load(tmp_path / "run")
+    settings = {"num_samples": 8, "max_new_tokens": 60, "temperature": 2.0, "top_k": None}
+    events = list(TraceProvider([viewed], "").generate({"ids": gpt.encode_prompt("a").ids, **settings}))
+    assert texts_of(events) == gpt.generate("a", **settings)
+    assert {ending for (ending,) in endings_of(events)} == {"end of text", "max_new_tokens"}
+
+
+def test_probabilities_and_runners_up_are_those_of_the_model(client, runs):
+    """Against a full forward pass for each token, and NumPy's softmax: before temperature and filters."""
+    viewed = ViewedModel(str(runs[0]), "best", torch.device("cpu"))
+    size = viewed.tokenizer.vocab_size
+    events = client.generate(ids=[3, 4], num_samples=2, max_new_tokens=12, temperature=1.5, top_k=3)
+    for row in range(2):
+        ids = [3, 4]
+        for event in events[1:-1]:
+            token, _, probability, runners_up = event["samples"][row]
+            logits = viewed.opened(torch.tensor([ids]))[0][0, -1, :size].detach().double().numpy()
+            expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+            assert probability == pytest.approx(expected[token], abs=1e-6)
+            others = [i for i in np.argsort(-expected, kind="stable") if i != token][:10]
+            assert [i for i, _ in runners_up] == others
+            assert [p for _, p in runners_up] == pytest.approx(expected[others], abs=1e-6)
+            ids.append(token)
+
+
+def test_a_branch_begins_with_its_text(client, runs):
+    """`begun` ids are text of the sample: characters and stop strings may begin in them."""
+    tokenizer = trained()
+    euro = [tokenizer.encoding.encode_single_token(bytes([b])) for b in "日".encode()]
+    (events,) = [client.generate(ids=[1, *euro[:2]], begun=2, model=1, max_new_tokens=3)]
+    assert events[0] == {"begun": ["", ""]}  # two thirds of a character
+    ids = [5, *euro, *tokenizer.encode("hel").tolist()]
+    events = client.generate(ids=ids, begun=len(ids) - 1, model=1, max_new_tokens=3)
+    assert "".join(events[0]["begun"]) == "日hel"
+    gpt = LanguageModel.load(runs[0])
+    text = gpt.generate("ab", max_new_tokens=20, temperature=0)
+    ids = gpt.encode_prompt("ab" + text[:6]).ids
+    events = client.generate(ids=ids, begun=6, max_new_tokens=14, temperature=0)
+    assert "".join(events[0]["begun"]) + texts_of(events)[0] == text
+    events = client.generate(ids=ids, begun=6, max_new_tokens=14, temperature=0, stop=text[4:8])
+    assert "".join(events[0]["begun"]) + texts_of(events)[0] == text[: text.index(text[4:8])]
+    assert client.generate(ids=ids, begun=99, max_new_tokens=1)[0] == {"begun": list("ab" + text[:6])}
+
+
+def test_two_streams_and_questions_at_once(client, runs):
+    gpt = LanguageModel.load(runs[0])
+    expected = [gpt.generate("abc", num_samples=n, max_new_tokens=300, seed=n) for n in (1, 3)]
+    _, tokens = client.ask(kind="tokens", text="abc")
+    _, overview = client.ask(kind="overview", ids=tokens["ids"])
+    lines: list[list[str]] = [[], []]
+    with client.connect() as one, client.connect() as two:
+        for connection, n in ((one, 1), (two, 3)):
+            question = {"ids": tokens["ids"], "num_samples": n, "max_new_tokens": 300, "seed": n}
+            body = json.dumps(question).encode()
+            connection.sendall(client.post_head("/generate", f"Content-Length: {len(body)}") + body)
+        streams = [http.client.HTTPResponse(one), http.client.HTTPResponse(two)]
+        for stream in streams:
+            stream.begin()
+        while not all(stream.isclosed() for stream in streams):
+            for stream, received in zip(streams, lines, strict=True):
+                received.append(stream.readline())
+            if len(lines[0]) % 50 == 0:
+                assert client.ask(kind="overview", ids=tokens["ids"]) == (200, overview)
+    events = [[json.loads(line) for line in received if line] for received in lines]
+    assert [texts_of(stream) for stream in events] == expected
+
+
+def test_between_two_steps_torch_has_its_threads(provider):
+    """A stream left one thread to the questions that its threads answered afterwards."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for _ in provider.generate({"ids": [1], "max_new_tokens": 3}):
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+class Scripted:
+    """A provider whose streams wait for the test before each step, or pause, and may fail after two of them."""
+
+    MOST = 500  # steps
+
+    def __init__(self, problem: Exception | None = None, pause: float | None = None):
+        self.problem, self.pause = problem, pause
+        self.step, self.closed, self.steps = threading.Semaphore(0), threading.Event(), 0
+
+    def answer(self, asked: Any) -> Answer:
+        raise self.problem or RuntimeError("no answer")
+
+    def generate(self, asked: Any) -> Iterator[dict]:
+        try:
+            yield {}
+            while self.steps < self.MOST:
+                if self.problem and self.steps == 2:
+                    raise self.problem
+                if self.pause is None:
+                    self.step.acquire()
+                else:
+                    time.sleep(self.pause)
+                self.steps += 1
+                yield {"step": self.steps}
+        finally:
+            self.closed.set()
+
+
+def test_a_stream_stops_within_a_step_when_the_page_goes_away(monkeypatch):
+    monkeypatch.setattr(serve, "SENDING_INTERVAL", 0)
+    provider = Scripted()
+    with serving(provider) as client:
+        with client.connect() as connection:
+            connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
+            provider.step.release()
+            received = b""
+            while b'{"step": 1}' not in received:
+                received += connection.recv(4096)
+        assert client.request("GET", "/").status == 200  # the server has noticed both
+        provider.step.release(1)
+        assert provider.closed.wait(60) and provider.steps == 2
+
+
+def test_stopping_the_server_ends_streams():
+    """It waited for them, and for requests that were not complete."""
+    provider = Scripted(pause=0.02)
+    with socket.socket() as stream, socket.socket() as unfinished:
+        with serving(provider) as client:
+            for connection, path, body in ((stream, "/generate", b"{}"), (unfinished, "/ask", b"{")):
+                connection.connect(("127.0.0.1", client.port))
+                connection.sendall(client.post_head(path, "Content-Length: 2") + body)
+            assert stream.recv(4096).startswith(b"HTTP/1.1 200")
+        assert provider.closed.is_set() and provider.steps < Scripted.MOST
+
+
+def test_an_error_in_the_middle_is_the_last_line(capfd):
+    for problem, message in ((UserError("the reason"), "the reason"), (RuntimeError("a secret"), serve.FAILURE)):
+        provider = Scripted(problem)
+        provider.step.release(2)
+        with serving(provider) as client:
+            assert client.generate() == [{}, {"step": 1}, {"step": 2}, {"error": message}]
+        assert ("RuntimeError: a secret" in capfd.readouterr().err) == isinstance(problem, RuntimeError)
+
+
+def test_nan(tmp_path):
+    """A model that computes NaN is shown as far as it goes. JSON has no NaN, so a number in it becomes null."""
+    cases = [  # name, index, value, and the steps before it matters
+        ("transformer.ln_f.weight", 0, torch.nan, 0),
+        ("transformer.h.1.mlp.c_fc.weight", 0, torch.inf, 0),
+        ("transformer.wpe.weight", 3 * 16, torch.nan, 3),
+    ]
+    for name, index, value, steps in cases:
+        save_run(tmp_path / name, CharTokenizer(CHARACTERS), SEED)
+        viewed = ViewedModel(str(tmp_path / name), "best", torch.device("cpu"))
+        p = viewed.opened.get_parameter(name)
+        p.flatten()[index] = value
+        with serving(TraceProvider([viewed], "")) as client:
+            status, overview = client.ask(kind="overview", ids=[1, 2, 3, 4, 5])
+            assert status == 200 and overview["mean_loss"] is None
+            status, parameter = client.ask(kind="parameter", name=name)
+            assert status == 200 and parameter["mean"] is None and sum(parameter["counts"]) == p.numel() - 1
+            *events, last = client.generate(ids=[1])
+            assert len(events) == 1 + steps and last["error"].startswith("the model computes NaN")
+    answer = Answer({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": 2}}).to_bytes()
+    assert json.loads(answer[4:]) == {"a": [None, [1.5, None]], "b": {"c": 2}, "tensors": {}}
+
+
+# --- who may ask, and what --------------------------------------------------------------------------------------------
+
+
+def test_only_its_own_page_may_ask(client):
+    question = json.dumps({"kind": "positions"})
+    own = f"http://{client.host}"
+    assert client.request("POST", "/ask", question).status == 200
+    assert client.request("POST", "/ask", question, Origin=own, Host=client.host).status == 200
+    foreign = [
+        {"Origin": "http://example.com"},
+        {"Origin": "null"},
+        {"Origin": own.replace("http", "https")},
+        {"Origin": f"{own}0"},
+        {"Origin": f"http://localhost:{client.port}"},  # another origin than that of Host
+        {"Host": "example.com"},
+        {"Host": "127.0.0.1"},
+        {"Host": f"example.com:{client.port}", "Origin": f"http://example.com:{client.port}"},  # DNS rebinding
+        {"Host": ""},
+    ]
+    for headers in foreign:
+        for method, path in (("POST", "/ask"), ("POST", "/generate"), ("GET", "/")):
+            response = client.request(method, path, question, **headers)
+            assert response.status == 403 and json.loads(response.body)["error"], headers
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", ""):
+        response = client.request("POST", "/ask", question, content_type=kind)
+        assert response.status == 415 and json.loads(response.body)["error"]
+    assert client.request("POST", "/ask", question, content_type="Application/JSON; charset=utf-8").status == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [["Host: {own}", "Host: example.com"], ["Origin: http://{own}", "Origin: null"], []]
+)
+def test_a_header_that_is_missing_or_doubled(client, headers):
+    headers = [header.format(own=client.host) for header in headers]
+    if headers and headers[0].startswith("Origin"):
+        headers.append(f"Host: {client.host}")
+    with client.connect() as connection:
+        version = "1.1" if headers else "1.0"  # which does without Host
+        lines = [f"POST /ask HTTP/{version}", *headers, "Content-Type: application/json", "Content-Length: 2", "", "{}"]
+        connection.sendall("\r\n".join(lines).encode())
+        assert re.match(rb"HTTP/1.1 (400|403) ", connection.recv(4096))
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("GET", "/ask", 405),
+        ("POST", "/", 405),
+        ("PUT", "/generate", 405),
+        ("OPTIONS", "/ask", 405),
+        ("DELETE", "/", 405),
+        ("GET", "/core.js", 404),
+        ("GET", "/favicon.ico", 404),
+        ("GET", "/../README.md", 404),
+        ("GET", "/%2e%2e/%2e%2e/README.md", 404),
+        ("GET", "//etc/passwd", 404),
+        ("POST", "/ask/", 404),
+        ("POST", "/docs", 404),
+    ],
+)
+def test_errors_have_one_shape(client, method, path, status):
+    response = client.request(method, path)
+    assert (response.status, response.headers["content-type"]) == (status, "application/json")
+    assert isinstance(json.loads(response.body)["error"], str)
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_headers_of_every_answer(client, provider, monkeypatch, capfd):
+    monkeypatch.setitem(provider.questions, "positions", lambda question: 1 / 0)
+    requests = [("GET", "/", ""), ("POST", "/ask", '{"kind": "models"}'), ("POST", "/ask", "{"), ("GET", "/x", "")]
+    requests += [("POST", "/generate", '{"ids": [1]}'), ("POST", "/ask", '{"kind": "positions"}')]
+    statuses = []
+    for method, path, body in requests:
+        response = client.request(method, path, body)
+        statuses.append(response.status)
+        assert response.headers.get_all("cache-control") == ["no-store"], path
+        assert response.headers.get_all("x-content-type-options") == ["nosniff"], path
+        assert response.headers["access-control-allow-origin"] is None
+    assert statuses == [200, 200, 400, 404, 200, 500]
+
+
+def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(capfd):
+    with serving(Scripted(RuntimeError("a secret"))) as client:
+        assert client.ask(kind="models") == (500, {"error": serve.FAILURE})
+    printed = capfd.readouterr().err
+    assert "RuntimeError: a secret" in printed and "Traceback" in printed
+
+
+def test_the_policy_allows_what_the_page_contains(client):
+    """Each script and style by its hash; nothing inline in attributes, nothing from elsewhere."""
+    response = client.request("GET", "/")
+    page, policy = response.body.decode(), response.headers["content-security-policy"]
+    blocks: dict[str, list[str]] = {"script": [], "style": []}
+    inside = ""
+
+    class Reader(HTMLParser):
+        CDATA_CONTENT_ELEMENTS = ("script", "style")
+
+        def handle_starttag(self, tag: str, attributes: list) -> None:
+            nonlocal inside
+            inside = tag
+            names = {name for name, _ in attributes}
+            assert not names & {"style", "src"} and not any(name.startswith("on") for name in names), attributes
+            if tag in blocks:
+                blocks[tag].append("")
+
+        def handle_endtag(self, tag: str) -> None:
+            nonlocal inside
+            inside = ""
+
+        def handle_data(self, data: str) -> None:
+            if inside in blocks:
+                blocks[inside][-1] += data
+
+    Reader().feed(page)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    for tag, contents in blocks.items():
+        digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
+        assert rules[f"{tag}-src"].split() == [f"'sha256-{digest}'" for digest in digests] and digests
+    assert "\r" not in page
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_that_are_too_large_are_answered_and_not_read(client):
+    assert client.ask(body=b'"' + b"x" * LARGEST_BODY)[0] == 413
+    assert client.ask(body=b" " * (LARGEST_BODY - 2) + b"{}")[0] == 400  # no kind
+    with client.connect() as connection:  # a body without an end
+        connection.sendall(client.post_head("/ask", "Transfer-Encoding: chunked"))
+        chunk = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+        with pytest.raises(ConnectionError):
+            for _ in range(100 * LARGEST_BODY // 2**16):
+                connection.sendall(chunk)
+    with client.connect() as connection:
+        connection.sendall(client.post_head("/generate", "Transfer-Encoding: chunked") + chunk * 16)
+        connection.sendall(b"1\r\nx\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    with client.connect() as connection:  # refused by its head
+        connection.sendall(b"POST /ask HTTP/1.1\r\nHost: example.com\r\nContent-Length: 1000000000\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        '{"a":' * 50_000 + "1" + "}" * 50_000,
+        '{"seed": NaN, "ids": [1]}',
+        '{"temperature": Infinity}',
+        '{"kind": "positions", "unknown": -Infinity}',
+        '{"seed": ' + "9" * 5000 + "}",
+        '{"temperature": 1e999}',
+        "[]",
+        "null",
+        '"text"',
+        "1",
+        b"\xff\xfe\x00",
+        b'{"kind": "\xff"}',
+        '{"kind": "\\ud800"}',
+        '{"kind": "models\\u0000"}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/ask", "/generate"])
+def test_bodies_that_are_no_question(client, path, body):
+    response = client.request("POST", path, body)
+    assert response.status == 400 and isinstance(json.loads(response.body)["error"], str)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "none"},
+        {"kind": None},
+        {"kind": "overview"},
+        {"kind": "overview", "ids": []},
+        {"kind": "overview", "ids": [25]},  # the tokenizer has 0 to 24
+        {"kind": "overview", "ids": [-1]},
+        {"kind": "overview", "ids": [1.0]},
+        {"kind": "overview", "ids": [True]},
+        {"kind": "overview", "ids": ["1"]},
+        {"kind": "overview", "ids": "1"},
+        {"kind": "overview", "ids": {"0": 1}},
+        {"kind": "overview", "ids": [2**70]},
+        {"kind": "overview", "ids": [1] * 17},
+        {"kind": "overview", "ids": [1], "model": 2},
+        {"kind": "overview", "ids": [1], "step": 11},
+        {"kind": "overview", "ids": [1], "step": "../../char"},
+        {"kind": "overview", "ids": [1], "heads_off": "0.2"},
+        {"kind": "overview", "ids": [1], "heads_off": "0"},
+        {"kind": "overview", "ids": [1], "mlps_off": "2"},
+        {"kind": "overview", "ids": [1], "mlps_off": "-1"},
+        {"kind": "overview", "ids": [1], "mask": "on"},
+        {"kind": "overview", "ids": [1], "scale": 1},
+        {"kind": "head", "ids": [1], "layer": 2},
+        {"kind": "head", "ids": [1], "head": 2},
+        {"kind": "layer", "ids": [1], "token": 1},
+        {"kind": "layer", "ids": [1], "token": -1},
+        {"kind": "parameter", "name": "../../../etc/passwd"},
+        {"kind": "parameter", "name": "/etc/passwd"},
+        {"kind": "parameter", "name": "transformer.wte.weight", "row": 32},
+        {"kind": "vocabulary", "row": 25},
+        {"kind": "tokens", "text": "a" * 100_001},
+        {"kind": "tokens", "text": 5},
+        {"kind": "tokens", "model": 1.5},
+    ],
+)
+def test_questions_that_make_no_sense(client, fields):
+    status, answer = client.ask(**fields)
+    assert status == 400 and list(answer) == ["error"], answer
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(2**64) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+SENSIBLE = {
+    "ids": st.lists(st.integers(-1, 26), max_size=20),
+    "text": st.text(max_size=10),
+    "name": st.sampled_from(["transformer.wte.weight", "transformer.ln_f.weight", "lm_head.weight", "", ".."]),
+    "heads_off": st.from_regex(r"[0-2.,]{0,5}", fullmatch=True),
+    "mlps_off": st.from_regex(r"[0-2.,]{0,4}", fullmatch=True),
+    "mask": st.sampled_from(["before", "after", "off"]),
+    "step": st.sampled_from([None, 10, 20, 5]),
+    "max_new_tokens": st.integers(0, 5),
+    "stop": st.none() | st.text(max_size=2),
+    "temperature": st.floats(0, 2) | st.sampled_from([1e-6, 1e6, 0]),
+    "top_p": st.floats(0, 1.5),
+    "min_p": st.floats(0, 1.5),
+    "repetition_penalty": st.floats(0, 3) | st.sampled_from([1e-6, 1e6]),
+    "context_stride": st.none() | st.integers(1, 20),
+    "batch_size": st.integers(0, 3),
+    "on_unknown": st.sampled_from(["error", "skip", "replace"]),
+    "kind": st.nothing(),
+}
+
+
+def fields_of(question: type, kinds: st.SearchStrategy) -> st.SearchStrategy[dict]:
+    """Some fields of a question, most of them with sensible values."""
+    small = st.integers(-1, 3)
+    values = {name: SENSIBLE.get(name, small | st.booleans()) for name in question.__dataclass_fields__}
+    optional = {name: strategy | strategy | strategy | ANYTHING for name, strategy in values.items()}
+    return st.fixed_dictionaries({"kind": kinds}, optional={k: v for k, v in optional.items() if k != "kind"})
+
+
+@pytest.mark.parametrize("path, question", [("/ask", Question), ("/generate", GenerationQuestion)])
+def test_any_question_is_answered_or_refused(client, path, question, seed):
+    """Never an error of the server."""
+    kinds = st.sampled_from(list(TraceProvider([], "").questions)) if question is Question else ANYTHING
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=150, deadline=None, database=None)
+    @hypothesis.given(fields_of(question, kinds | kinds | kinds | ANYTHING))
+    def is_answered_or_refused(fields: dict) -> None:
+        fields.setdefault("max_new_tokens", 3)
+        response = client.request("POST", path, json.dumps(fields))
+        body = response.body
+        assert response.status in (200, 400), body
+        if response.status == 400:
+            assert list(json.loads(body)) == ["error"]
+        elif path == "/generate":
+            events = [json.loads(line) for line in body.splitlines()]
+            assert not any("error" in event for event in events)
+
+    is_answered_or_refused()
+
+
+# --- slow and broken connections --------------------------------------------------------------------------------------
+
+
+def test_slow_senders_do_not_block_others(client):
+    beginnings = [
+        b"POST /ask HT",
+        b"POST /ask HTTP/1.1\r\nHost: " + client.host.encode() + b"\r\nX: ",
+        client.post_head("/ask", "Content-Length: 100") + b'{"kind": ',
+        client.post_head("/generate", "Transfer-Encoding: chunked") + b"5\r\n{",
+        b"",
+    ]
+    connections = [client.connect() for _ in range(8) for _ in beginnings]
+    for connection, beginning in zip(connections, beginnings * 8, strict=True):
+        connection.sendall(beginning)
+    assert client.ask(kind="positions")[0] == 200
+    for connection in connections:
+        connection.close()
+
+
+def test_connections_that_break_leave_nothing_in_the_terminal(capfd):
+    """A page that is closed while it sends or receives is not an error."""
+    provider = Scripted(pause=0.001)
+    with serving(provider) as client:
+        whole = client.post_head("/generate", "Content-Length: 2") + b"{}"
+        for beginning in (client.post_head("/ask", "Content-Length: 100") + b'{"kind": ', whole, whole[:-1]):
+            for resets in (False, True):
+                with client.connect() as connection:
+                    connection.sendall(beginning)
+                    if resets:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert client.request("GET", "/").status == 200
+    assert capfd.readouterr().err == ""
