@@ -126,7 +126,7 @@ async function startSamples() {
   playground.parts.cards.replaceChildren(...playground.samples.map(sample => sample.card));
   const seen = described.models[0].config.block_size;
   playground.notice = prompt.length > seen ? `The text has ${prompt.length} tokens; the model sees the last ${seen}.` : "";
-  await run(playground.samples, {ids: prompt, num_samples: state.samples, ...samplingSettings()});
+  await streamSamples(playground.samples, {ids: prompt, num_samples: state.samples, ...samplingSettings()});
 }
 
 // All of the text, however long, as text and ids.
@@ -148,11 +148,11 @@ async function branch(sample, t, id, probability) {
   sample.card.after(next.card);
   next.card.scrollIntoView({block: "nearest"});
   const ids = [...sample.prompt, ...tokens.map(token => token.id)];
-  await run([next], {ids, begun: tokens.length, num_samples: 1, ...samplingSettings()}, tokens);
+  await streamSamples([next], {ids, begun: tokens.length, num_samples: 1, ...samplingSettings()}, tokens);
 }
 
 // Receive the samples of one question, which may begin with tokens. It stops when the view is left.
-async function run(samples, question, begun = []) {
+async function streamSamples(samples, question, begun = []) {
   const controller = new AbortController(), {running} = playground;
   running.add(controller);
   showStatus();
