@@ -7,6 +7,7 @@ Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -77,6 +78,11 @@ def _array(tensor: Tensor) -> np.ndarray:
     if tensor.dtype == torch.uint8:
         return tensor.cpu().numpy()
     return (tensor.float() if tensor.is_floating_point() else tensor.int()).cpu().numpy()
+
+
+def _finite(x: float) -> float | None:
+    """A number as JSON can hold it."""
+    return x if math.isfinite(x) else None
 
 
 @dataclass(frozen=True)
@@ -169,10 +175,11 @@ class ViewedModel:
 
     def piece(self, token: int) -> str:
         """A token as text. Bytes that are only a part of a character look like \\xe2."""
-        if token == self.tokenizer.eot:
-            return EOT_TEXT
-        content = self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
-        return content.decode("utf-8", "backslashreplace")
+        return EOT_TEXT if token == self.tokenizer.eot else self.content(token).decode("utf-8", "backslashreplace")
+
+    def content(self, token: int) -> bytes:
+        """The bytes of a token; none of the end-of-text token, and of ids that the tokenizer does not have."""
+        return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
 
     def describe(self) -> dict[str, Any]:
         """The facts about the model that never change, and its checkpoints."""
@@ -229,7 +236,9 @@ class TraceProvider:
         """Samples that continue the token ids of a question, while they are generated. Raises UserError.
 
         First yields {}. For each step: {"samples": [[id, text, probability, [[id, probability], ...]], ...]}, with null
-        for a sample that has ended: the token, the text that it completes, and the most likely tokens.
+        for a sample that has ended: the token, the text that it completes, and the most likely tokens. At the end,
+        {"samples": [null, ...], "rest": [text, ...]} if a sample has text that was held back: half a character, or
+        what could have begun `stop`.
         """
         question = self._read(GenerationQuestion, asked)
         if not question.ids:
@@ -248,7 +257,7 @@ class TraceProvider:
             with self.lock:  # questions are answered between two steps
                 step = next(steps, None)
             if step is None:
-                return
+                break
             probabilities = step.logits.softmax(dim=-1)
             top = probabilities.topk(min(RUNNERS_UP, probabilities.shape[-1]))
             samples: list[list[Any] | None] = []
@@ -260,6 +269,9 @@ class TraceProvider:
                 samples.append([token, texts[row].push(token), probabilities[row, token].item(), runners_up])
                 ended[row] = ended[row] or texts[row].ended
             yield {"samples": samples}
+        rest = [text.push(None) for text in texts]
+        if any(rest):
+            yield {"samples": [None] * count, "rest": rest}
 
     # --- what is asked about ------------------------------------------------------------------------------------------
 
@@ -320,10 +332,17 @@ class TraceProvider:
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def describe(self, question: Question) -> Answer:
-        """The models, and the texts of their tokens."""
+        """The models, the texts of their tokens, and the bytes (hexadecimal, by id) of tokens that are not text."""
         first = self.models[0]
         pieces = [first.piece(token) for token in range(first.opened.config.vocab_size)]
-        return Answer({"models": [viewed.describe() for viewed in self.models], "pieces": pieces, "text": self.text})
+        not_text = [token for token, piece in enumerate(pieces) if not piece or first.content(token) != piece.encode()]
+        facts = {
+            "models": [viewed.describe() for viewed in self.models],
+            "pieces": pieces,
+            "bytes": {token: first.content(token).hex(" ") for token in not_text},
+            "text": self.text,
+        }
+        return Answer(facts)
 
     def tokens(self, question: Question) -> Answer:
         """The ids of a text, at most as many as the context holds."""
@@ -346,16 +365,15 @@ class TraceProvider:
             "thumbnails": trace.thumbnails,  # (L, H, n, n) of uint8
             **{f"score_{name}": scores[name] for name in HEAD_SCORES},  # (L, H) each
         }
-        return Answer({"mean_loss": predictions.loss.mean().item() if len(predictions.loss) else None}, tensors)
+        return Answer({"mean_loss": _finite(predictions.loss.mean().item())}, tensors)
 
     def _prefix_scores(self, viewed: ViewedModel, question: Question) -> Tensor:
         """The prefix-matching scores of all heads on random tokens that repeat: (L, H)."""
 
         def measure() -> Tensor:
             model = viewed.at(question.step)
-            length = min(PROBE_TOKENS, viewed.limit)
-            ids = repeated_random_ids(viewed.tokenizer.vocab_size, length)
-            return ViewedTrace(model, tuple(ids.tolist()), Switches()).scores["prefix"]
+            ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
+            return ViewedTrace(model, tuple(ids), Switches()).scores["prefix"]
 
         return self.probes.get((question.model, question.step), measure)
 
@@ -418,7 +436,7 @@ class TraceProvider:
         return Answer({}, {"logits": trace.logits(trace.stream[-1, question.token])})
 
     def parameter(self, question: Question) -> Answer:
-        """A parameter, averaged over blocks if it is large, and the distribution of its values; or one of its rows."""
+        """A parameter, averaged over blocks if it is large, and the distribution of its finite values; or one row."""
         parameters = dict(self._viewed(question).at(question.step).named_parameters())
         if question.name not in parameters:
             raise UserError(f"name={question.name!r}: it is not a parameter of the model")
@@ -430,9 +448,14 @@ class TraceProvider:
             return Answer({}, {"row": rows[question.row]})
         size = [min(n, LARGEST_PICTURE) for n in rows.shape]
         picture = F.adaptive_avg_pool2d(rows[None], size)[0]
-        counts, edges = np.histogram(p.cpu().numpy(), HISTOGRAM_BINS)
-        deviation = p.std(unbiased=False).item()
-        facts = {"mean": p.mean().item(), "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
+        values = p[p.isfinite()]
+        counts, edges = np.histogram(values.cpu().numpy(), HISTOGRAM_BINS)
+        facts = {
+            "mean": _finite(values.mean().item()),
+            "deviation": _finite(values.std(unbiased=False).item()),
+            "edges": edges.tolist(),
+            "counts": counts.tolist(),
+        }
         return Answer(facts, {"picture": picture})
 
     def vocabulary(self, question: Question) -> Answer:
