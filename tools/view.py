@@ -58,6 +58,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, wanted))
+            listener.listen()  # the browser may be faster than the server
             return listener
         except OSError as error:
             listener.close()

@@ -48,17 +48,28 @@ function unpack(buffer) {
 }
 
 let provider = server;
-const answers = new Map(); // promises by question, the newest last
-const KEPT_ANSWERS = 64;
+const answers = new Map(); // by question, the newest last: {promise, size in bytes}
+const KEPT_BYTES = 64e6;
 
 function ask(question) {
   const key = JSON.stringify(question);
-  const answer = answers.get(key) ?? provider.ask(question);
+  const answer = answers.get(key) ?? {promise: provider.ask(question), size: 0};
   answers.delete(key);
   answers.set(key, answer);
-  if (answers.size > KEPT_ANSWERS) answers.delete(answers.keys().next().value);
-  answer.catch(() => answers.delete(key));
-  return answer;
+  answer.promise.then(({tensors}) => {
+    answer.size = Object.values(tensors).reduce((sum, {data}) => sum + data.byteLength, 0);
+    forgetAnswers();
+  }, () => answers.delete(key));
+  return answer.promise;
+}
+
+// Forget the oldest answers, but never the newest one.
+function forgetAnswers() {
+  let size = 0;
+  for (const [key, answer] of Array.from(answers).reverse()) {
+    size += answer.size;
+    if (size > KEPT_BYTES && size > answer.size) answers.delete(key);
+  }
 }
 
 // --- state -----------------------------------------------------------------------------------------------------------
@@ -66,7 +77,7 @@ function ask(question) {
 // The state is in the URL, so that a link shows the same. Only what differs from the defaults is written.
 
 const DEFAULTS = {
-  view: "tokens", text: "", ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
+  view: "tokens", text: null, ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
   shade: "linear", hide_first: 0, mask: "before", scale: 1, heads_off: "", mlps_off: "",
   temperature: 0.8, top_k: 200, top_p: 1, min_p: 0, seed: 1337,
 };
@@ -87,6 +98,7 @@ function readState() {
     const text = given.get(name);
     state[name] = text === null ? value : typeof value === "number" ? Number(text) || 0 : text;
   }
+  state.text ??= described.text;
 }
 
 function link(changes) {
@@ -104,8 +116,9 @@ function change(changes) {
 
 // Change the state without drawing, for a view that updates itself.
 function remember(changes) {
-  history.replaceState(null, "", link(changes));
   Object.assign(state, changes);
+  history.replaceState(null, "", link({}));
+  for (const node of document.querySelectorAll("#menu [data-view]")) node.href = link({view: node.dataset.view});
 }
 
 // What a question about the current text starts with. options: other fields, such as {model: 1}.
@@ -121,12 +134,13 @@ function question(kind, ids, options = {}) {
 let drawing = 0; // counts the calls of draw; an older one stops when a newer one has begun
 
 async function draw() {
-  const mine = ++drawing, box = document.getElementById("view");
+  const mine = ++drawing, box = document.getElementById("view"), giveFocusBack = keepFocus();
   box.classList.add("busy");
   try {
     const context = await loadContext();
     if (mine !== drawing) return;
     drawSurroundings(context);
+    giveFocusBack();
     const view = views[state.view] ?? views.tokens;
     const content = element("div", {"data-testid": `view-${view.id}`},
       element("h2", {}, view.title), element("p", {}, view.about));
@@ -136,10 +150,24 @@ async function draw() {
     if (mine === drawing) box.replaceChildren(element("p", {class: "error", role: "alert"}, problem.message));
   } finally {
     if (mine === drawing) {
+      giveFocusBack();
       box.classList.remove("busy");
       document.body.dataset.drawn = mine;
     }
   }
+}
+
+// Remember which control has the keyboard's focus. Returns a function that gives it to the one in the same place after
+// drawing.
+function keepFocus() {
+  const focused = document.activeElement, box = focused?.closest("#menu, #strip-bar, #view");
+  const isVisible = focused?.matches(":focus-visible"); // not after a click, so that the arrow keys then select tokens
+  const controls = () => box && isVisible ? Array.from(box.querySelectorAll("a, button, input, select, textarea")) : [];
+  const place = controls().indexOf(focused);
+  return () => {
+    const control = controls()[place];
+    if (document.activeElement === document.body && control?.tagName === focused.tagName) control.focus({preventScroll: true});
+  };
 }
 
 // What every view needs: the model, the ids of the text, the selected token, and the overview of the trace.
@@ -191,10 +219,26 @@ function build(node, attributes, children) {
   return node;
 }
 
-// A token as it is shown: white space and control characters are made visible.
+const SHOWN_AS = new Map([["\n", "⏎"], ["\t", "⇥"], ["\r", "␍"], [" ", "␣"], ["", "∅"]]);
+const CONTROL_CHARACTERS = /[\0-\x1f\x7f]/g; // have symbols in Unicode
+const INVISIBLE_CHARACTERS = /[\x80-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]/g;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]/;
+
+// A token as it is shown: white space and control characters are made visible, and nothing reverses the text beside it.
 function visible(text) {
-  const names = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣", "": "∅"};
-  return names[text] ?? text.replace(/[\u0000-\u001f\u007f]/g, c => String.fromCharCode(0x2400 + (c === "\u007f" ? 33 : c.charCodeAt(0))));
+  if (SHOWN_AS.has(text)) return SHOWN_AS.get(text);
+  const shown = text.replace(CONTROL_CHARACTERS, c => String.fromCharCode(0x2400 + (c === "\x7f" ? 33 : c.charCodeAt(0))))
+    .replace(INVISIBLE_CHARACTERS, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
+}
+
+const encoder = new TextEncoder();
+
+// The text of token ids, of which some may be parts of a character.
+function textOf(ids) {
+  const bytes = ids.flatMap(id => described.bytes[id]
+    ? described.bytes[id].split(" ").map(byte => parseInt(byte, 16)) : Array.from(encoder.encode(pieces[id])));
+  return new TextDecoder("utf-8", {ignoreBOM: true}).decode(Uint8Array.from(bytes));
 }
 
 // A number with four significant digits.
