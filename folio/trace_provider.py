@@ -195,10 +195,11 @@ class ViewedModel:
 
     def piece(self, token: int) -> str:
         """A token as text. Bytes that are only a part of a character look like \\xe2."""
-        if token == self.tokenizer.eot:
-            return EOT_TEXT
-        content = self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
-        return content.decode("utf-8", "backslashreplace")
+        return EOT_TEXT if token == self.tokenizer.eot else self.content(token).decode("utf-8", "backslashreplace")
+
+    def content(self, token: int) -> bytes:
+        """The bytes of a token; none of the end-of-text token, and of ids that the tokenizer does not have."""
+        return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
 
     def describe(self) -> dict[str, Any]:
         """The facts about the model that never change, and its checkpoints."""
@@ -355,10 +356,17 @@ class TraceProvider:
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def describe(self, question: Question) -> Answer:
-        """The models, and the texts of their tokens."""
+        """The models, the texts of their tokens, and the bytes (hexadecimal, by id) of tokens that are not text."""
         first = self.models[0]
         pieces = [first.piece(token) for token in range(first.opened.config.vocab_size)]
-        return Answer({"models": [viewed.describe() for viewed in self.models], "pieces": pieces, "text": self.text})
+        not_text = [token for token, piece in enumerate(pieces) if not piece or first.content(token) != piece.encode()]
+        facts = {
+            "models": [viewed.describe() for viewed in self.models],
+            "pieces": pieces,
+            "bytes": {token: first.content(token).hex(" ") for token in not_text},
+            "text": self.text,
+        }
+        return Answer(facts)
 
     def tokens(self, question: Question) -> Answer:
         """The ids of a text, as in sample.py; at most as many as the context holds, if `whole` is False."""
@@ -379,16 +387,15 @@ class TraceProvider:
             "thumbnails": trace.thumbnails,  # (L, H, n, n) of uint8
             **{f"score_{name}": scores[name] for name in HEAD_SCORES},  # (L, H) each
         }
-        return Answer({"mean_loss": predictions.loss.mean().item() if len(predictions.loss) else None}, tensors)
+        return Answer({"mean_loss": predictions.loss.mean().item()}, tensors)
 
     def _prefix_scores(self, viewed: ViewedModel, question: Question) -> Tensor:
         """The prefix-matching scores of all heads on random tokens that repeat: (L, H)."""
 
         def measure() -> Tensor:
             model = viewed.at(question.step)
-            length = min(PROBE_TOKENS, viewed.limit)
-            ids = repeated_random_ids(viewed.tokenizer.vocab_size, length)
-            return ViewedTrace(model, tuple(ids.tolist()), Switches()).scores["prefix"]
+            ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
+            return ViewedTrace(model, tuple(ids), Switches()).scores["prefix"]
 
         return self.probes.get((question.model, question.step), measure)
 
@@ -470,7 +477,7 @@ class TraceProvider:
         return Answer({}, {"logits": trace.logits(trace.stream[-1, question.token])})
 
     def parameter(self, question: Question) -> Answer:
-        """A parameter, averaged over blocks if it is large, and the distribution of its values; or one of its rows."""
+        """A parameter, averaged over blocks if it is large, and the distribution of its finite values; or one row."""
         parameters = dict(self._viewed(question).at(question.step).named_parameters())
         if question.name not in parameters:
             raise UserError(f"name={question.name!r}: it is not a parameter of the model")

@@ -98,7 +98,7 @@ function kept(question) {
 // The state is in the URL, so that a link shows the same. Only what differs from the defaults is written.
 
 const DEFAULTS = {
-  view: "tokens", text: "", ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
+  view: "tokens", text: null, ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
   shade: "linear", hide_first: 0, mask: "before", scale: 1, heads_off: "", mlps_off: "",
   temperature: 0.8, top_k: 200, top_p: 1, min_p: 0, seed: 1337,
   other_step: -1, // what "compare" compares with: a step of the second model, or of the only one
@@ -123,6 +123,7 @@ function readState() {
     const text = given.get(name);
     state[name] = text === null ? value : typeof value === "number" ? Number(text) || 0 : text;
   }
+  state.text ??= described.text;
 }
 
 function link(changes) {
@@ -140,8 +141,9 @@ function change(changes) {
 
 // Change the state without drawing, for a view that updates itself.
 function remember(changes) {
-  history.replaceState(null, "", link(changes));
   Object.assign(state, changes);
+  history.replaceState(null, "", link({}));
+  for (const node of document.querySelectorAll("#menu [data-view]")) node.href = link({view: node.dataset.view});
 }
 
 // What a question about the current text starts with. options: other fields, such as {model: 1}.
@@ -157,13 +159,14 @@ function question(kind, ids, {step, ...options} = {}) {
 let drawing = 0; // counts the calls of draw; an older one stops when a newer one has begun
 
 async function draw() {
-  const mine = ++drawing, box = document.getElementById("view");
+  const mine = ++drawing, box = document.getElementById("view"), giveFocusBack = keepFocus();
   let context;
   box.classList.add("busy");
   try {
     context = await loadContext();
     if (mine !== drawing) return;
     drawSurroundings(context);
+    giveFocusBack();
     const view = views[state.view] ?? views.tokens;
     const content = element("div", {"data-testid": `view-${view.id}`},
       element("h2", {}, view.title), element("p", {}, view.about));
@@ -173,6 +176,7 @@ async function draw() {
     if (mine === drawing) box.replaceChildren(element("p", {class: "error", role: "alert"}, problem.message));
   } finally {
     if (mine === drawing) {
+      giveFocusBack();
       box.classList.remove("busy");
       document.body.dataset.drawn = mine;
       if (context) askAhead(context, mine);
@@ -194,6 +198,19 @@ async function askAhead({model, ids, asked}, mine) {
       if (await ask(question(kind, ids, {step, ...options})).catch(() => null) === null) return;
     }
   }
+}
+
+// Remember which control has the keyboard's focus. Returns a function that gives it to the one in the same place after
+// drawing.
+function keepFocus() {
+  const focused = document.activeElement, box = focused?.closest("#menu, #strip-bar, #view");
+  const isVisible = focused?.matches(":focus-visible"); // not after a click, so that the arrow keys then select tokens
+  const controls = () => box && isVisible ? Array.from(box.querySelectorAll("a, button, input, select, textarea")) : [];
+  const place = controls().indexOf(focused);
+  return () => {
+    const control = controls()[place];
+    if (document.activeElement === document.body && control?.tagName === focused.tagName) control.focus({preventScroll: true});
+  };
 }
 
 // What every view needs: the model, the ids of the text, the selected token, and the overview of the trace.
@@ -280,10 +297,26 @@ function build(node, attributes, children) {
   return node;
 }
 
-// A token as it is shown: white space and control characters are made visible.
+const SHOWN_AS = new Map([["\n", "⏎"], ["\t", "⇥"], ["\r", "␍"], [" ", "␣"], ["", "∅"]]);
+const CONTROL_CHARACTERS = /[\0-\x1f\x7f]/g; // have symbols in Unicode
+const INVISIBLE_CHARACTERS = /[\x80-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]/g;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]/;
+
+// A token as it is shown: white space and control characters are made visible, and nothing reverses the text beside it.
 function visible(text) {
-  const names = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣", "": "∅"};
-  return names[text] ?? text.replace(/[\u0000-\u001f\u007f]/g, c => String.fromCharCode(0x2400 + (c === "\u007f" ? 33 : c.charCodeAt(0))));
+  if (SHOWN_AS.has(text)) return SHOWN_AS.get(text);
+  const shown = text.replace(CONTROL_CHARACTERS, c => String.fromCharCode(0x2400 + (c === "\x7f" ? 33 : c.charCodeAt(0))))
+    .replace(INVISIBLE_CHARACTERS, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
+}
+
+const encoder = new TextEncoder();
+
+// The text of token ids, of which some may be parts of a character.
+function textOf(ids) {
+  const bytes = ids.flatMap(id => described.bytes[id]
+    ? described.bytes[id].split(" ").map(byte => parseInt(byte, 16)) : Array.from(encoder.encode(pieces[id])));
+  return new TextDecoder("utf-8", {ignoreBOM: true}).decode(Uint8Array.from(bytes));
 }
 
 // A number with four significant digits.

@@ -19,12 +19,27 @@ function colorOf(scale, x) {
   return stops[i].map((c, channel) => Math.round(c + (at - i) * (stops[i + 1][channel] - c)));
 }
 
+const MISSING = [225, 228, 233]; // the color of -∞ and NaN
+const palettes = {};
+
+// The colors of a scale from one end to the other as pixels of an image.
+function paletteOf(scale) {
+  const at = i => scale === "signed" ? i / 511.5 - 1 : i / 1023;
+  return palettes[scale] ??= Uint32Array.from({length: 1024}, (_, i) => pixelOf(colorOf(scale, at(i))));
+}
+
+function pixelOf([r, g, b]) {
+  return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
+}
+
 function css(color) {
   return `rgb(${color.join(",")})`;
 }
 
-function textColorOn([r, g, b]) {
-  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" : "#fff";
+// Black or white, whichever has the larger contrast by WCAG 2, which is at least 4.5.
+function textColorOn(color) {
+  const [r, g, b] = color.map(c => c <= 10 ? c / 3295 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 
 // --- figures ---------------------------------------------------------------------------------------------------------
@@ -84,6 +99,7 @@ function saveView() {
   });
   copy.querySelectorAll(".exports").forEach(node => node.remove());
   const page = document.implementation.createHTMLDocument(document.title);
+  page.head.prepend(element("meta", {charset: "utf-8"}));
   page.head.append(element("style", {}, document.querySelector("style").textContent));
   page.body.append(copy);
   download(`${state.view}.html`, "<!doctype html>\n" + page.documentElement.outerHTML, "text/html");
@@ -107,10 +123,11 @@ function heatMap({shape: [rows, columns], data}, options) {
 
   function paint(context) {
     if (!numbers) {
-      const image = context.createImageData(columns, rows);
+      const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
+      const palette = paletteOf(scale), [from, to] = scale === "signed" ? [-1, 1] : [0, 1], last = palette.length - 1;
       for (let k = 0; k < rows * columns; k++) {
-        const [r, g, b] = Number.isFinite(data[k]) ? colorOf(scale, value(data[k])) : [225, 228, 233];
-        image.data.set([r, g, b, 255], 4 * k);
+        const x = (value(data[k]) - from) / (to - from);
+        pixels[k] = Number.isFinite(data[k]) ? palette[Math.round(clamp(x, 0, 1) * last)] : pixelOf(MISSING);
       }
       return context.putImageData(image, 0, 0);
     }
@@ -120,7 +137,7 @@ function heatMap({shape: [rows, columns], data}, options) {
     for (let i = 0; i < rows; i++) {
       for (let j = 0; j < columns; j++) {
         const x = data[i * columns + j];
-        const color = Number.isFinite(x) ? colorOf(scale, value(x)) : [225, 228, 233];
+        const color = Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING;
         context.fillStyle = css(color);
         context.fillRect(j * cell, i * height, cell, height);
         context.fillStyle = textColorOn(color);

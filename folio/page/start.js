@@ -19,7 +19,7 @@ function drawSurroundings(context) {
     `${names} · ${model.num_params.total.toLocaleString("en-US")} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
     + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · ${model.vocab_size.toLocaleString("en-US")} tokens (${model.tokenizer}) `);
   const box = document.getElementById("text");
-  if (document.activeElement !== box) box.value = state.ids ? context.labels.join("") : state.text;
+  if (document.activeElement !== box) box.value = state.ids ? textOf(context.ids) : state.text;
   document.getElementById("input-note").textContent = note;
   drawSwitched(context);
   drawCheckpoints(model);
@@ -105,7 +105,7 @@ function drawMenu() {
   document.getElementById("menu").replaceChildren(...Object.entries(MENU).flatMap(([group, ids]) => [
     element("h3", {}, group),
     ...ids.filter(isOffered).map(id => element("a", {
-      href: link({view: id}), class: id === state.view ? "selected" : null, "aria-current": id === state.view ? "page" : null,
+      href: link({view: id}), "data-view": id, class: id === state.view ? "selected" : null, "aria-current": id === state.view ? "page" : null,
     }, views[id].title)),
   ]), element("h3", {}, "Export"), element("a", {href: "#", click: event => {
     event.preventDefault();
@@ -128,7 +128,7 @@ window.addEventListener("hashchange", () => {
 });
 
 document.addEventListener("keydown", event => {
-  if (event.target.matches("textarea, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!described || event.target.matches("textarea, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
   const {n_layer, n_head} = described.models[0].config, steps = described.models[0].checkpoints;
   const count = document.getElementById("strip").childElementCount;
   const token = state.token < 0 ? count - 1 : state.token;
@@ -152,14 +152,13 @@ document.addEventListener("keydown", event => {
 });
 
 async function start() {
-  readState();
   try {
     ({facts: described} = await provider.ask({kind: "models"}));
   } catch (problem) {
     return document.getElementById("view").replaceChildren(element("p", {class: "error", role: "alert"}, problem.message));
   }
   pieces = described.pieces;
-  if (!state.text && !state.ids) state.text = described.text;
+  readState();
   await draw();
 }
 

@@ -1,8 +1,6 @@
 "use strict";
 // Views of the input: tokens, and what they are before the first layer.
 
-const encoder = new TextEncoder();
-
 // What each token of the text is, and how well the model predicted it.
 defineView({
   id: "tokens", title: "Tokens",
@@ -11,7 +9,7 @@ defineView({
   draw(box, {ids, labels, token, overview}) {
     const {loss, rank, entropy, best, best_probability: probability} = overview.tensors;
     const rows = ids.map((id, t) => [
-      t, visible(labels[t]), id, hexadecimal(labels[t]),
+      t, visible(labels[t]), id, described.bytes[id] ?? hexadecimal(labels[t]),
       t ? loss.data[t - 1] : NaN, t ? rank.data[t - 1] : NaN,
       t ? visible(pieces[best.data[t - 1]]) : "", t ? probability.data[t - 1] : NaN, entropy.data[t],
     ]);

@@ -14,9 +14,11 @@ function entropyOf(probabilities) {
   return probabilities.reduce((sum, p) => p > 0 ? sum - p * Math.log(p) : sum, 0);
 }
 
-// The distributions after each filter, in the order in which they apply: [{name, probabilities}].
-function samplingStages(logits, {temperature, top_k, top_p, min_p}) {
-  const stages = [{name: "softmax", probabilities: softmax(logits)}];
+// The distributions after each filter, in the order in which they apply: [{name, probabilities}]. Ids from vocab_size on,
+// a model's padding, are never drawn.
+function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_size = Infinity) {
+  const stages = [{name: "softmax", probabilities: softmax(allLogits)}];
+  const logits = Float64Array.from(allLogits, (x, i) => i < vocab_size ? x : -Infinity);
   let current;
   const add = (name, changed) => {
     current = changed;
@@ -80,7 +82,7 @@ defineView({
   about: "The last norm and the table of token embeddings give a logit for every token of the vocabulary. The softmax makes "
     + "them probabilities. Sampling changes these in stages, and then draws a token.",
   async draw(box, context) {
-    const {labels, token, ids} = context;
+    const {labels, token, ids, model} = context;
     const {tensors: {logits}} = await context.ask("logits", {token});
     const result = element("div", {"data-testid": "dist"});
     const update = () => result.replaceChildren(drawStages(logits.data, ids[token + 1]));
@@ -89,7 +91,7 @@ defineView({
       samplingControls(update), result);
 
     function drawStages(logits, actual) {
-      const stages = samplingStages(logits, state), final = stages.at(-1).probabilities;
+      const stages = samplingStages(logits, state, model.vocab_size), final = stages.at(-1).probabilities;
       const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a]);
       const shown = order.slice(0, SHOWN_TOKENS);
       const columns = [{title: "id"}, {title: "token", text: true}, {title: "logit"}, ...stages.map(stage => ({title: stage.name}))];

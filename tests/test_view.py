@@ -1,0 +1,1002 @@
+"""The viewer in a real browser, against NumPy; and its server.
+
+A test of another view is a function with @shows("its-id"), which compares the tables of the view's pictures with a
+NumpyRun. It runs for each kind of model, after one weight was changed. Every view in the menu needs one.
+"""
+
+import csv
+import http.client
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import xml.etree.ElementTree
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
+from repository import ROOT
+from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
+
+from folio import UserError, configurator
+from folio.configurator import ConfigError
+from folio.generate import Sampling, next_token_probabilities
+from folio.serve import make_app, read_page
+from folio.trace_provider import TraceProvider, ViewedModel
+from model import GPT, GPTConfig
+from tools.view import ViewConfig, listen
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+CPU = torch.device("cpu")
+Array = np.ndarray
+
+
+def in_browser(test: Callable) -> Callable:
+    return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")(test))
+
+
+# --- a server ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """A viewer's server, which runs in a thread."""
+
+    provider: TraceProvider
+    url: str
+
+    @property
+    def port(self) -> int:
+        return urllib.parse.urlsplit(self.url).port
+
+    @contextmanager
+    def perturbed(self, seed: int) -> Iterator[GPT]:
+        """The opened model, with one weight of its layers changed while the block lasts."""
+        model, random = self.provider.models[0].opened, np.random.default_rng(seed)
+        parameters = {name: p for name, p in model.named_parameters() if ".h." in name}
+        name = random.choice(sorted(parameters))
+        weights = parameters[name].view(-1)
+        index = random.integers(len(weights))
+        before = weights[index].item()
+        print(f"changed: {name}, weight {index}")
+        try:
+            weights[index] = before + random.choice([-1, 1])
+            self.forget()
+            yield model
+        finally:
+            weights[index] = before
+            self.forget()
+
+    def forget(self) -> None:
+        for cache in (self.provider.traces, self.provider.probes, self.provider.samplers):
+            cache.values.clear()
+
+
+@contextmanager
+def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
+    """Serve one or two runs."""
+    import uvicorn
+
+    provider = TraceProvider([ViewedModel(run, "best", CPU) for run in runs], text)
+    listener = listen("127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    app = make_app(provider, frozenset([address]))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield Served(provider, f"http://{address}/")
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
+    """A function that serves a kind of model. The character model has snapshots of steps 0 and 10, and a step 100."""
+    started: dict[str, tuple[Any, Served]] = {}
+
+    def serve(kind: str) -> Served:
+        if kind not in started:
+            models = {step: build_model(kind, seed=step) for step in (0, 10, 100, 200)}
+            complete = {step: models[step] for step in (100, 200)}
+            snapshots = {step: models[step] for step in (0, 10)} if kind == "char" else {}
+            folder = tmp_path_factory.mktemp(kind) / "run"
+            context = serving([save_run(folder, complete, TOKENIZERS[kind], snapshots)])
+            started[kind] = context, context.__enter__()
+        return started[kind][1]
+
+    yield serve
+    for context, _ in started.values():
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(params=SHAPES)
+def served(servers, request) -> Served:
+    return servers(request.param)
+
+
+@pytest.fixture
+def char(servers) -> Served:
+    return servers("char")
+
+
+# --- a page -----------------------------------------------------------------------------------------------------------
+
+
+class Viewer:
+    """A page of the viewer. What must not happen there is collected in `problems`."""
+
+    def __init__(self, page: Any, served: Served):
+        self.page, self.served, self.problems = page, served, []
+        page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("request", self.check_request)
+
+    def check_request(self, request: Any) -> None:
+        if not request.url.startswith((self.served.url, "data:", "blob:")):
+            self.problems.append(f"requested {request.url}")
+
+    def open(self, view: str, **state: Any) -> "Viewer":
+        """Load the page with a link, and wait until the view is drawn."""
+        parameters = {"view": view, **{name: value for name, value in state.items() if value is not None}}
+        return self.follow(f"{self.served.url}#{urllib.parse.urlencode(parameters)}")
+
+    def follow(self, url: str) -> "Viewer":
+        self.page.goto("about:blank")  # otherwise only the part after # would change
+        self.page.goto(url)
+        return self.wait()
+
+    def wait(self) -> "Viewer":
+        """Wait until the newest drawing is complete."""
+        deadline = time.monotonic() + 60
+        while not self("typeof drawing === 'number' && drawing > 0 && Number(document.body.dataset.drawn) === drawing"):
+            assert time.monotonic() < deadline, f"the page was not drawn: {self.problems}"
+            time.sleep(0.01)
+        return self
+
+    def __call__(self, script: str, argument: Any = None) -> Any:
+        return self.page.evaluate(script, argument)
+
+    def press(self, *keys: str) -> "Viewer":
+        for key in keys:
+            self.page.keyboard.press(key)
+            self.wait()
+        return self
+
+    def find(self, testid: str) -> Any:
+        return self.page.get_by_test_id(testid)
+
+    def state(self, *names: str) -> list:
+        return self("names => names.map(name => state[name])", names)
+
+    def views(self) -> list[str]:
+        """The views in the menu."""
+        return self("Object.values(MENU).flat().filter(isOffered)")
+
+    def pictures(self) -> list[str]:
+        return self("Array.from(document.querySelectorAll('#view figure'), figure => figure.dataset.testid)")
+
+    def table(self, picture: str) -> dict[str, list]:
+        """The table of a picture: {"columns": [...], "rows": [[...], ...]}."""
+        table = self(
+            """id => {
+              const {columns, rows} = document.querySelector(`#view figure[data-testid="${id}"]`).table();
+              return {columns, rows: rows.map(row => Array.from(row))};
+            }""",
+            picture,
+        )
+        assert {len(row) for row in table["rows"]} <= {len(table["columns"])}
+        return table
+
+    def column(self, picture: str, title: str) -> list:
+        table = self.table(picture)
+        return [row[table["columns"].index(title)] for row in table["rows"]]
+
+    def matrix(self, picture: str) -> Array:
+        """A table of numbers, without the labels in its first column."""
+        return np.array([row[1:] for row in self.table(picture)["rows"]])
+
+    def download(self, picture: str, button: str) -> bytes:
+        with self.page.expect_download() as download:
+            self.find(picture).get_by_role("button", name=button, exact=True).click()
+        return Path(download.value.path()).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
+    """A function that opens a page. At the end, no page may have had a problem."""
+    viewers = []
+
+    def new(served: Served, width: int = 1280, **options: Any) -> Viewer:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        viewers.append(Viewer(context.new_page(), served))
+        return viewers[-1]
+
+    yield new
+    for viewer in viewers:
+        viewer.page.context.close()
+    assert [problem for viewer in viewers for problem in viewer.problems] == []
+
+
+@pytest.fixture
+def viewer(new_viewer, served) -> Viewer:
+    return new_viewer(served)
+
+
+@pytest.fixture
+def char_viewer(new_viewer, char) -> Viewer:
+    return new_viewer(char)
+
+
+# --- the numbers of each view -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is selected."""
+
+    layer: int = 1
+    head: int = 1
+    token: int = 17
+
+
+Check = Callable[[Viewer, NumpyRun, Place], None]
+CHECKS: dict[str, Check] = {}
+
+
+def shows(view: str) -> Callable[[Check], Check]:
+    """Marks a function that finds NumPy's numbers in the pictures of a view."""
+
+    def register(check: Check) -> Check:
+        CHECKS[view] = check
+        return check
+
+    return register
+
+
+@shows("tokens")
+def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    tokenizer, T = viewer.served.provider.models[0].tokenizer, len(run.ids)
+    assert viewer.column("tokens", "position") == list(range(T))
+    assert viewer.column("tokens", "id") == run.ids.tolist()
+    contents = [tokenizer.token_bytes(token) for token in run.ids]
+    assert viewer.column("tokens", "bytes") == [content.hex(" ") for content in contents]
+    assert_same(viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
+    assert_same(viewer.column("tokens", "rank"), [math.nan, *run.ranks])
+    assert_same(viewer.column("tokens", "its probability"), [math.nan, *run.probabilities[:-1].max(-1)])
+    assert_same(viewer.column("tokens", "entropy of the next (nats)"), run.entropies)
+    pieces = [viewer.served.provider.models[0].piece(token) for token in run.probabilities.argmax(-1)]
+    assert viewer.column("tokens", "predicted instead") == ["", *pieces[:-1]]
+
+
+@shows("looking-back")
+def check_looking_back(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    weights = run.layer(place.layer).weights[place.head]
+    assert_same(viewer.matrix("looking-back"), weights)
+    assert_same(viewer.column("arcs", "weight"), weights[place.token])
+
+
+@shows("attention-row")
+def check_attention_row(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, D = run.layer(place.layer), run.gpt.config.n_embd // run.gpt.config.n_head
+    scores = layer.scores[place.head, place.token]
+    bias = [] if layer.bias is None else [layer.bias[place.head, place.token]]
+    masked = np.where(np.arange(len(run.ids)) > place.token, -np.inf, scores + sum(bias))
+    weights = layer.weights[place.head, place.token]
+    columns = [scores * math.sqrt(D), scores, *bias, masked, np.exp(masked - masked.max()), weights]
+    table = np.array([row[:1] + row[2:] for row in viewer.table("attention-row")["rows"]], dtype=np.float64)
+    for shown, expected in zip(table.T, [np.arange(len(run.ids)), *columns], strict=True):
+        assert_same(shown, expected)
+
+
+@shows("attention-table")
+def check_attention_table(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, future = run.layer(place.layer), np.triu(np.ones((len(run.ids), len(run.ids)), bool), 1)
+    biased = layer.scores if layer.bias is None else layer.scores + layer.bias
+    assert_same(viewer.matrix("scores"), layer.scores[place.head])
+    assert_same(viewer.matrix("masked"), np.where(future, -np.inf, biased[place.head]))
+    assert_same(viewer.matrix("weights"), layer.weights[place.head])
+
+
+@shows("output")
+def check_output(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    table, logits = viewer.table("distribution"), run.logits[place.token]
+    order = [row[0] for row in table["rows"]]
+    assert sorted(order) == list(range(len(logits)))
+    assert_same([row[2] for row in table["rows"]], logits[order])
+    assert_same([row[3] for row in table["rows"]], run.probabilities[place.token, order])
+
+
+# --- tests of the views -----------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.parametrize("view", CHECKS)
+def test_a_view_shows_what_numpy_computes(view, viewer, seed):
+    place = Place()
+    with viewer.served.perturbed(seed) as model:
+        viewer.open(view, layer=place.layer, head=place.head, token=place.token)
+        run = NumpyGPT(model).run(viewer("loadContext().then(context => context.ids)"))
+        CHECKS[view](viewer, run, place)
+
+
+@in_browser
+def test_every_view_of_the_menu_is_compared_with_numpy(char_viewer):
+    missing = {*char_viewer.open("tokens").views()} - CHECKS.keys()
+    assert not missing, 'add a function with @shows("...") for each'
+
+
+SWITCHES = [
+    dict(mask="after"),
+    dict(mask="off", scale=False),
+    dict(heads_off=((0, 1), (1, 0)), mlps_off=(0,)),
+]
+
+
+@in_browser
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_switches_change_the_numbers(switches, viewer):
+    """In the views of one head and of the output."""
+    state = {**switches}
+    if "heads_off" in state:
+        state |= dict(heads_off=",".join(f"{layer}.{head}" for layer, head in state["heads_off"]), mlps_off="0")
+    if "scale" in state:
+        state["scale"] = 0
+    place, model = Place(), viewer.served.provider.models[0].opened
+    viewer.open("looking-back", layer=place.layer, head=place.head, token=place.token, **state)
+    run = NumpyGPT(model, **switches).run(viewer("loadContext().then(context => context.ids)"))
+    CHECKS["looking-back"](viewer, run, place)
+    viewer.open("attention-table", layer=place.layer, head=place.head, token=place.token, **state)
+    assert_same(viewer.matrix("scores"), run.layer(place.layer).scores[place.head])
+    assert_same(viewer.matrix("weights"), run.layer(place.layer).weights[place.head])
+    viewer.open("attention-row", layer=place.layer, head=place.head, token=place.token, **state)
+    assert_same(viewer.column("attention-row", "weight"), run.layer(place.layer).weights[place.head, place.token])
+    if "mask" in switches:  # then the future is shown, because the softmax has seen it
+        assert np.isfinite(viewer.column("attention-row", "masked")).all()
+    viewer.open("output", token=place.token, **state)
+    CHECKS["output"](viewer, run, place)
+
+
+@in_browser
+def test_tables_on_the_page_are_those_of_their_pictures(viewer):
+    """What is read is what is exported, with four digits."""
+    compared = 0
+    for view in viewer.open("tokens").views():
+        for title, shown, exact in viewer.open(view, token=20, layer=1)(
+            """() => Array.from(document.querySelectorAll("#view figure")).flatMap(figure => {
+              const {columns, rows} = figure.table(), table = figure.querySelector("table");
+              const titles = table && Array.from(table.querySelectorAll("thead th"), th => th.textContent);
+              if (!table || titles.join() !== columns.join()) return [];
+              return Array.from(table.querySelectorAll("tbody tr")).flatMap((tr, i) => Array.from(tr.cells, (td, j) =>
+                [`${figure.dataset.testid}, ${columns[j]}`, td.textContent, rows[i][j]]));
+            })"""
+        ):
+            if isinstance(exact, str) or math.isnan(exact):
+                continue
+            text = shown.replace("\N{MINUS SIGN}", "-").replace("∞", "inf")
+            assert text != "" and float(text) == pytest.approx(exact, rel=6e-4, abs=1e-30), title
+            compared += 1
+    assert compared > 500
+
+
+@in_browser
+def test_cells_of_heat_maps_have_the_colors_of_their_numbers(char_viewer):
+    """Read from the pixels of the page."""
+    char_viewer.open("attention-table", token=9)
+    for picture, scale in (("scores", "signed"), ("masked", "signed"), ("weights", "sequential")):
+        numbers = char_viewer.matrix(picture)
+        biased = np.abs(char_viewer.matrix("scores")).max()  # learned positions have no bias
+        values = numbers / biased if scale == "signed" else numbers
+        expected = np.where(np.isfinite(numbers), values, math.nan)
+        pixels, colors = char_viewer(
+            """([id, scale, rows]) => {
+              const canvas = document.querySelector(`figure[data-testid="${id}"] canvas`), {width, height} = canvas;
+              return [Array.from(canvas.getContext("2d").getImageData(0, 0, width, height).data),
+                rows.map(row => row.map(x => Number.isNaN(x) ? [225, 228, 233] : colorOf(scale, x)))];
+            }""",
+            [picture, scale, expected.tolist()],
+        )
+        T = len(numbers)
+        shown = np.array(pixels).reshape(T, T, 4)
+        assert (shown[..., 3] == 255).all() and np.abs(shown[..., :3] - np.array(colors)).max() <= 1
+
+
+@in_browser
+def test_short_texts_are_written_in_numbers_and_one_token_is_enough(viewer):
+    ids = viewer.served.provider.models[0].tokenizer.encode("To")[:2].tolist()
+    for text in (ids, ids[:1]):
+        for view in viewer.open("tokens").views():
+            viewer.open(view, ids=",".join(map(str, text)))
+            assert viewer.find("strip").locator(".token").count() == len(text)
+            assert not viewer.page.locator("#view .error").count(), viewer.page.locator("#view").inner_text()
+    viewer.open("attention-table", ids=ids[0])
+    assert viewer.matrix("weights").tolist() == [[1.0]]
+
+
+# --- the surroundings -------------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.parametrize("color", ["loss", "rank", "entropy"])
+def test_the_strip_is_colored_by_what_is_chosen(color, char_viewer):
+    char_viewer.open("tokens")
+    char_viewer.find("color").select_option(color)
+    char_viewer.wait()
+    run = NumpyGPT(char_viewer.served.provider.models[0].opened).run(char_viewer.column("tokens", "id"))
+    values = {"loss": run.losses / 6, "rank": np.log2(1 + run.ranks) / 8, "entropy": run.entropies[:-1] / 4}[color]
+    shown = char_viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.style.background)")
+    expected = char_viewer("values => values.map(x => css(colorOf('sequential', x)))", values.tolist())
+    numbers = [list(map(int, re.findall(r"\d+", text))) for text in [*shown, *expected]]
+    assert numbers[0] == [255, 255, 255]  # nothing predicted the first token
+    assert np.abs(np.subtract(numbers[1 : len(shown)], numbers[len(shown) :])).max() <= 1
+
+
+@in_browser
+def test_hovering_over_a_token_shows_what_it_looks_at(char_viewer):
+    char_viewer.open("looking-back", layer=1, head=2, token=30, shade="sqrt")
+    weights = char_viewer.matrix("looking-back")
+    for query in (41, 7, 0):
+        char_viewer.find(f"token-{query}").hover()
+        text = char_viewer.find("looking-back-readout").text_content()
+        best = int(weights[query].argmax())
+        percent = re.search(rf"\s{best} \S+ ([\d.]+)%", text)[1]
+        assert text.startswith(f"{query} ") and float(percent) == pytest.approx(100 * weights[query, best], rel=6e-3)
+        shown = char_viewer("Array.from(document.querySelectorAll('#view .token'), token => token.style.background)")
+        expected = char_viewer("row => row.map(x => css(colorOf('sequential', Math.sqrt(x))))", weights[query].tolist())
+        assert [re.sub(r"\s", "", color) for color in shown] == expected
+
+
+@in_browser
+def test_a_link_reproduces_the_view(char_viewer, new_viewer, char):
+    char_viewer.open("tokens")
+    char_viewer.page.locator("#text").fill("To be? That is a question.")
+    char_viewer("document.getElementById('text').blur()")
+    char_viewer.page.wait_for_timeout(300)  # the page waits for the end of typing
+    char_viewer.wait()
+    char_viewer.find("strip-12").click()
+    char_viewer.wait().find("color").select_option("entropy")
+    char_viewer.wait().page.get_by_role("link", name="What a token looks at").click()
+    char_viewer.wait().find("head-0-2").click()
+    char_viewer.wait().page.get_by_label("hide the first token").check()
+    char_viewer.wait().page.get_by_label("colors:").select_option("row")
+    char_viewer.wait().press("ArrowUp", ",")
+    assert char_viewer.state("view", "layer", "head", "token", "step", "color", "shade", "hide_first") == [
+        "looking-back", 1, 2, 12, 100, "entropy", "row", 1,
+    ]  # fmt: skip
+    other = new_viewer(char).follow(char_viewer.page.url)
+    for part in ("#view", "#strip", "#menu", "#checkpoints", "#model-facts"):
+        assert other.page.locator(part).inner_html() == char_viewer.page.locator(part).inner_html()
+    assert other.page.locator("#text").input_value() == "To be? That is a question."
+    for picture in char_viewer.pictures():
+        assert other.table(picture) == char_viewer.table(picture)
+
+
+@in_browser
+def test_sliders_are_kept_when_another_view_is_chosen(char_viewer):
+    """Links of the menu had the values from before a slider was moved."""
+    char_viewer.open("output", token=5)
+    char_viewer.find("slider-temperature").fill("0.5")
+    char_viewer.find("slider-min_p").fill("0.1")
+    char_viewer.page.get_by_role("link", name="Tokens", exact=True).click()
+    assert char_viewer.wait().state("view", "temperature", "min_p", "token") == ["tokens", 0.5, 0.1, 5]
+    char_viewer.page.go_back()
+    assert char_viewer.wait().state("view", "temperature", "min_p", "token") == ["output", 0.5, 0.1, 5]
+
+
+@in_browser
+def test_the_first_text_is_shown_again_after_going_back(char_viewer):
+    """The address without a text stood for an empty one."""
+    char_viewer.follow(char_viewer.served.url)
+    char_viewer.page.get_by_role("link", name="The next token").click()
+    char_viewer.wait().page.go_back()
+    assert char_viewer.wait().page.locator("#text").input_value() == TEXT
+    assert char_viewer.find("strip").locator(".token").count() == len(TEXT)
+    char_viewer.page.locator("#text").fill("")
+    char_viewer.page.wait_for_timeout(300)
+    char_viewer.wait().follow(char_viewer.page.url)
+    assert char_viewer.page.locator("#text").input_value() == ""
+
+
+@in_browser
+def test_the_keyboard_moves_everything(char_viewer):
+    char_viewer.open("looking-back", token=3)
+    moves = {
+        "ArrowLeft": ("token", 2), "ArrowRight": ("token", 3), "ArrowUp": ("layer", 1), "ArrowDown": ("layer", 0),
+        "]": ("head", 1), "[": ("head", 0), ",": ("step", 100), ".": ("step", 200),
+    }  # fmt: skip
+    for key, (name, value) in moves.items():
+        assert char_viewer.press(key).state(name) == [value], key
+    assert char_viewer.press("ArrowDown", "[", ".", *["ArrowLeft"] * 5).state("layer", "head", "step", "token") == [
+        0, 0, 200, 0,
+    ]  # fmt: skip
+    assert char_viewer.press(*["ArrowUp"] * 3, *["]"] * 5, *[","] * 5).state("layer", "head", "step") == [1, 3, 0]
+    views = char_viewer.views()
+    char_viewer.press(*["PageUp"] * len(views))
+    seen = [char_viewer.state("view")[0], *(char_viewer.press("PageDown").state("view")[0] for _ in views)]
+    assert seen == [*views, views[-1]]
+    box = char_viewer.page.locator("#text")
+    box.focus()
+    before = char_viewer.state("token", "layer", "head", "step", "view")
+    char_viewer.press("ArrowLeft", "[", ".")
+    assert char_viewer.state("token", "layer", "head", "step", "view") == before  # typing is not navigation
+
+
+@in_browser
+def test_keys_before_the_model_is_known_do_nothing(char_viewer):
+    """They were an error."""
+    char_viewer.page.route("**/ask", lambda route: (time.sleep(0.2), route.continue_()))
+    char_viewer.page.goto(char_viewer.served.url)
+    char_viewer.page.keyboard.press("ArrowLeft")
+    char_viewer.wait()
+    char_viewer.page.unroute("**/ask")
+
+
+@in_browser
+def test_a_control_keeps_the_focus_when_the_page_is_drawn_again(char_viewer):
+    """It was lost, so that the keyboard could not change a setting twice."""
+    char_viewer.open("looking-back", layer=0)
+    char_viewer.page.get_by_label("Layer").focus()
+    char_viewer.page.get_by_label("Layer").select_option("1")
+    assert char_viewer.wait()("document.activeElement.getAttribute('aria-label')") == "Layer"
+    char_viewer.find("head-1-2").focus()
+    char_viewer.press("Enter")
+    assert char_viewer.state("head") == [2]
+    assert char_viewer("document.activeElement.dataset.testid") == "head-1-2"
+    char_viewer.find("color").focus()
+    char_viewer.press("ArrowDown")
+    assert char_viewer("document.activeElement.dataset.testid") == "color"
+
+
+@in_browser
+def test_the_checkpoint_slider_goes_through_the_run(char_viewer):
+    char_viewer.open("tokens", token=5)
+    ids = char_viewer.column("tokens", "id")
+    for place, step in ((0, 0), (1, 10), (2, 100), (3, 200)):
+        char_viewer.find("checkpoint").fill(str(place))
+        assert char_viewer.wait().state("step") == [step]
+        assert char_viewer.page.locator("#checkpoint-step").inner_text() == f"step {step}"
+        run = NumpyGPT(build_model("char", seed=step)).run(ids)
+        assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
+    char_viewer.open("looking-back", step=10, layer=1)
+    assert_same(char_viewer.matrix("looking-back"), NumpyGPT(build_model("char", seed=10)).run(ids).layer(1).weights[0])
+
+
+@in_browser
+def test_the_newest_change_wins(char_viewer):
+    """Answers that arrive late do not replace newer ones."""
+    char_viewer.open("tokens")
+    for step in (0, 200, 10, 100) * 3:
+        char_viewer("step => void change({step})", step)
+    assert char_viewer.wait().page.locator("#checkpoint-step").inner_text() == "step 100"
+    run = NumpyGPT(build_model("char", seed=100)).run(char_viewer.column("tokens", "id"))
+    assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
+
+
+@in_browser
+def test_a_long_text_is_cut_with_a_note(char_viewer):
+    char_viewer.open("tokens", text=TEXT * 3 + "#€")
+    note = char_viewer.page.locator("#input-note").inner_text()
+    assert "2 characters are not in the vocabulary" in note
+    assert f"The first 48 of {3 * len(TEXT)} tokens are shown." in note
+    assert len(char_viewer.table("tokens")["rows"]) == 48
+    assert char_viewer.open("tokens", text=TEXT).page.locator("#input-note").inner_text() == ""
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        (dict(step=7), "has no checkpoint of step 7"),
+        (dict(ids="1,99"), "ids: it takes a list of token ids from 0 to"),
+        (dict(ids=",".join(["1"] * 49)), "ids: 49 tokens are more than 48"),
+        (dict(mask="on"), "mask='on': it takes"),
+        (dict(heads_off="9.9"), "the model has 2 layers of 4 heads"),
+    ],
+    ids=str,
+)
+def test_a_wrong_link_is_an_error_of_one_line(state, message, char_viewer):
+    char_viewer.open("tokens", **state)
+    assert message in char_viewer.page.get_by_role("alert").inner_text()
+    assert len(char_viewer.problems) == 1 and "400" in char_viewer.problems.pop()  # the browser reports the status
+    assert char_viewer.open("tokens", layer=-3, head=99, token=10**9).find("tokens").count() == 1
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_strange_text_is_shown_as_text(viewer):
+    viewed = viewer.served.provider.models[0]
+    ids = viewed.tokenizer.encode(STRANGE).tolist()[:48]
+    scripts = viewer.open("tokens", text=STRANGE)("document.scripts.length")
+    assert viewer.column("tokens", "token") == [viewed.piece(token) for token in ids]
+    for view in viewer.views():
+        viewer.open(view, text=STRANGE, layer=1, token=1)
+        assert viewer("document.scripts.length") == scripts and not viewer.page.locator("b, #view script").count()
+        text = viewer("document.body.innerText")
+        assert not re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e]", text), view
+    shown = viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.textContent)")
+    assert len(shown) == len(ids) and all(shown)
+    for token, label in zip(ids, shown, strict=True):
+        piece = viewed.piece(token)
+        if piece.isascii() and piece.isprintable():
+            assert label == piece
+
+
+@in_browser
+def test_a_token_that_is_no_text_is_shown_by_its_bytes(new_viewer, servers):
+    """Its bytes were those of the text that stands for them."""
+    viewer = new_viewer(servers("bpe")).open("tokens", text="é")
+    assert viewer.column("tokens", "token") == ["\\xc3", "\\xa9"]
+    assert viewer.column("tokens", "bytes") == ["c3", "a9"]
+    viewer.open("tokens", ids="261,195,169")  # the end-of-text token, and é
+    assert viewer.column("tokens", "token")[0] == "<|endoftext|>" and viewer.column("tokens", "bytes")[0] == ""
+    assert viewer.page.locator("#text").input_value() == "<|endoftext|>é"
+
+
+@in_browser
+def test_text_that_is_typed_is_shown(char_viewer):
+    char_viewer.open("tokens", text="To")
+    char_viewer.page.locator("#text").fill("</script>")
+    char_viewer.page.wait_for_timeout(300)
+    assert char_viewer.wait().column("tokens", "token") == list("</script>")
+    assert char_viewer.find("strip").inner_text() == "</script>"
+
+
+@in_browser
+def test_a_token_of_the_distribution_continues_the_text(viewer):
+    viewer.open("output", token=10)
+    ids = viewer("loadContext().then(context => context.ids)")
+    best = viewer.column("distribution", "id")[0]
+    viewer.find("distribution").locator("tbody tr").first.click()
+    assert viewer.wait().state("ids", "token") == [",".join(map(str, [*ids[:11], best])), 11]
+    run = NumpyGPT(viewer.served.provider.models[0].opened).run([*ids[:11], best])
+    CHECKS["output"](viewer, run, Place(token=11))
+
+
+# --- exports ----------------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_pictures_are_exported(viewer):
+    kinds = set()
+    for view in viewer.open("tokens").views():
+        viewer.open(view, text=STRANGE + TEXT[:20], layer=1, token=24)
+        assert viewer.pictures(), view
+        for picture in viewer.pictures():
+            table = viewer.table(picture)
+            heads, *rows = csv.reader(io.StringIO(viewer.download(picture, "CSV").decode(), newline=""))
+            assert heads == list(map(str, table["columns"]))
+            for row, expected in zip(rows, table["rows"], strict=True):
+                for cell, value in zip(row, expected, strict=True):
+                    if isinstance(value, str):
+                        assert cell == value
+                    else:
+                        assert float(cell) == value or (math.isnan(float(cell)) and math.isnan(value))
+            buttons = viewer.find(picture).locator(".exports button").all_inner_texts()
+            kinds |= {*buttons}
+            if "SVG" in buttons:
+                root = xml.etree.ElementTree.fromstring(viewer.download(picture, "SVG"))
+                assert root.tag == "{http://www.w3.org/2000/svg}svg" and len(root) > 1
+            if "PNG" in buttons:
+                assert viewer.download(picture, "PNG").startswith(b"\x89PNG\r\n\x1a\n")
+    assert kinds == {"CSV", "SVG", "PNG"}
+
+
+@in_browser
+def test_a_view_is_exported_as_one_file_that_works_offline(viewer, browser, tmp_path):
+    testids = "Array.from(document.querySelectorAll('#view [data-testid]'), node => node.dataset.testid)"
+    context = browser.new_context(offline=True)
+    page, problems = context.new_page(), []
+    page.on("console", lambda message: message.type in ("error", "warning") and problems.append(message.text))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or problems.append(request.url))
+    for view in viewer.open("tokens").views():
+        viewer.open(view, text=STRANGE + TEXT[:20], layer=1, token=24)
+        with viewer.page.expect_download() as download:
+            viewer.page.get_by_role("link", name="this view as HTML").click()
+        file = tmp_path / f"{view}.html"
+        download.value.save_as(file)
+        page.goto(file.as_uri())
+        assert page.evaluate(testids) == viewer(testids) and page.evaluate("document.scripts.length") == 0
+        assert page.evaluate("document.characterSet") == "UTF-8"  # the file did not say so
+        assert page.locator("h2").inner_text() == viewer.page.locator("h2").inner_text()
+        drawn = "document.querySelectorAll('#view canvas, #view img').length"
+        assert page.evaluate(drawn) == viewer(drawn)
+        assert page.evaluate("Array.from(document.images).every(image => image.complete && image.naturalWidth > 0)")
+    context.close()
+    assert problems == []
+
+
+# --- how it looks -----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_a_narrow_window_needs_no_horizontal_scrolling(new_viewer, served):
+    viewer = new_viewer(served, width=360)
+    for view in viewer.open("tokens").views():
+        for text in (TEXT, "W" * 48, STRANGE):
+            viewer.open(view, text=text, layer=1)
+            width, widest = viewer(
+                """() => [document.documentElement.scrollWidth, Array.from(document.querySelectorAll("body *"))
+                  .filter(node => node.getBoundingClientRect().right > 361 && !node.closest(".scroll"))
+                  .map(node => `${node.tagName} ${node.id} ${node.className}`).slice(0, 5)]"""
+            )
+            assert width <= 360, (view, text, widest)
+
+
+@in_browser
+def test_colors_are_monotone_in_luminance(char_viewer):
+    """By the definition of WCAG 2, so that a picture can be read without seeing hues."""
+    script = "([scale, first]) => Array.from({length: 1001}, (_, i) => colorOf(scale, first + (1 - first) * i / 1000))"
+    char_viewer.open("tokens")
+    for scale, first, sign in (("sequential", 0, -1), ("signed", -1, 1)):
+        colors = np.array(char_viewer(script, [scale, first])) / 255
+        linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+        luminance = sign * linear @ [0.2126, 0.7152, 0.0722]
+        smooth = luminance[::10]  # single steps are rounded to whole numbers
+        assert (np.diff(smooth) > 0).all() and (np.diff(luminance) > -2e-3).all()
+        assert abs(luminance[-1] - luminance[0]) > 0.8
+
+
+@in_browser
+def test_text_on_colors_can_be_read(char_viewer):
+    """The contrast of a token's text on its color is at least 4.5, as WCAG 2 asks."""
+    char_viewer.open("tokens")
+    for scale in ("sequential", "signed"):
+        pairs = char_viewer(
+            """scale => Array.from({length: 201}, (_, i) => {
+              const color = colorOf(scale, i / 100 - 1);
+              return [color, textColorOn(color) === "#fff" ? [255, 255, 255] : [0, 0, 0]];
+            })""",
+            scale,
+        )
+        pairs = np.array(pairs) / 255
+        linear = np.where(pairs <= 0.04045, pairs / 12.92, ((pairs + 0.055) / 1.055) ** 2.4)
+        light = np.sort(linear @ [0.2126, 0.7152, 0.0722], axis=-1)
+        assert ((light[:, 1] + 0.05) / (light[:, 0] + 0.05)).min() >= 4.5
+
+
+# --- sampling in JavaScript -------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_sampling_stages_are_those_of_generate(char_viewer, seed):
+    """For random logits and settings; half of the logits have ties."""
+    random = np.random.default_rng(seed)
+    cases = []
+    for case in range(300):
+        logits = random.normal(scale=random.choice([0.3, 3.0, 30.0]), size=random.integers(1, 300))
+        logits = np.round(logits) if case % 2 else logits.astype(np.float32).astype(np.float64)
+        cases.append(
+            dict(
+                logits=logits.tolist(),
+                temperature=random.choice([0.0, 0.05, 0.8, 1.0, 2.0], p=[0.1, 0.2, 0.3, 0.2, 0.2]),
+                top_k=int(random.choice([0, random.integers(1, 300)])),
+                top_p=float(random.choice([1.0, random.uniform(0.001, 0.999)])),
+                min_p=float(random.choice([0.0, random.uniform(0.001, 0.999), 1.0])),
+            )
+        )
+    answers = char_viewer.open("tokens")(
+        "cases => cases.map(({logits, ...settings}) => samplingStages(Float64Array.from(logits), settings)"
+        ".map(({name, probabilities}) => [name, Array.from(probabilities)]))",
+        cases,
+    )
+    for case, stages in zip(cases, answers, strict=True):
+        logits, settings = torch.tensor(case.pop("logits"), dtype=torch.float64), dict(temperature=case["temperature"])
+        expected = [logits.softmax(-1), next_token_probabilities(logits, Sampling(**settings))]
+        for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+            if case[name] != off and (name != "top_k" or case[name] < len(logits)):
+                settings[name] = case[name]
+                expected.append(next_token_probabilities(logits, Sampling(**settings)))
+        assert [name.split()[0] for name, _ in stages] == ["softmax"] + [name.replace("_", "-") for name in settings]
+        for (name, shown), probabilities in zip(stages, expected, strict=True):
+            shown, probabilities = np.array(shown), probabilities.numpy()
+            np.testing.assert_allclose(np.sort(shown), np.sort(probabilities), rtol=1e-9, atol=1e-12, err_msg=str(case))
+            others = ~np.isclose(shown, probabilities, rtol=1e-9, atol=1e-12)  # of equal logits, top-p may keep any
+            assert (logits.numpy()[others] == logits.numpy()[probabilities > 0].min()).all(), (name, case)
+        shown = char_viewer("p => entropyOf(Float64Array.from(p))", stages[-1][1])
+        assert shown == pytest.approx(entropy(expected[-1].numpy()), abs=1e-9)
+
+
+@in_browser
+def test_the_sliders_change_the_distribution(char_viewer):
+    char_viewer.open("output", token=8, temperature=1, top_k=0)
+    logits = np.array(char_viewer.column("distribution", "logit"))
+    for name, value in (("temperature", 0.5), ("top_k", 7), ("top_p", 0.9), ("min_p", 0.05)):
+        char_viewer.find(f"slider-{name}").fill(str(value))
+    settings = Sampling(temperature=0.5, top_k=7, top_p=0.9, min_p=0.05)
+    expected = next_token_probabilities(torch.from_numpy(logits), settings)
+    assert_same(char_viewer.column("distribution", "min-p 0.05"), expected)
+    text = char_viewer.find("distribution").inner_text()
+    assert f"{(expected > 0).sum()} of {len(logits)} tokens can be drawn" in text
+
+
+@in_browser
+def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
+    """They were among the tokens that can be drawn; folio/generate.py leaves them out."""
+    viewer = new_viewer(servers("rotary")).open("output", token=8, temperature=1, top_k=0)
+    table = viewer.table("distribution")
+    by_id = {row[0]: row for row in table["rows"]}
+    logits = torch.tensor([by_id[token][2] for token in range(260)])
+    expected = next_token_probabilities(logits[:257], Sampling())
+    assert_same([by_id[token][-1] for token in range(260)], [*expected, 0, 0, 0])
+    assert_same([by_id[token][3] for token in range(260)], logits.softmax(-1))  # the model's own
+    assert "257 of 260 tokens can be drawn" in viewer.find("distribution").inner_text()
+
+
+# --- a large model ----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.slow
+def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
+    model = GPT(GPTConfig(), seed).requires_grad_(False).eval()
+    run = save_run(tmp_path / "run", {1: model}, TOKENIZERS["bpe"], {})
+    ids = np.random.default_rng(seed).integers(50257, size=1024)
+    with serving([run]) as served:
+        numpy = NumpyGPT(model, np.float32).run(ids)
+        viewer = new_viewer(served)
+        state = dict(ids=",".join(map(str, ids)), layer=5, head=7, token=900)
+        place = Place(layer=5, head=7, token=900)
+        viewer.open("tokens", **state)
+        assert_same(viewer.column("tokens", "loss (nats)"), [math.nan, *numpy.losses])
+        viewer.open("looking-back", **state)
+        weights = numpy.layer(5).weights[7]
+        assert_same(viewer.column("arcs", "weight"), weights[900])
+        for view in ("attention-row", "output"):
+            viewer.open(view, **state)
+            CHECKS[view](viewer, numpy, place)
+        for head in range(12):  # the page keeps only some of them
+            viewer.press("[" if head < 7 else "]")
+        heap = viewer.page.context.new_cdp_session(viewer.page).send("Runtime.getHeapUsage")
+        assert heap["usedSize"] + heap.get("backingStorageSize", 0) < 300e6
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def request(served: Served, method: str = "POST", path: str = "/ask", body: bytes = b"", **headers: str):
+    """The status, headers, and body of an answer. Names of headers have _ for -."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    names = {"content_type": "application/json", **headers}
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in names.items()})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+def test_the_page_is_small_and_needs_nothing_else(char):
+    status, headers, page = request(char, "GET", "/")
+    assert status == 200 and page.decode() == read_page() and len(page) <= 150_000
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "connect-src 'self'" in policy
+    assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+    assert not re.search(rb"<link|<script [^>]*src|@import|//[a-z]+\.(com|org|net)(?!/(2000|1999))", page)
+
+
+def test_only_the_page_itself_may_ask(char):
+    question = json.dumps({"kind": "tokens", "text": "To"}).encode()
+    port = char.port
+    for headers, status in (
+        ({}, 200),
+        ({"origin": f"http://127.0.0.1:{port}"}, 200),
+        ({"content_type": "application/json; charset=utf-8"}, 200),
+        ({"host": "example.com"}, 403),  # as after DNS rebinding
+        ({"host": "127.0.0.1"}, 403),
+        ({"host": f"localhost:{port}"}, 403),  # the tests serve one name
+        ({"origin": "http://example.com"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": f"https://127.0.0.1:{port}"}, 403),
+        ({"content_type": "text/plain"}, 415),  # what a form can send
+        ({"content_type": ""}, 415),
+    ):
+        assert request(char, body=question, **headers)[0] == status, headers
+        if "content_type" not in headers:
+            assert request(char, "GET", "/", **headers)[0] == status, headers
+    assert request(char, "GET")[0] == 405 and request(char, path="/folio/serve.py")[0] == 404
+    assert request(char, "GET", "/../serve.py")[0] == request(char, "GET", "/page/core.js")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/ask", "/generate"])
+def test_a_wrong_request_is_an_error_of_one_line(path, char):
+    for body, message in (
+        (b"", "the body is not JSON"),
+        (b"\xff", "the body is not JSON"),
+        (b"[" * 100_000, "the body is not JSON"),
+        (b"[]", "a question is a JSON object"),
+        (b'{"kind": "head", "ids": [1], "layer": 9}', "layers" if path == "/ask" else None),
+        (b'{"ids": [1' + b"," * 2**20 + b"]}", "a request must not be larger than 1,048,576 bytes"),
+    ):
+        if message is None:
+            continue
+        status, _, answer = request(char, path=path, body=body)
+        assert status == 400 and message in json.loads(answer)["error"], body[:50]
+
+
+def test_samples_are_streamed_by_lines(char):
+    question = {"ids": [1, 2], "num_samples": 2, "max_new_tokens": 5}
+    status, headers, content = request(char, path="/generate", body=json.dumps(question).encode())
+    assert status == 200 and headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in content.splitlines()]
+    assert lines == json.loads(json.dumps(list(char.provider.generate(question)))) and len(lines) == 6
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it sends a signal")
+def test_the_command_serves_a_run_until_ctrl_c(tmp_path):
+    import signal
+
+    run = save_run(tmp_path / "run", {1: build_model("char", 1)}, TOKENIZERS["char"], {})
+    command = [sys.executable, str(ROOT / "tools" / "view.py"), run, "--open=False", "--port=0", "--text=To be"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        url = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())[0]
+        served = Served(None, url)
+        for host in ("127.0.0.1", "localhost"):
+            status, _, answer = request(served, body=b'{"kind": "models"}', host=f"{host}:{served.port}")
+            assert status == 200 and b'"text": "To be"' in answer
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) in (0, 130) and "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_port_that_is_taken_is_replaced_by_a_free_one():
+    first = listen("127.0.0.1", 0)
+    first.listen()
+    second = listen("127.0.0.1", first.getsockname()[1])
+    assert second.getsockname()[1] not in (0, first.getsockname()[1])
+    first.close(), second.close()
+    with pytest.raises(UserError, match=r"host=192\.0\.2\.1: no port can be opened there"):
+        listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "models: give one, or two to compare"),
+        (["a", "b", "c"], "give one, or two"),
+        (["a", "--host=0.0.0.0"], "host=0.0.0.0: it must be one of 127.0.0.1, localhost, ::1"),
+        (["a", "--port=70000"], "port=70000"),
+    ],
+)
+def test_wrong_settings_are_an_error_of_one_line(arguments, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        configurator.load(ViewConfig, arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_two_models_need_the_same_tokenizer(tmp_path):
+    from tools.view import main
+
+    runs = {kind: build_model(kind, 1) for kind in ("char", "bpe")}
+    runs = [save_run(tmp_path / kind, {1: model}, TOKENIZERS[kind], {}) for kind, model in runs.items()]
+    with pytest.raises(UserError, match="have different tokenizers"):
+        main(ViewConfig(models=tuple(runs), device="cpu", open=False))

@@ -1,0 +1,47 @@
+"""Small models with random weights, saved as runs that the viewer can open."""
+
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import torch
+from decoding import random_model
+from tiny_tokenizers import bpe
+
+from folio import checkpoint
+from folio.snapshots import write_snapshot
+from folio.state import SCHEMA
+from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from model import GPT
+
+STRANGE = "</script><b>&amp;\"'\0\x1b\t\u202eabc\u200f\u05d0\u2028\x85é🎉"  # must be shown as text
+TEXT = "To be, or not to be: that is the question."
+TOKENIZERS: dict[str, Tokenizer] = {
+    "char": CharTokenizer.of(TEXT + STRANGE + "\n"),
+    "bpe": bpe(),  # a token of one byte is only a part of é
+    "rotary": ByteTokenizer(),
+}
+SHAPES = {  # fields of GPTConfig
+    "char": dict(position="learned", n_head=4),
+    "bpe": dict(position="relative", bias=False, n_layer=3, activation="gelu"),
+    "rotary": dict(position="rotary", vocab_size=260),  # three ids more than the tokenizer has
+}
+
+
+def build_model(kind: str, seed: int) -> GPT:
+    """A model of one of SHAPES, with a context of 48 tokens."""
+    sizes = dict(block_size=48, vocab_size=TOKENIZERS[kind].vocab_size, n_layer=2, n_head=2, n_embd=32, dropout=0.1)
+    return random_model(seed, **{**sizes, **SHAPES[kind]}).requires_grad_(False)
+
+
+def save_run(folder: Path, models: dict[int, GPT], tokenizer: Tokenizer, snapshots: dict[int, GPT]) -> str:
+    """A run's folder with complete checkpoints and snapshots by their steps. The best checkpoint is the last one."""
+    for step, model in models.items():
+        state = {name: kind() if isinstance(kind, type) else 1.0 for name, kind in SCHEMA.items()}
+        state |= {"model": asdict(model.config), "config": {"max_iters": 300}, "format_version": 1, "step": step}
+        weights = dict(model.named_parameters())
+        with mock.patch("os.fsync"):  # waiting for the disk takes most of the time
+            checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True, keep_last=100)
+    for step, model in snapshots.items():
+        write_snapshot(folder, step, dict(model.named_parameters()))
+    return str(folder)
