@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -160,9 +159,8 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
                 while more:
                     text, more = await run_in_threadpool(read_lines, events)
                     yield text
-            finally:  # the page may have gone
-                with anyio.CancelScope(shield=True):
-                    await run_in_threadpool(events.close)
+            finally:
+                events.close()  # the page may have gone
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 

@@ -46,10 +46,10 @@ function buildParts() {
     pointerenter: keepMenu, pointerleave: hideMenuSoon, keydown: moveInMenu,
   });
   const cards = element("div", {
-    class: "samples", keydown: moveInSample, focusin: pointAtToken, click: pointAtToken, pointerout: hideMenuSoon,
-    pointerover: event => {
-      keepMenu();
-      if (tokenAt(event)) playground.timer = setTimeout(pointAtToken, 100, event); // not while the pointer passes by
+    class: "samples", keydown: moveInSample, focusin: pointAtToken, click: pointAtToken, pointerleave: hideMenuSoon,
+    pointermove: event => { // when the pointer rests on a token, not when a token comes to be under it
+      if (tokenAt(event)) playground.timer = replaceTimer(pointAtToken, 80, event);
+      else hideMenuSoon();
     },
   });
   const generate = element("button", {class: "chosen", "data-testid": "generate", form: "sampling"}, "Generate");
@@ -291,9 +291,13 @@ function keepMenu() {
   clearTimeout(playground.timer);
 }
 
+function replaceTimer(...timer) {
+  clearTimeout(playground.timer);
+  return setTimeout(...timer);
+}
+
 function hideMenuSoon() {
-  keepMenu();
-  playground.timer = setTimeout(hideMenu, 300);
+  playground.timer = replaceTimer(hideMenu, 300);
 }
 
 function hideMenu() {
