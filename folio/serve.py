@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import Request
@@ -119,8 +118,7 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Starlette:
                 async for event in iterate_in_threadpool(events):
                     yield json.dumps(event) + "\n"
             finally:  # the page may have gone
-                with anyio.CancelScope(shield=True):
-                    await run_in_threadpool(events.close)
+                events.close()
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 

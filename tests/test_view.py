@@ -603,6 +603,24 @@ def test_the_newest_change_wins(char_viewer):
 
 
 @in_browser
+def test_the_page_forgets_old_answers(char_viewer):
+    """It kept 64 of any size, which are 540 MB of the heads of 1,024 tokens."""
+    sizes = char_viewer.open("tokens")(
+        """async () => {
+          let asked = 0;
+          provider = {ask: async ({size}) => (asked++, {facts: {}, tensors: {x: {data: new Uint8Array(size)}}})};
+          const kept = [];
+          for (const name of ["a", "b", "c", "b", "d", "b", "e"]) {
+            await ask({name, size: name === "e" ? 9e7 : 3e7});
+            kept.push(Array.from(answers.values()).reduce((sum, answer) => sum + answer.size, 0));
+          }
+          return [asked, ...kept];
+        }"""
+    )
+    assert sizes[0] == 5 and max(sizes[1:-1]) <= 64e6 and sizes[-1] == 9e7  # "b" was asked once; "e" is the newest
+
+
+@in_browser
 def test_a_long_text_is_cut_with_a_note(char_viewer):
     char_viewer.open("tokens", text=TEXT * 3 + "#€")
     note = char_viewer.page.locator("#input-note").inner_text()
@@ -664,6 +682,7 @@ def test_a_token_that_is_no_text_is_shown_by_its_bytes(new_viewer, servers):
     viewer.open("tokens", ids="261,195,169")  # the end-of-text token, and é
     assert viewer.column("tokens", "token")[0] == "<|endoftext|>" and viewer.column("tokens", "bytes")[0] == ""
     assert viewer.page.locator("#text").input_value() == "<|endoftext|>é"
+    assert viewer("['constructor', 'toString'].map(visible)") == ["constructor", "toString"]  # were functions
 
 
 @in_browser
@@ -731,7 +750,7 @@ def test_a_view_is_exported_as_one_file_that_works_offline(char_viewer, browser,
         download.value.save_as(file)
         page.goto(file.as_uri())
         assert page.evaluate(testids) == viewer(testids) and page.evaluate("document.scripts.length") == 0
-        assert page.evaluate("document.characterSet") == "UTF-8"  # the file did not say so
+        assert '<meta charset="utf-8">' in file.read_text(encoding="utf-8")  # was missing
         assert page.locator("h2").inner_text() == viewer.page.locator("h2").inner_text()
         drawn = "document.querySelectorAll('#view canvas, #view img').length"
         assert page.evaluate(drawn) == viewer(drawn)
@@ -754,7 +773,7 @@ def test_a_narrow_window_needs_no_horizontal_scrolling(kind, text, new_viewer, s
               .filter(node => node.getBoundingClientRect().right > 361 && !node.closest(".scroll"))
               .map(node => `${node.tagName} ${node.id} ${node.className}`).slice(0, 5)]"""
         )
-        assert width <= 360, (view, text, widest)
+        assert width <= 360 and not widest, (view, widest)
 
 
 @in_browser
@@ -954,6 +973,28 @@ def test_samples_are_streamed_by_lines(char):
     assert status == 200 and headers["content-type"] == "application/x-ndjson"
     lines = [json.loads(line) for line in content.splitlines()]
     assert lines == json.loads(json.dumps(list(char.provider.generate(question)))) and len(lines) == 6
+
+
+def test_sampling_ends_when_the_page_is_closed(char, monkeypatch):
+    closed, events = threading.Event(), []
+    generate = char.provider.generate
+
+    def observed(question: Any) -> Iterator[dict]:
+        try:
+            for event in generate(question):
+                events.append(event)
+                yield event
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(char.provider, "generate", observed)
+    connection = http.client.HTTPConnection("127.0.0.1", char.port, timeout=30)
+    question = json.dumps({"ids": [1], "max_new_tokens": 4096})
+    connection.request("POST", "/generate", question, {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline() == b"{}\n" and b"samples" in response.readline()
+    response.close(), connection.close()
+    assert closed.wait(60) and len(events) < 4000
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
