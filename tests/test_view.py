@@ -219,6 +219,7 @@ class Viewer:
         return np.array([row[1:] for row in self.table(picture)["rows"]])
 
     def download(self, picture: str, button: str) -> bytes:
+        self.page.wait_for_timeout(120)  # Chromium ignores more than ten downloads per second
         with self.page.expect_download() as download:
             self.find(picture).get_by_role("button", name=button, exact=True).click()
         return Path(download.value.path()).read_bytes()
