@@ -18,6 +18,7 @@ import time
 import urllib.parse
 import xml.etree.ElementTree
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,9 @@ from folio.generate import Sampling, next_token_probabilities
 from folio.serve import make_app, read_page
 from folio.trace_provider import TraceProvider, ViewedModel
 from model import GPT, GPTConfig
-from tools.view import ViewConfig, listen
+from tools import bench_view
+from tools.bench_view import ViewBenchConfig
+from tools.view import ViewConfig, listen, main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 CPU = torch.device("cpu")
@@ -151,18 +154,24 @@ class Viewer:
 
     def open(self, view: str, **state: Any) -> "Viewer":
         """Load the page with a link, and wait until the view is drawn."""
-        parameters = {"view": view, **{name: value for name, value in state.items() if value is not None}}
-        return self.follow(f"{self.served.url}#{urllib.parse.urlencode(parameters)}")
+        return self.follow(f"{self.served.url}#{urllib.parse.urlencode({'view': view, **state})}")
+
+    def show(self, view: str, **state: Any) -> "Viewer":
+        """The same in a page that is open: a link within the page is faster than loading it."""
+        hash = "#" + urllib.parse.urlencode({"view": view, **state})
+        before = self("hash => location.hash === hash ? -1 : (location.hash = hash, drawing)", hash)
+        return self.wait(before)
 
     def follow(self, url: str) -> "Viewer":
         self.page.goto("about:blank")  # otherwise only the part after # would change
         self.page.goto(url)
         return self.wait()
 
-    def wait(self) -> "Viewer":
-        """Wait until the newest drawing is complete."""
+    def wait(self, before: int = 0) -> "Viewer":
+        """Wait until the newest drawing is complete. before: how many drawings were begun earlier."""
         deadline = time.monotonic() + 60
-        while not self("typeof drawing === 'number' && drawing > 0 && Number(document.body.dataset.drawn) === drawing"):
+        script = "before => typeof drawing === 'number' && drawing > before && +document.body.dataset.drawn === drawing"
+        while not self(script, before):
             assert time.monotonic() < deadline, f"the page was not drawn: {self.problems}"
             time.sleep(0.01)
         return self
@@ -210,6 +219,7 @@ class Viewer:
         return np.array([row[1:] for row in self.table(picture)["rows"]])
 
     def download(self, picture: str, button: str) -> bytes:
+        self.page.wait_for_timeout(120)  # Chromium ignores more than ten downloads per second
         with self.page.expect_download() as download:
             self.find(picture).get_by_role("button", name=button, exact=True).click()
         return Path(download.value.path()).read_bytes()
@@ -380,11 +390,11 @@ def test_switches_change_the_numbers(switches, viewer):
 
 
 @in_browser
-def test_tables_on_the_page_are_those_of_their_pictures(viewer):
+def test_tables_on_the_page_are_those_of_their_pictures(char_viewer):
     """What is read is what is exported, with four digits."""
     compared = 0
-    for view in viewer.open("tokens").views():
-        for title, shown, exact in viewer.open(view, token=20, layer=1)(
+    for view in char_viewer.open("tokens").views():
+        for title, shown, exact in char_viewer.show(view, token=20, layer=1)(
             """() => Array.from(document.querySelectorAll("#view figure")).flatMap(figure => {
               const {columns, rows} = figure.table(), table = figure.querySelector("table");
               const titles = table && Array.from(table.querySelectorAll("thead th"), th => th.textContent);
@@ -424,15 +434,14 @@ def test_cells_of_heat_maps_have_the_colors_of_their_numbers(char_viewer):
 
 
 @in_browser
-def test_short_texts_are_written_in_numbers_and_one_token_is_enough(viewer):
-    ids = viewer.served.provider.models[0].tokenizer.encode("To")[:2].tolist()
-    for text in (ids, ids[:1]):
-        for view in viewer.open("tokens").views():
-            viewer.open(view, ids=",".join(map(str, text)))
-            assert viewer.find("strip").locator(".token").count() == len(text)
-            assert not viewer.page.locator("#view .error").count(), viewer.page.locator("#view").inner_text()
-    viewer.open("attention-table", ids=ids[0])
-    assert viewer.matrix("weights").tolist() == [[1.0]]
+def test_two_tokens_and_one_are_enough(char_viewer):
+    views = char_viewer.open("tokens").views()
+    for ids in ("5,7", "5"):
+        for view in views:
+            char_viewer.show(view, ids=ids)
+            assert char_viewer.find("strip").locator(".token").count() == len(ids.split(","))
+            assert not char_viewer.page.locator("#view .error").count(), char_viewer.page.locator("#view").inner_text()
+    assert char_viewer.show("attention-table", ids="5").matrix("weights").tolist() == [[1.0]]
 
 
 # --- the surroundings -------------------------------------------------------------------------------------------------
@@ -595,6 +604,24 @@ def test_the_newest_change_wins(char_viewer):
 
 
 @in_browser
+def test_the_page_forgets_old_answers(char_viewer):
+    """It kept 64 of any size, which are 540 MB of the heads of 1,024 tokens."""
+    sizes = char_viewer.open("tokens")(
+        """async () => {
+          let asked = 0;
+          provider = {ask: async ({size}) => (asked++, {facts: {}, tensors: {x: {data: new Uint8Array(size)}}})};
+          const kept = [];
+          for (const name of ["a", "b", "c", "b", "d", "b", "e"]) {
+            await ask({name, size: name === "e" ? 9e7 : 3e7});
+            kept.push(Array.from(answers.values()).reduce((sum, answer) => sum + answer.size, 0));
+          }
+          return [asked, ...kept];
+        }"""
+    )
+    assert sizes[0] == 5 and max(sizes[1:-1]) <= 64e6 and sizes[-1] == 9e7  # "b" was asked once; "e" is the newest
+
+
+@in_browser
 def test_a_long_text_is_cut_with_a_note(char_viewer):
     char_viewer.open("tokens", text=TEXT * 3 + "#€")
     note = char_viewer.page.locator("#input-note").inner_text()
@@ -627,13 +654,15 @@ def test_a_wrong_link_is_an_error_of_one_line(state, message, char_viewer):
 
 
 @in_browser
-def test_strange_text_is_shown_as_text(viewer):
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_strange_text_is_shown_as_text(kind, new_viewer, servers):
+    viewer = new_viewer(servers(kind))
     viewed = viewer.served.provider.models[0]
     ids = viewed.tokenizer.encode(STRANGE).tolist()[:48]
     scripts = viewer.open("tokens", text=STRANGE)("document.scripts.length")
     assert viewer.column("tokens", "token") == [viewed.piece(token) for token in ids]
     for view in viewer.views():
-        viewer.open(view, text=STRANGE, layer=1, token=1)
+        viewer.show(view, text=STRANGE, layer=1, token=1)
         assert viewer("document.scripts.length") == scripts and not viewer.page.locator("b, #view script").count()
         text = viewer("document.body.innerText")
         assert not re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e]", text), view
@@ -654,6 +683,7 @@ def test_a_token_that_is_no_text_is_shown_by_its_bytes(new_viewer, servers):
     viewer.open("tokens", ids="261,195,169")  # the end-of-text token, and é
     assert viewer.column("tokens", "token")[0] == "<|endoftext|>" and viewer.column("tokens", "bytes")[0] == ""
     assert viewer.page.locator("#text").input_value() == "<|endoftext|>é"
+    assert viewer("['constructor', 'toString'].map(visible)") == ["constructor", "toString"]  # were functions
 
 
 @in_browser
@@ -680,10 +710,10 @@ def test_a_token_of_the_distribution_continues_the_text(viewer):
 
 
 @in_browser
-def test_pictures_are_exported(viewer):
-    kinds = set()
+def test_pictures_are_exported(char_viewer):
+    viewer, kinds = char_viewer, set()
     for view in viewer.open("tokens").views():
-        viewer.open(view, text=STRANGE + TEXT[:20], layer=1, token=24)
+        viewer.show(view, text=STRANGE + TEXT[:20], layer=1, token=24)
         assert viewer.pictures(), view
         for picture in viewer.pictures():
             table = viewer.table(picture)
@@ -706,21 +736,22 @@ def test_pictures_are_exported(viewer):
 
 
 @in_browser
-def test_a_view_is_exported_as_one_file_that_works_offline(viewer, browser, tmp_path):
+def test_a_view_is_exported_as_one_file_that_works_offline(char_viewer, browser, tmp_path):
+    viewer = char_viewer
     testids = "Array.from(document.querySelectorAll('#view [data-testid]'), node => node.dataset.testid)"
     context = browser.new_context(offline=True)
     page, problems = context.new_page(), []
     page.on("console", lambda message: message.type in ("error", "warning") and problems.append(message.text))
     page.on("request", lambda request: request.url.startswith(("file:", "data:")) or problems.append(request.url))
     for view in viewer.open("tokens").views():
-        viewer.open(view, text=STRANGE + TEXT[:20], layer=1, token=24)
+        viewer.show(view, text=STRANGE + TEXT[:20], layer=1, token=24)
         with viewer.page.expect_download() as download:
             viewer.page.get_by_role("link", name="this view as HTML").click()
         file = tmp_path / f"{view}.html"
         download.value.save_as(file)
         page.goto(file.as_uri())
         assert page.evaluate(testids) == viewer(testids) and page.evaluate("document.scripts.length") == 0
-        assert page.evaluate("document.characterSet") == "UTF-8"  # the file did not say so
+        assert '<meta charset="utf-8">' in file.read_text(encoding="utf-8")  # was missing
         assert page.locator("h2").inner_text() == viewer.page.locator("h2").inner_text()
         drawn = "document.querySelectorAll('#view canvas, #view img').length"
         assert page.evaluate(drawn) == viewer(drawn)
@@ -733,17 +764,17 @@ def test_a_view_is_exported_as_one_file_that_works_offline(viewer, browser, tmp_
 
 
 @in_browser
-def test_a_narrow_window_needs_no_horizontal_scrolling(new_viewer, served):
-    viewer = new_viewer(served, width=360)
+@pytest.mark.parametrize("kind, text", [("char", TEXT), ("bpe", STRANGE)])
+def test_a_narrow_window_needs_no_horizontal_scrolling(kind, text, new_viewer, servers):
+    viewer = new_viewer(servers(kind), width=360)
     for view in viewer.open("tokens").views():
-        for text in (TEXT, "W" * 48, STRANGE):
-            viewer.open(view, text=text, layer=1)
-            width, widest = viewer(
-                """() => [document.documentElement.scrollWidth, Array.from(document.querySelectorAll("body *"))
-                  .filter(node => node.getBoundingClientRect().right > 361 && !node.closest(".scroll"))
-                  .map(node => `${node.tagName} ${node.id} ${node.className}`).slice(0, 5)]"""
-            )
-            assert width <= 360, (view, text, widest)
+        viewer.show(view, text=text, layer=1)
+        width, widest = viewer(
+            """() => [document.documentElement.scrollWidth, Array.from(document.querySelectorAll("body *"))
+              .filter(node => node.getBoundingClientRect().right > 361 && !node.closest(".scroll"))
+              .map(node => `${node.tagName} ${node.id} ${node.className}`).slice(0, 5)]"""
+        )
+        assert width <= 360 and not widest, (view, widest)
 
 
 @in_browser
@@ -945,6 +976,28 @@ def test_samples_are_streamed_by_lines(char):
     assert lines == json.loads(json.dumps(list(char.provider.generate(question)))) and len(lines) == 6
 
 
+def test_sampling_ends_when_the_page_is_closed(char, monkeypatch):
+    closed, events = threading.Event(), []
+    generate = char.provider.generate
+
+    def observed(question: Any) -> Iterator[dict]:
+        try:
+            for event in generate(question):
+                events.append(event)
+                yield event
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(char.provider, "generate", observed)
+    connection = http.client.HTTPConnection("127.0.0.1", char.port, timeout=30)
+    question = json.dumps({"ids": [1], "max_new_tokens": 4096})
+    connection.request("POST", "/generate", question, {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline() == b"{}\n" and b"samples" in response.readline()
+    response.close(), connection.close()
+    assert closed.wait(60) and len(events) < 4000
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -994,9 +1047,35 @@ def test_wrong_settings_are_an_error_of_one_line(arguments, message):
 
 
 def test_two_models_need_the_same_tokenizer(tmp_path):
-    from tools.view import main
-
     runs = {kind: build_model(kind, 1) for kind in ("char", "bpe")}
     runs = [save_run(tmp_path / kind, {1: model}, TOKENIZERS[kind], {}) for kind, model in runs.items()]
     with pytest.raises(UserError, match="have different tokenizers"):
         main(ViewConfig(models=tuple(runs), device="cpu", open=False))
+
+
+@in_browser
+def test_the_benchmark_measures_everything(monkeypatch, capsys):
+    sizes = dict(vocab_size=257, n_layer=2, n_head=3, n_embd=12)
+    models = {"small": dict(block_size=24, **sizes), "large": dict(block_size=260, **sizes)}
+    monkeypatch.setattr(bench_view, "MODELS", models)
+    cfg = ViewBenchConfig(models="small,large", repeats=1, browser=CHROMIUM)
+    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
+        thread.submit(bench_view.main, cfg).result()
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("|")}
+    for name, bar in (
+        ("page usable", "1 s"),
+        ("trace of 24 tokens", "0.3 s"),
+        ("trace of 260 tokens", "4 s"),
+        ("another head at T = 260", "0.2 s"),
+        ("hovering at T = 24: and layout", "16 ms"),
+        ("JavaScript's memory after 4 heads", "300 MB"),
+    ):
+        median, worst, at_most = (cell.strip() for cell in rows[name])
+        assert 0 < float(median.split()[0]) <= float(worst.split()[0]) and at_most == bar, name
+
+
+def test_a_benchmark_without_a_browser_is_an_error_of_one_line(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="there is no chromium or google-chrome here; name one"):
+        bench_view.main(ViewBenchConfig())

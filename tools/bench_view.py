@@ -7,6 +7,7 @@ The models have random weights. It needs Chromium, and playwright of requirement
 Opening is measured from outside of the page, and everything else inside: from a question, a change, or an event on.
 """
 
+import importlib
 import shutil
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ MODELS = {  # name -> arguments of GPTConfig
 SHORT = 128  # tokens of a short text
 HOVER_TOKENS = 256  # of the largest text for which hovering has a bar
 HOVERS = 60  # tokens that the pointer moves over
-HEADS = 12  # of a layer, at most so many are looked at
+HEADS = 12  # at most so many heads of a layer, and layers, are looked at
 
 # Each of these returns milliseconds. A question from the page to the server:
 ASK = """async question => {
@@ -82,11 +83,11 @@ def main(cfg: ViewBenchConfig) -> None:
     program = cfg.browser or shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         raise UserError("browser: there is no chromium or google-chrome here; name one, as in --browser=/opt/chrome")
-    try:
-        from playwright.sync_api import sync_playwright
+    try:  # of requirements-dev.txt, because nothing else outside of the tests needs it
+        sync_api = importlib.import_module("playwright.sync_api")
     except ImportError:
         raise UserError("playwright is not installed: pip install -r requirements-dev.txt") from None
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+    with sync_api.sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         print(f"{describe_device(cfg.device)}, Chromium {browser.version}\n")
         for name in comma_separated(cfg.models):
@@ -153,12 +154,16 @@ def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurem
     heads = range(1, min(HEADS, page.evaluate("described.models[0].config.n_head")))
     changes = [page.evaluate(CHANGE, {"head": head}) / 1000 for head in heads]
     rows.append(Measurement(f"another head at T = {context:,}", changes, 0.2 if is_large else None))
+    layers = range(1, min(HEADS, page.evaluate("described.models[0].config.n_layer")))
+    changes = [page.evaluate(CHANGE, {"layer": layer}) / 1000 for layer in layers]
+    rows.append(Measurement(f"another layer at T = {context:,}", changes, None))
     tokens = range(0, context, max(1, context // HOVERS))
     hovers = zip(*(page.evaluate(HOVER, token) for token in tokens), strict=True)
     for values, what in zip(hovers, ("handler", "and layout", "until the next frame"), strict=True):
         bar = 16.0 if what == "and layout" and not is_large else None  # the next frame comes every 16.7 ms
         rows.append(Measurement(f"hovering at T = {context:,}: {what}", list(values), bar, "ms"))
-    rows.append(Measurement(f"JavaScript's memory after {len(heads) + 1} heads", [heap(page)], 300.0, "MB"))
+    count = len(heads) + len(layers) + 1
+    rows.append(Measurement(f"JavaScript's memory after {count} heads", [heap(page)], 300.0, "MB"))
     page.close()
     return rows
 

@@ -193,7 +193,8 @@ function largest(values) {
 
 // Horizontal bars. items: {label, value, text, dim, click}, values from 0 to most.
 function bars(items, most, options = {}) {
-  const {labelWidth = 90, width = 300, line = 20} = options;
+  const {labelWidth = 90, line = 20} = options;
+  const width = options.width ?? clamp(document.getElementById("view").clientWidth - labelWidth - 120, 60, 300);
   const x = value => width * clamp(value / most, 0, 1);
   return svg("svg", {width: labelWidth + width + 90, height: items.length * line + 4, role: "img"},
     items.map((item, i) => svg("g", {
