@@ -432,7 +432,7 @@ function vectorPicture(id, title, rows, options = {}) {
 
 // A picture that is a table. Its texts are made visible; shown: other cells to show. options: also those of numberTable.
 function tablePicture(id, title, columns, rows, {note, shown, ...options} = {}) {
-  const cell = x => typeof x === "string" ? visible(x) : Number.isNaN(x) ? "" : x;
+  const cell = x => typeof x === "string" ? x && visible(x) : Number.isNaN(x) ? "" : x;
   return picture(id, title, () => ({columns, rows}),
     numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
       shown ?? rows.map(row => row.map(cell)), options), note);
