@@ -158,9 +158,6 @@ def check_qkv(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     columns = [q, rotated[0], k, rotated[1], v] if config.position == "rotary" else [q, k, v]
     assert_same(viewer.matrix("qkv"), np.stack(columns, 1))
     assert_same(viewer.matrix("qkv-numbers"), np.stack(columns, 1))
-    if config.position == "rotary":
-        turned = [half for vector in (k, rotated[1]) for half in np.split(vector, 2)]
-        assert_same([row[2:] for row in viewer.table("rotation")["rows"]], np.stack(turned, 1))
     products = viewer.column("qkv-products", "product")  # of a number of the key
     row = C + place.head * D + CHOSEN["head_channel"]
     weights = run.gpt.parameters[f"h.{place.layer}.attn.c_attn.weight"][row]
@@ -239,7 +236,7 @@ def check_stream(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     probabilities = softmax(run.logits_of(run.stream))  # (2L + 1, T, V)
     of_next = probabilities[:, t, run.ids[t + 1]]
     assert_same(viewer.matrix("stream"), states.T)
-    assert_same(viewer.matrix("stream-norms"), np.linalg.norm(run.stream, axis=-1))
+    assert_same(viewer.matrix("stream-norms"), np.linalg.norm(run.stream, axis=-1).T)
     assert_same(viewer.column("lens", "length"), np.linalg.norm(states, axis=-1))
     added = np.linalg.norm(np.diff(states, axis=0), axis=-1)
     assert_same(viewer.column("lens", "length added")[1:], added)

@@ -4,10 +4,11 @@
 // What each token of the text is, and how well the model predicted it.
 defineView({
   id: "tokens", title: "Tokens",
-  about: "The model reads ids, not text. The tokenizer maps pieces of text to ids. Each token but the first was predicted "
-    + "from the ones before it: its loss is −ln p, its rank how many tokens were more likely.",
+  about: "The model reads ids, not text. The tokenizer maps pieces of text to ids. Each token but the first was "
+    + "predicted from the ones before it: its loss is −ln p, its rank how many tokens were more likely.",
   draw(box, {ids, labels, token, overview: {tensors, facts: {mean_loss: mean}}}) {
-    const {loss, rank, entropy, best, best_probability: probability} = tensors, before = ({data}, t) => t ? data[t - 1] : NaN;
+    const {loss, rank, entropy, best, best_probability: probability} = tensors;
+    const before = ({data}, t) => t ? data[t - 1] : NaN;
     const columns = ["position", "token", "id", "bytes", "loss (nats)", "rank", "predicted instead", "its probability",
       "entropy of the next (nats)"];
     box.append(tablePicture("tokens", `${ids.length} tokens`, columns, ids.map((id, t) => [
@@ -27,112 +28,130 @@ function hexadecimal(text) {
 // --- embedding -------------------------------------------------------------------------------------------------------
 
 const TOKEN_KINDS = [ // of tokens, by color on the map of the vocabulary; the first one that fits
-  {title: "vowels", color: "#c2410c", fits: /^[aeiou]$/}, {title: "lowercase after a space", color: "#0f766e", fits: /^ \p{Ll}/u},
+  {title: "vowels", color: "#c2410c", fits: /^[aeiou]$/},
+  {title: "lowercase after a space", color: "#0f766e", fits: /^ \p{Ll}/u},
   {title: "lowercase", color: "#1f5fbf", fits: /^\p{Ll}/u}, {title: "capitals", color: "#7c3aed", fits: /^ ?\p{Lu}/u},
   {title: "digits", color: "#a16207", fits: /^ ?\p{N}/u}, {title: "others", color: "#334155", fits: /^/},
 ];
 
 defineView({
   id: "embedding", title: "Embedding",
-  about: "Each token id selects a row of the embedding table: a vector of C numbers, which the model has learned. Tokens that "
-    + "are used alike get similar vectors. The residual stream starts with it, plus the vector of the position if there is one.",
+  about: "Each token id selects a row of the embedding table: a vector of C numbers, which the model has learned. "
+    + "Tokens that are used alike get similar vectors. The residual stream starts with it, plus a vector of the "
+    + "position if the method adds one.",
   async draw(box, context) {
     const {ids, labels, token, config} = context, id = ids[token];
-    const [{tensors: {embedding, position, states}}, vocabulary] = await Promise.all([
+    const [{tensors: {embedding, position, states}}, {tensors: vocabulary}] = await Promise.all([
       context.ask("token", {token}), context.ask("vocabulary", {row: id}),
     ]);
     const sum = embedding.data.map((x, c) => x + position.data[c]), start = rowOf(states, 0);
     box.append(
       vectorPicture("embedding", `Token ${token} ${visible(labels[token])}, ${config.n_embd} channels`, [
-        {label: "embedding", vector: embedding.data}, {label: "position", vector: position.data}, {label: "x0", vector: start, rule: true},
+        {label: "embedding", vector: embedding.data}, {label: "position", vector: position.data},
+        {label: "x0", vector: start, rule: true},
       ], {
-        place: placeIn(config.n_embd, state.stream_channel), choose: c => change({stream_channel: c}),
-        below: checkLine("embedding + position − x0, largest difference", largestDifference(sum, start), largest(start)),
+        ...choosing("stream_channel", config.n_embd),
+        below: checkSame("embedding + position − x0", sum, start),
         note: `Row ${id} of wte, the position ${token}, and the sum, which is the start of the residual stream.`
-          + (["learned", "sinusoidal"].includes(config.position) ? "" : ` This model's positions (${config.position}) add nothing here.`),
+          + (["learned", "sinusoidal"].includes(config.position) ? ""
+            : ` This model's positions (${config.position}) add nothing here.`),
       }),
-      vocabularyMap(id, vocabulary), nearestTokens(id, vocabulary));
+      vocabularyMap(id, vocabulary),
+      tablePicture("nearest", `Nearest to ${visible(labels[token])}`, ["id", "token", "cosine"],
+        Array.from(vocabulary.nearest.data, (other, i) => [other, pieces[other], vocabulary.similarity.data[i]])
+          .filter(([other]) => other !== id),
+        {note: "By the cosine of their embeddings."}));
   },
 });
 
-function nearestTokens(id, {tensors: {nearest, similarity}}) {
-  return tablePicture("nearest", `Nearest to ${visible(pieces[id])}`, ["id", "token", "cosine"],
-    Array.from(nearest.data, (other, i) => [other, pieces[other], similarity.data[i]]).filter(([other]) => other !== id),
-    {note: "By the cosine of their embeddings."});
-}
-
-function vocabularyMap(id, {tensors: {map, share, place, nearest, nearest_places: places}}) {
+function vocabularyMap(id, {map, share, place, nearest, nearest_places: places}) {
   const all = new Map([[id, place.data]]);
   nearest.data.forEach((token, i) => all.set(token, all.get(token) ?? rowOf(places, i)));
   for (let token = 0; token < map.shape[0]; token++) all.set(token, all.get(token) ?? rowOf(map, token));
   const kindOf = token => TOKEN_KINDS.find(({fits}) => fits.test(pieces[token]));
-  const axis = i => `component ${i + 1}: ${percent(share.data[i])} of the variance`, width = clamp(innerWidth - 40, 300, 640);
+  const axis = i => `component ${i + 1}: ${percent(share.data[i])} of the variance`;
+  const width = clamp(innerWidth - 40, 300, 640);
   return picture("vocabulary-map", "A map of the vocabulary",
     () => ({columns: ["id", "token", "component 1", "component 2"],
       rows: [...all].map(([token, [x, y]]) => [token, pieces[token], x, y]).sort((a, b) => a[0] - b[0])}),
     element("div", {}, textScatter([...all].map(([token, [x, y]]) => ({
-      x, y, marked: token === id, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`, color: kindOf(token).color,
+      x, y, marked: token === id, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
+      color: kindOf(token).color,
     })), {width, height: Math.round(0.78 * width), xTitle: axis(0), yTitle: axis(1)}),
     element("div", {class: "legend"}, TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind))
       .map(({title, color}) => element("span", {style: {color}}, `■ ${title}`)))),
-    `The embeddings of ${withCommas(all.size)} tokens in the plane of their two largest principal components. The selected one is framed; `
-      + "dots are tokens without room for their text.");
+    `The embeddings of ${withCommas(all.size)} tokens in the plane of their two largest principal components. The `
+      + "selected one is framed; dots are tokens without room for their text.");
 }
 
 // --- positions -------------------------------------------------------------------------------------------------------
 
 const POSITION_METHODS = {
-  learned: "A table of vectors, one for each position, is added to the token embeddings; the model has learned it. "
-    + "Positions beyond the table cannot be used.",
+  learned: "A table of vectors, one for each position, is added to the token embeddings; the model has learned it. It "
+    + "ends at the last position.",
   sinusoidal: "Sines and cosines of different wavelengths are added to the token embeddings. Nothing is learned.",
   rotary: "Queries and keys are rotated in each layer: channels i and i + D / 2 are a plane, which turns by position / "
-    + "10000^(2i / D). The product of a query and a key then depends on their positions only through the distance.",
+    + "10000^(2i / D). Their products then depend on positions only through the distance.",
   relative: "Each head adds a learned number to its scores, which depends on the distance from the query to the key. "
-    + "Larger distances share one number, and all layers use the same numbers.",
+    + "Larger distances share one number, and all layers use the same ones.",
   alibi: "Each head subtracts its slope times the distance from its scores, so that far keys get less weight.",
   none: "This model has no position method. Only the mask distinguishes positions: a token attends to itself and "
-    + "earlier ones, so a layer can tell how many tokens come before.",
+    + "earlier ones.",
 };
 
 defineView({
   id: "positions", title: "Positions",
   about: "Attention compares tokens without regard to their order. This is how the model knows where a token is.",
   async draw(box, context) {
-    const {config: {position}, token, head} = context, {tensors: {table, sinusoids, similarity, angles, bias}} = await context.ask("positions");
+    const {config: {position}, token, head} = context;
+    const {tensors: {table, sinusoids, similarity, angles, bias}} = await context.ask("positions");
     const width = clamp(innerWidth - 40, 300, 430), click = t => change({token: t});
     const map = (id, title, matrix, column, note) => {
       const most = largest(matrix.data);
-      return picture(id, title, () => matrixTable(`position \\ ${column}`, upTo(matrix.shape[0]), upTo(matrix.shape[1]), matrix),
-        heatMap(matrix, {scale: "signed", value: x => x / most, cell: clamp(Math.floor(440 / Math.max(...matrix.shape)), 1, 6), click,
-          chosen: [token, null], read: (i, j, x) => `position ${i}, ${column} ${j}: ${short(x)}`}),
-        `${note} Dark is −${short(most)}, light ${short(most)}.`);
+      const table = () => matrixTable(`position \\ ${column}`, upTo(matrix.shape[0]), upTo(matrix.shape[1]), matrix);
+      return picture(id, title, table, heatMap(matrix, {
+        scale: "signed", value: x => x / most, cell: clamp(Math.floor(440 / Math.max(...matrix.shape)), 1, 6), click,
+        chosen: [token, null], read: (i, j, x) => `position ${i}, ${column} ${j}: ${short(x)}`,
+      }), `${note} Dark is −${short(most)}, light ${short(most)}.`);
     };
     const chart = (id, title, columns, lines, note, options) => picture(id, title,
       () => ({columns, rows: upTo(lines[0].points.length).map(i => [i, ...lines.map(({points}) => points[i][1])])}),
       lineChart(lines, {width, mark: token, xTitle: columns[0], ...options}), note);
-    box.append(element("p", {"data-testid": "position-method"}, element("b", {}, `${position}: `), POSITION_METHODS[position]));
+    box.append(element("p", {"data-testid": "position-method"}, element("b", {}, `${position}: `),
+      POSITION_METHODS[position]));
     if (table) {
       box.append(element("div", {class: "row pair"},
-        map("position-table", position === "learned" ? "The learned table, wpe" : "The sinusoids", table, "channel", "Rows are positions, columns channels."),
-        position === "learned" && map("sinusoids", "Sinusoids, for comparison", sinusoids, "channel", "What Vaswani et al. (2017) add, divided by √C."),
-        map("position-similarity", "How similar positions are", similarity, "position", "Cosines between the rows of the table."),
+        map("position-table", position === "learned" ? "The learned table, wpe" : "The sinusoids", table, "channel",
+          "Rows are positions, columns channels."),
+        position === "learned" && map("sinusoids", "Sinusoids, for comparison", sinusoids, "channel",
+          "What Vaswani et al. (2017) add, divided by √C."),
+        map("position-similarity", "How similar positions are", similarity, "position",
+          "Cosines between the rows of the table."),
         chart("position-row", `Cosine similarity to position ${token}`, ["position", "cosine"],
           [{name: "cosine", points: Array.from(rowOf(similarity, token), (y, p) => [p, y])}], "", {to: 1})));
     }
     if (angles) {
       const [T, pairs] = angles.shape, turned = {shape: [pairs, T], data: new Float32Array(T * pairs)};
       angles.data.forEach((angle, k) => turned.data[k % pairs * T + Math.floor(k / pairs)] = Math.cos(angle));
-      box.append(picture("rotary-angles", "Cosines of the angles", () => matrixTable("pair \\ position", upTo(pairs), upTo(T), turned),
-        heatMap(turned, {scale: "signed", cell: clamp(Math.floor(640 / T), 1, 10), height: clamp(Math.floor(320 / pairs), 6, 20),
+      box.append(picture("rotary-angles", "Cosines of the angles",
+        () => matrixTable("pair \\ position", upTo(pairs), upTo(T), turned),
+        heatMap(turned, {
+          scale: "signed", cell: clamp(Math.floor(640 / T), 1, 10), height: clamp(Math.floor(320 / pairs), 6, 20),
           chosen: [null, token], click: (i, t) => click(t),
-          read: (i, t, x) => `position ${t}, channels ${i} and ${i + pairs}: ${short(angles.data[t * pairs + i])} radians, cosine ${short(x)}`}),
-        "Columns are positions, rows pairs of channels of a head; all heads and layers have the same angles. Dark is −1, light 1."));
+          read: (i, t, x) => `position ${t}, channels ${i} and ${i + pairs}: ${short(angles.data[t * pairs + i])} `
+            + `radians, cosine ${short(x)}`,
+        }),
+        "Columns are positions, rows pairs of channels of a head; all heads and layers have the same angles. Dark is "
+          + "−1, light 1."));
     }
     if (bias) {
-      const lines = upTo(bias.shape[0]).map(h => ({name: `head ${h}`, color: h === head ? "#c2410c" : "#8fa3bd", width: h === head ? 3 : 1.4,
-        points: Array.from(rowOf(bias, h), (y, distance) => [distance, y])}));
-      box.append(headPicker(context), chart("position-bias", "Added to a score, by distance and head", ["distance in tokens", ...lines.map(({name}) => name)],
-        lines, "A line for each head; the selected one is orange. The selected token sees distances up to the dashed line.",
+      const lines = upTo(bias.shape[0]).map(h => ({
+        name: `head ${h}`, points: Array.from(rowOf(bias, h), (y, distance) => [distance, y]),
+        color: h === head ? "#c2410c" : "#8fa3bd", width: h === head ? 3 : 1.4,
+      }));
+      box.append(headPicker(context), chart("position-bias", "Added to a score, by distance and head",
+        ["distance in tokens", ...lines.map(({name}) => name)], lines,
+        "A line for each head; the selected one is orange. The token sees distances up to the dashed line.",
         {height: 280, logX: position === "relative"}));
     }
   },
@@ -152,21 +171,24 @@ defineView({
     + "p, for the probability p that the model gives to the token that follows.",
   draw(box, {ids, labels, token, overview: {tensors: {loss, best, best_probability: probability}, facts}}) {
     const count = ids.length - 1, first = clamp(token - SHOWN_EXAMPLES / 2, 1, Math.max(1, count - SHOWN_EXAMPLES + 1));
-    box.append(element("p", {}, `A text of T = ${ids.length} tokens is T − 1 = ${count} examples. One forward pass computes all of them, `
-      + "because the mask hides the future: what the model predicts after a prefix does not depend on the tokens after it."));
-    if (state.mask !== "before") box.append(element("p", {class: "error"}, "The mask is changed now, so the model may see what it should predict."));
-    const rows = upTo(count).map(i => [i + 1, labels.slice(0, i + 1).join(""), labels[i + 1], loss.data[i], Math.exp(-loss.data[i]),
-      pieces[best.data[i]], probability.data[i]]);
+    box.append(element("p", {},
+      `A text of T = ${ids.length} tokens is T − 1 = ${count} examples. One forward pass computes all of them, `
+      + "because the mask hides what comes after each prefix."));
+    if (state.mask !== "before") box.append(element("p", {class: "error"},
+      "The mask is changed now, so the model may see what it should predict."));
+    const rows = upTo(count).map(i => [i + 1, labels.slice(0, i + 1).join(""), labels[i + 1], loss.data[i],
+      Math.exp(-loss.data[i]), pieces[best.data[i]], probability.data[i]]);
     const most = innerWidth > 760 ? 44 : 10, right = rows.filter(row => row[2] === row[5]).length;
     const end = text => [...text].slice(-most).map(visible).join("").replaceAll("␣", " ");
-    const shown = rows.slice(first - 1, first - 1 + SHOWN_EXAMPLES).map(([t, prefix, next, nats, p, guess, ofGuess]) => [
+    const around = rows.slice(first - 1, first - 1 + SHOWN_EXAMPLES);
+    const shown = around.map(([t, prefix, next, nats, p, guess, ofGuess]) => [
       t, element("span", {class: "prefix"}, (prefix.length > most ? "…" : "") + end(prefix)), visible(next), nats, p,
       guess === next ? element("b", {}, `${visible(guess)} ✓`) : visible(guess), ofGuess]);
     const columns = ["length", "prefix", "next", "loss", "probability", "guess", "probability of the guess"];
     box.append(tablePicture("examples", `${shown.length} of ${count} examples`, columns, rows, {
       shown, selected: i => first + i === token, click: i => change({token: first + i}),
-      note: count ? `The most likely token is right in ${right} of ${count}. The mean loss is ${short(facts.mean_loss)} nats, which training makes smaller.`
-        : "One token has no next one. Type more text.",
+      note: !count ? "One token has no next one. Type more text." : `The most likely token is right in ${right} of `
+        + `${count}. Training makes the mean loss smaller: ${short(facts.mean_loss)} nats.`,
     }));
   },
 });

@@ -2,8 +2,8 @@
 // Views inside a layer: queries, keys and values, what heads and neurons add, and the residual stream.
 
 const PARTS = ["query", "key", "value"];
-const DIRECT_EFFECT = "Changes of logits are direct effects: through the last norm and the output matrix, without what later "
-  + "layers make of the vector.";
+const DIRECT_EFFECT = "Changes of logits are direct effects: through the last norm and the output matrix, without what "
+  + "later layers make of the vector.";
 
 function isHeadOff(layer, head) {
   return state.heads_off.split(",").includes(`${layer}.${head}`);
@@ -14,6 +14,16 @@ function placeIn(size, x) {
   return clamp(Math.trunc(x), 0, size - 1);
 }
 
+// What vectorPicture needs so that a click chooses a place; state[name] is the chosen one.
+function choosing(name, size) {
+  return {place: placeIn(size, state[name]), choose: k => change({[name]: k})};
+}
+
+// A line that checks that two vectors are the same.
+function checkSame(text, x, y) {
+  return checkLine(`${text}, largest difference`, largestDifference(x, y), largest(y));
+}
+
 function norm(x) {
   return Math.sqrt(dot(x, x));
 }
@@ -22,7 +32,7 @@ function tokenTitle({labels, token, layer}) {
   return `Token ${token} ${visible(labels[token])}, layer ${layer}`;
 }
 
-// A row of a parameter; zeros for biases that the model lacks.
+// A row of a parameter; nothing for biases that the model lacks.
 async function parameterRow(context, name, row) {
   if (name.endsWith(".bias") && !context.config.bias) return null;
   return (await context.ask("parameter", {name, row})).tensors.row.data;
@@ -36,21 +46,23 @@ async function drawProducts(context, id, {name, row, input, output, inputName, o
   const sumOf = rows => rows.reduce((sum, row) => sum + row[3], 0), sum = sumOf(products) + bias;
   const strongest = [...products].sort((a, b) => Math.abs(b[3]) - Math.abs(a[3])).slice(0, 8);
   const ends = [["bias", "", "", bias], ["sum", "", "", sum]], names = [inputName, "weight", "product"];
-  return picture(id, `${outputName} = ${short(output)}`,
-    () => ({columns: ["channel", ...names], rows: [...products, ...ends]}),
-    element("div", {},
-      stackOfStrips(names.map((label, i) => ({label, vector: products.map(row => row[i + 1]), own: true})),
-        {read: (i, c, x) => `channel ${c}: ${names[i]} ${short(x)}`, textWidth: 10}),
+  return vectorPicture(id, `${outputName} = ${short(output)}`,
+    names.map((label, i) => ({label, vector: products.map(row => row[i + 1]), own: true})), {
+    textWidth: 10, table: () => ({columns: ["channel", ...names], rows: [...products, ...ends]}),
+    note: `Row ${row} of ${name.replace("transformer.", "")}.weight times ${inputName}.`,
+    below: [
       numberTable(["strongest channels", ...names].map(title => ({title})),
-        [...strongest, ["the others", "", "", sum - bias - sumOf(strongest)], ...ends], {selected: i => i === strongest.length + 2}),
-      checkLine(`sum − ${outputName}`, sum - output, output)),
-    `Row ${row} of ${name.replace("transformer.", "")}.weight times ${inputName}. Dark is negative, gray 0, light positive, `
-      + "relative to the largest of each row.");
+        [...strongest, ["the others", "", "", sum - bias - sumOf(strongest)], ...ends],
+        {selected: i => i === strongest.length + 2}),
+      checkLine(`sum − ${outputName}`, sum - output, output),
+    ],
+  });
 }
 
 // The tokens that a vector pushes up and down, as two cells of a table: the first three, and the largest change.
 function pushCells({up, down}) {
-  return [up, down].flatMap(pushed => [pushed.slice(0, 3).map(([id]) => visible(pieces[id])).join("  "), pushed[0][1]]);
+  const nameOf = ([id]) => SHOWN_AS.get(pieces[id]) ?? pieces[id];
+  return [up, down].flatMap(pushed => [pushed.slice(0, 3).map(nameOf).join("  "), pushed[0][1]]);
 }
 
 const PUSH_COLUMNS = ["pushes up", "by at most", "pushes down", "by at most"];
@@ -59,11 +71,11 @@ const PUSH_COLUMNS = ["pushes up", "by at most", "pushes down", "by at most"];
 
 defineView({
   id: "qkv", title: "Query, key, value",
-  about: "Each head makes three vectors from a token: the query says what the token looks for, the key what it offers to the "
-    + "queries of others, and the value what it passes on to them. Click a number to see the weights behind it.",
+  about: "Each head makes three vectors from a token: the query says what the token looks for, the key what it offers "
+    + "to the queries of others, and the value what it passes on to them. Click a number to see the weights behind it.",
   async draw(box, context) {
-    const {token, layer, head, config} = context, C = config.n_embd, D = C / config.n_head, rotates = config.position === "rotary";
-    const {tensors} = await context.ask("layer", {layer, token});
+    const {token, layer, head, config} = context, C = config.n_embd, D = C / config.n_head;
+    const {tensors} = await context.ask("layer", {layer, token}), rotates = config.position === "rotary";
     const part = placeIn(3, state.qkv_part), channel = placeIn(D, state.head_channel);
     const projected = PARTS.map((_, i) => tensors.qkv.data.subarray(i * C + head * D, i * C + (head + 1) * D));
     const rotated = part < 2 && rotates && rowOf(tensors["qk"[part]], head);
@@ -72,11 +84,12 @@ defineView({
       i < 2 && rotates && {label: `${label} rotated`, part: i, vector: rowOf(tensors["qk"[i]], head)},
     ].filter(Boolean));
     box.append(headPicker(context),
-      shapeFlow(["x", C], "→ norm →", ["ln_1(x)", C], `→ W: ${3 * C} × ${C} →`, ["q, k, v of all heads", 3 * C], `→ head ${head} →`,
-        ["q, k, v", `${D} each`], rotates && "→ q and k are rotated"),
+      shapeFlow(["x", C], "→ norm →", ["ln_1(x)", C], `→ W: ${3 * C} × ${C} →`, ["q, k, v of all heads", 3 * C],
+        `→ head ${head} →`, ["q, k, v", `${D} each`], rotates && "→ q and k are rotated"),
       vectorPicture("qkv", `${tokenTitle(context)}, head ${head}: ${D} numbers each`, rows, {
         place: channel, chosen: (i, d) => rows[i].part === part && d === channel,
         click: (i, d) => change({qkv_part: rows[i].part, head_channel: d}),
+        below: rotated ? drawRotation(context, channel, projected[part], rotated) : [],
       }),
       element("div", {class: "pair"},
         await drawProducts(context, "qkv-products", {
@@ -85,65 +98,62 @@ defineView({
           outputName: `${PARTS[part]}[${channel}]${rotated ? " before the rotation" : ""}`,
         }),
         tablePicture("qkv-numbers", "All numbers", ["channel", ...rows.map(({label}) => label)],
-          Array.from(projected[0], (_, d) => [d, ...rows.map(({vector}) => vector[d])]),
-          {selected: d => d === channel, click: d => change({head_channel: d})}),
-        rotated && drawRotation(context, channel, projected[part], rotated)));
+          upTo(D).map(d => [d, ...rows.map(({vector}) => vector[d])]),
+          {selected: d => d === channel, click: d => change({head_channel: d})})));
   },
 }, {qkv_part: 0, head_channel: 0});
 
-// How rotary positions rotate a query or a key: channels i and i + D / 2 are a point in a plane.
+// How a position rotates a query or a key: channels i and i + D / 2 are a point in a plane.
 function drawRotation({token}, channel, before, after) {
-  const half = before.length / 2, i = channel % half, most = Math.hypot(before[i], before[i + half]) || 1, middle = 110;
-  const arrow = (vector, stroke, text) => {
-    const x2 = middle + 90 * vector[i] / most, y2 = middle - 90 * vector[i + half] / most;
-    return [svg("line", {x1: middle, y1: middle, x2, y2, stroke, "stroke-width": 2.5}), svg("circle", {cx: x2, cy: y2, r: 4, fill: stroke}),
-      svg("text", {x: clamp(x2 + 6, 4, 160), y: clamp(y2 - 6, 12, 216), class: "soft"}, text)];
-  };
-  return picture("rotation", `Rotation of channels ${i} and ${i + half}`,
-    () => ({columns: ["channel", "other channel", "before", "other before", "after", "other after"],
-      rows: Array.from({length: half}, (_, j) => [j, j + half, before[j], before[j + half], after[j], after[j + half]])}),
-    svg("svg", {width: 2 * middle, height: 2 * middle, role: "img"},
-      svg("circle", {cx: middle, cy: middle, r: 90, fill: "none", stroke: "#d9dee6"}),
-      arrow(before, "#5d6878", "before"), arrow(after, "#1f5fbf", "after")),
-    `Horizontal: channel ${i}; vertical: channel ${i + half}. Position ${token} turns this pair by `
-      + `${token} / 10000^(${i} / ${half}) = ${short(token / 10000 ** (i / half))} radians.`);
+  const half = before.length / 2, i = channel % half, most = Math.hypot(before[i], before[i + half]) || 1;
+  const arrow = (vector, stroke) => svg("line", {x1: 70, y1: 70, x2: 70 + 60 * vector[i] / most,
+    y2: 70 - 60 * vector[i + half] / most, stroke, "stroke-width": 3});
+  return element("div", {},
+    element("div", {class: "note"},
+      `Channels ${i} (horizontal) and ${i + half} (vertical) are a plane, which position ${token} turns by ${token} / `
+      + `10000^(${i} / ${half}) = ${short(token / 10000 ** (i / half))} radians: gray before, orange after.`),
+    svg("svg", {width: 140, height: 140, role: "img"},
+      svg("circle", {cx: 70, cy: 70, r: 60, fill: "none", stroke: "#d9dee6"}),
+      arrow(before, "#5d6878"), arrow(after, "#c2410c")));
 }
 
 // --- heads -----------------------------------------------------------------------------------------------------------
 
 defineView({
   id: "head-split", title: "Split into heads",
-  about: "One matrix computes the queries, keys and values of all heads as one long vector, which is cut into pieces. A small "
-    + "matrix for each head would compute the same numbers, in many steps instead of one.",
+  about: "One matrix computes the queries, keys and values of all heads as one long vector, which is cut into pieces. "
+    + "A small matrix for each head would compute the same numbers, in many steps instead of one.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
     const {tensors: {qkv: {data: qkv}, separate_heads: {data: separate}}} = await context.ask("layer", {layer, token});
     const piece = (data, part, h) => data.subarray(part * C + h * D, part * C + (h + 1) * D);
-    const heads = Array.from({length: H}, (_, h) => ({
-      label: `head ${h}`, text: h === head ? "← chosen" : "", vector: PARTS.flatMap((_, part) => Array.from(piece(qkv, part, h))),
+    const heads = upTo(H).map(h => ({
+      label: `head ${h}`, text: h === head ? "← chosen" : "",
+      vector: PARTS.flatMap((_, part) => Array.from(piece(qkv, part, h))),
     }));
-    const differences = heads.map((_, h) => [h, ...PARTS.map((_, part) => Math.abs(largestDifference(piece(qkv, part, h), piece(separate, part, h))))]);
+    const differenceOf = (h, part) => Math.abs(largestDifference(piece(qkv, part, h), piece(separate, part, h)));
     box.append(headPicker(context),
-      shapeFlow(["ln_1(x)", C], `→ W: ${3 * C} × ${C} →`, ["q, k, v", 3 * C], "→ cut in 3 →", ["q", C], ["k", C], ["v", C], "→ cut in H →",
-        [`${H} heads`, `q, k, v of ${D}`]),
-      vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${(3 * C).toLocaleString("en-US")} numbers`,
+      vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${withCommas(3 * C)} numbers`,
         PARTS.map((label, i) => ({label, vector: qkv.subarray(i * C, (i + 1) * C)})), {
-          group: D, textWidth: 80, note: "Cut into heads at the white lines.", choose: c => change({head: Math.floor(c / D)}),
-          read: (i, c, x) => `${PARTS[i]}, number ${c}, becomes number ${c % D} of head ${Math.floor(c / D)}: ${short(x)}`,
+          group: D, note: "Cut into heads at the white lines.",
+          choose: c => change({head: Math.floor(c / D)}),
+          read: (i, c, x) => `${PARTS[i]}, number ${c} = ${short(x)}, is number ${c % D} of head ${Math.floor(c / D)}`,
         }),
       vectorPicture("head-split", `${H} heads of ${D} numbers`, heads, {
-        axis: "number", group: D, groups: PARTS, textWidth: 80, note: "The same numbers, in a row for each head.", click: h => change({head: h}),
+        axis: "number", group: D, groups: PARTS, note: "The same numbers, in a row for each head.",
+        click: h => change({head: h}),
         read: (h, c, x) => `head ${h}, ${PARTS[Math.floor(c / D)]}[${c % D}] = ${short(x)}`,
       }),
       picture("two-ways", "One matrix, or one for each head",
         () => ({columns: ["part", "head", "channel", "one matrix, cut", "a matrix for each head"],
           rows: Array.from(qkv, (x, i) => [PARTS[Math.floor(i / C)], Math.floor(i % C / D), i % D, x, separate[i]])}),
         element("div", {},
-          numberTable(["head", ...PARTS.map(part => `${part} differs by`)].map(title => ({title})), differences,
+          numberTable(["head", ...PARTS.map(part => `${part} differs by`)].map(title => ({title})),
+            upTo(H).map(h => [h, ...upTo(3).map(part => differenceOf(h, part))]),
             {selected: h => h === head, click: h => change({head: h})}),
-          checkLine("largest difference of all numbers", largestDifference(qkv, separate), largest(qkv))),
-        `One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have ${(3 * C * C).toLocaleString("en-US")} weights. `
-          + "Both ways are computed; differences are rounding."));
+          checkSame("one way − the other", qkv, separate)),
+        `One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have ${withCommas(3 * C * C)} weights. Both `
+          + "ways are computed; differences are rounding."));
   },
 });
 
@@ -151,55 +161,60 @@ const SHOWN_VALUES = 12; // tokens whose values are drawn; the others are summed
 
 defineView({
   id: "weighted-sum", title: "The sum of values",
-  about: "A head's output z for a token is the sum of the values of the tokens that it looks at, each multiplied by its attention "
-    + "weight. Pale values have small weights.",
+  about: "A head's output z for a token is the sum of the values of the tokens that it looks at, each multiplied by "
+    + "its attention weight. Pale values have small weights.",
   async draw(box, context) {
     const {labels, token, layer, head, config} = context, D = config.n_embd / config.n_head;
     const [{tensors: {v, z, weights}}, {facts, tensors}] =
       await Promise.all([context.ask("head", {layer, head}), context.ask("layer", {layer, token})]);
-    const row = rowOf(weights, token), total = rowOf(z, token), channel = placeIn(D, state.head_channel), off = isHeadOff(layer, head);
+    const row = rowOf(weights, token), total = rowOf(z, token), off = isHeadOff(layer, head);
     const seen = Array.from(row.keys()).filter(t => t <= token || row[t] > 0);
     const strongest = [...seen].sort((a, b) => row[b] - row[a]).slice(0, SHOWN_VALUES).sort((a, b) => a - b);
-    const others = seen.filter(t => !strongest.includes(t)), all = `${seen.length} tokens`;
+    const others = seen.filter(t => !strongest.includes(t));
     const weightOf = tokens => tokens.reduce((sum, t) => sum + row[t], 0);
-    const sumOf = tokens => Float32Array.from({length: D}, (_, d) => tokens.reduce((sum, t) => sum + row[t] * v.data[t * D + d], 0));
-    const sum = sumOf(seen), text = (tokens, product) => `${percent(weightOf(tokens))}: ${short(product)}`;
-    const {up, down} = facts.heads[head];
+    const sumOf = tokens => total.map((_, d) => tokens.reduce((sum, t) => sum + row[t] * v.data[t * D + d], 0));
+    const text = (tokens, product) => `${percent(weightOf(tokens))}: ${short(product[channel])}`;
+    const sum = sumOf(seen), channel = placeIn(D, state.head_channel), {up, down} = facts.heads[head];
     box.append(headPicker(context),
       vectorPicture("weighted-sum", `${tokenTitle(context)}, head ${head}: values, faded by their weights`, [
         ...strongest.map(t => ({
-          label: `${t} ${visible(labels[t])}`, vector: rowOf(v, t), fade: row[t] / largest(row), text: text([t], row[t] * v.data[t * D + channel]),
+          label: `${t} ${visible(labels[t])}`, vector: rowOf(v, t), fade: row[t] / largest(row),
+          text: text([t], sumOf([t])),
         })),
-        others.length && {label: `${others.length} others`, vector: sumOf(others), text: text(others, sumOf(others)[channel])},
-        {label: "sum", vector: sum, rule: true, text: text(seen, sum[channel])},
+        others.length && {label: `${others.length} others`, vector: sumOf(others), text: text(others, sumOf(others))},
+        {label: "sum", vector: sum, rule: true, text: text(seen, sum)},
         {label: off ? "z (off)" : "z", vector: total},
       ].filter(Boolean), {
-        place: channel, choose: d => change({head_channel: d}), textWidth: 130,
+        ...choosing("head_channel", D), textWidth: 130,
         table: () => ({columns: ["token", "text", "weight", ...Array.from(total, (_, d) => `v[${d}]`)], rows: [
           ...seen.map(t => [t, labels[t], row[t], ...rowOf(v, t)]), ["z", "", "", ...total]]}),
-        below: off ? [] : checkLine(`weighted sum of ${all} − z, largest difference`, largestDifference(sum, total), largest(total)),
-        note: "At the right of each value: the weight of its token, and a product of both.",
+        below: off ? [] : checkSame("weighted sum − z", sum, total),
+        note: "Percentages are the weights; each number is a weight times the framed channel.",
       }),
       tablePicture("head-effect", "What the head does to the prediction", ["pushes up", "by", "pushes down", "by"],
         up.map(([id, x], i) => [pieces[id], x, pieces[down[i][0]], down[i][1]]),
-        {note: `W_O turns z into a vector of length ${short(norm(rowOf(tensors.head_outputs, head)))}, which changes the logits of `
-          + `the token after ${visible(labels[token])}. ${DIRECT_EFFECT}`}));
+        {note: `W_O turns z into a vector of length ${short(norm(rowOf(tensors.head_outputs, head)))}, which changes `
+          + `what is predicted after ${visible(labels[token])}. ${DIRECT_EFFECT}`}));
   },
 });
 
 defineView({
   id: "merge", title: "Heads put together",
-  about: "The outputs z of all heads, one after the other, are one vector again. The matrix W_O turns it into what attention adds "
-    + "to the residual stream: each head has its own columns of W_O, so the stream receives a sum of the heads.",
+  about: "The outputs z of all heads, one after the other, are one vector again. The matrix W_O turns it into what "
+    + "attention adds to the residual stream: each head has its own columns of W_O, so the stream receives a sum of "
+    + "heads.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
-    const {facts, tensors: {z, head_outputs: written, attention, before, between}} = await context.ask("layer", {layer, token});
-    const bias = await parameterRow(context, `transformer.h.${layer}.attn.c_proj.bias`, 0), channel = placeIn(C, state.stream_channel);
-    const heads = Array.from({length: H}, (_, h) => ({label: `head ${h}${isHeadOff(layer, h) ? " (off)" : ""}`, vector: rowOf(written, h)}));
+    const {facts, tensors} = await context.ask("layer", {layer, token});
+    const {z, head_outputs: written, attention, before, between} = tensors;
+    const bias = await parameterRow(context, `transformer.h.${layer}.attn.c_proj.bias`, 0);
+    const labelOf = h => `head ${h}${isHeadOff(layer, h) ? " (off)" : ""}`;
+    const heads = upTo(H).map(h => ({label: labelOf(h), vector: rowOf(written, h)}));
     const parts = bias ? [...heads, {label: "bias", vector: bias}] : heads;
     const sum = attention.data.map((_, c) => parts.reduce((total, {vector}) => total + vector[c], 0));
     box.append(headPicker(context, {heads: false}),
-      shapeFlow([`z of ${H} heads`, `${D} each`], "→ one after the other →", ["z", C], `→ W_O: ${C} × ${C} →`, ["attention", C], "→ + x →", ["between", C]),
+      shapeFlow([`z of ${H} heads`, `${D} each`], "→ one after the other →", ["z", C], `→ W_O: ${C} × ${C} →`,
+        ["attention", C], "→ + x →", ["between", C]),
       vectorPicture("merge-z", `${tokenTitle(context)}: z of all heads`,
         heads.map(({label}, h) => ({label, vector: rowOf(z, h), text: `${h * D}–${(h + 1) * D - 1}`})),
         {axis: "number", click: h => change({head: h}), note: "At the right: the places in the merged vector."}),
@@ -207,10 +222,10 @@ defineView({
         ...parts, {label: "attention", vector: attention.data, rule: true}, {label: "before", vector: before.data},
         {label: "between", vector: between.data, rule: true},
       ], {
-        place: channel, choose: c => change({stream_channel: c}), note: "Attention is the sum of the rows above it; between = attention + before.",
-        below: [checkLine("heads − attention, largest difference", largestDifference(sum, attention.data), largest(attention.data)),
-          checkLine("attention + before − between, largest difference",
-            largestDifference(before.data.map((x, c) => x + attention.data[c]), between.data), largest(between.data))],
+        ...choosing("stream_channel", C),
+        note: "Attention is the sum of the rows above it; between = attention + before.",
+        below: [checkSame("heads − attention", sum, attention.data),
+          checkSame("attention + before − between", before.data.map((x, c) => x + attention.data[c]), between.data)],
       }),
       tablePicture("merge-heads", "The heads", ["head", "length of z", "length added", ...PUSH_COLUMNS],
         heads.map(({vector}, h) => [h, norm(rowOf(z, h)), norm(vector), ...pushCells(facts.heads[h])]),
@@ -222,21 +237,24 @@ defineView({
 
 defineView({
   id: "mlp", title: "Neurons",
-  about: "The MLP works on each token alone. Its neurons compare the token with their weights; the activation function lets "
-    + "through what is positive. Each neuron then adds its own vector to the residual stream, times its activation.",
+  about: "The MLP works on each token alone. Its neurons compare the token with their weights; the activation function "
+    + "lets through what is positive. Each neuron then adds its own vector to the residual stream, times its "
+    + "activation.",
   async draw(box, context) {
     const {token, layer, config} = context, C = config.n_embd, name = `transformer.h.${layer}.mlp`;
     const {facts: {neurons}, tensors} = await context.ask("layer", {layer, token});
-    const {preactivation: {data: before}, hidden: {data: after}, column_norms: {data: lengths}, written, mlp, between, after: end} = tensors;
-    const N = before.length, writes = after.map((x, n) => Math.abs(x) * lengths[n]), choose = neuron => change({neuron});
-    const neuron = state.neuron < 0 ? neurons[0].index : placeIn(N, state.neuron), channel = placeIn(C, state.stream_channel);
-    const bias = await parameterRow(context, `${name}.c_proj.bias`, 0), off = state.mlps_off.split(",").includes(String(layer));
-    const sum = written.data.map((x, c) => x + (bias?.[c] ?? 0)), active = after.reduce((n, x) => n + (x > 0), 0);
+    const {preactivation: {data: before}, hidden: {data: after}, column_norms: {data: lengths}, mlp, between} = tensors;
+    const N = before.length, writes = after.map((x, n) => Math.abs(x) * lengths[n]), choose = n => change({neuron: n});
+    const neuron = state.neuron < 0 ? neurons[0].index : placeIn(N, state.neuron);
+    const bias = await parameterRow(context, `${name}.c_proj.bias`, 0), end = tensors.after.data;
+    const sum = tensors.written.data.map((x, c) => x + (bias?.[c] ?? 0)), active = after.filter(x => x > 0).length;
+    const off = state.mlps_off.split(",").includes(String(layer));
     box.append(headPicker(context, {heads: false}),
-      off ? element("p", {class: "error"}, "This MLP is switched off: it adds 0. The neurons show what it would add.") : "",
-      shapeFlow(["between", C], "→ norm →", ["ln_2(x)", C], `→ W: ${N} × ${C} →`, ["preactivation", N], `→ ${config.activation} →`,
-        ["neurons", N], `→ W: ${C} × ${N} →`, ["MLP", C], "→ + x →", ["after", C]),
-      vectorPicture("mlp-activations", `${tokenTitle(context)}: ${N.toLocaleString("en-US")} neurons`,
+      off ? element("p", {class: "error"}, "This MLP is switched off: it adds 0. The neurons show what it would add.")
+        : "",
+      shapeFlow(["between", C], "→ norm →", ["ln_2(x)", C], `→ W: ${N} × ${C} →`, ["preactivation", N],
+        `→ ${config.activation} →`, ["neurons", N], `→ W: ${C} × ${N} →`, ["MLP", C], "→ + x →", ["after", C]),
+      vectorPicture("mlp-activations", `${tokenTitle(context)}: ${withCommas(N)} neurons`,
         [{label: "preactivation", vector: before, own: true}, {label: "activation", vector: after, own: true}],
         {axis: "neuron", place: neuron, choose, note: `${percent(active / N)} of the neurons are positive.`}),
       tablePicture("mlp-neurons", "The neurons that add most",
@@ -245,12 +263,12 @@ defineView({
         {selected: i => neurons[i].index === neuron, click: i => choose(neurons[i].index),
           note: `A neuron adds its activation times its vector, a column of c_proj. ${DIRECT_EFFECT}`}),
       vectorPicture("mlp-stream", "Into the residual stream", [
-        {label: "between", vector: between.data}, {label: "MLP", vector: mlp.data}, {label: "after", vector: end.data, rule: true},
+        {label: "between", vector: between.data}, {label: "MLP", vector: mlp.data},
+        {label: "after", vector: end, rule: true},
       ], {
-        place: channel, choose: c => change({stream_channel: c}),
-        below: [checkLine("between + MLP − after, largest difference",
-          largestDifference(between.data.map((x, c) => x + mlp.data[c]), end.data), largest(end.data)),
-        !off && checkLine("all neurons − MLP, largest difference", largestDifference(sum, mlp.data), largest(mlp.data))],
+        ...choosing("stream_channel", C),
+        below: [checkSame("between + MLP − after", between.data.map((x, c) => x + mlp.data[c]), end),
+          !off && checkSame("all neurons − MLP", sum, mlp.data)],
       }),
       await drawProducts(context, "mlp-products", {
         name: `${name}.c_fc`, row: neuron, input: tensors.ln_2.data, output: before[neuron], inputName: "ln_2(x)",
@@ -279,48 +297,53 @@ function smallPercent(p) {
 
 defineView({
   id: "stream", title: "The residual stream",
-  about: "A token is one vector that every layer adds to: attention first, then the MLP. The logit lens reads each state as if "
-    + "it were the last one, through the last norm and the output matrix: what would be predicted there?",
+  about: "A token is one vector that every layer adds to: attention first, then the MLP. The logit lens reads each "
+    + "state as if it were the last one, through the last norm and the output matrix: what would be predicted there?",
   async draw(box, context) {
-    const {ids, labels, token, layer, overview: {tensors: {norms: allNorms}}, config} = context, S = 2 * config.n_layer + 1;
-    const [{tensors: {states, lens_ids: best, lens_probabilities: ofBest, next_probability: ofNext, next_rank: rank}},
-      {facts: {first}, tensors: around}] = await Promise.all([context.ask("token", {token}), context.ask("lens", {token})]);
-    const vectors = Array.from({length: S}, (_, s) => rowOf(states, s)), names = vectors.map((_, s) => stateName(s)), norms = vectors.map(norm);
+    const {ids, labels, token, layer, overview: {tensors: {norms: allNorms}}} = context;
+    const [{tensors}, {facts: {first}, tensors: around}] =
+      await Promise.all([context.ask("token", {token}), context.ask("lens", {token})]);
+    const {states, lens_ids: best, lens_probabilities: ofBest, next_probability: ofNext, next_rank: rank} = tensors;
+    const vectors = upTo(states.shape[0]).map(s => rowOf(states, s)), norms = vectors.map(norm);
+    const names = vectors.map((_, s) => stateName(s));
     const added = vectors.map((x, s) => s ? norm(x.map((value, c) => value - vectors[s - 1][c])) : norms[0]);
-    const next = ids[token + 1], top = [...Array(best.shape[1]).keys()], window = [...Array(around.ids.shape[1]).keys()];
-    const at = ({data, shape}, s, j) => data[s * shape[1] + j], high = Math.log(largest(allNorms.data));
-    const low = Math.log(Math.max(allNorms.data.reduce((a, b) => Math.min(a, b)), 1e-6)), height = clamp(Math.floor(400 / S), 8, 18);
+    const next = ids[token + 1], top = upTo(best.shape[1]), window = upTo(around.ids.shape[1]);
+    const at = ({data, shape}, s, j) => data[s * shape[1] + j];
     const lens = (heads, cells) => element("div", {class: "scroll"}, element("table", {class: "lens"},
-      element("thead", {}, element("tr", {}, element("th", {scope: "col"}, "after"), heads)),
+      element("thead", {}, element("tr", {}, element("th", {}, "after"), heads)),
       element("tbody", {}, names.map((name, s) => element("tr", {},
-        element("th", {scope: "row", class: s && Math.floor((s - 1) / 2) === layer ? "selected" : null}, name), cells(s))))));
+        element("th", {scope: "row", class: s && Math.floor((s - 1) / 2) === layer ? "selected" : null}, name),
+        cells(s))))));
     box.append(headPicker(context, {heads: false}),
       picture("lens", `Token ${token} ${visible(labels[token])}: what would come next`,
         () => ({columns: ["state", "length", "length added", "probability of the next token", "rank of the next token",
           ...top.flatMap(j => [`token ${j + 1}`, `probability ${j + 1}`])],
-        rows: names.map((name, s) => [name, norms[s], added[s], ofNext ? ofNext.data[s] : NaN, rank ? rank.data[s] : NaN,
+        rows: names.map((name, s) => [name, norms[s], added[s], ofNext?.data[s] ?? NaN, rank?.data[s] ?? NaN,
           ...top.flatMap(j => [pieces[at(best, s, j)], at(ofBest, s, j)])])}),
-        lens([...top.map(j => `${j + 1}.`), "p(next)", "rank", "length", "added"].map(title => element("th", {scope: "col"}, title)),
+        lens(
+          [...top.map(j => `${j + 1}.`), "p(next)", "rank", "length", "added"].map(text => element("th", {}, text)),
           s => [...top.map(j => lensCell(at(best, s, j), at(ofBest, s, j), next)),
-            ...[ofNext ? smallPercent(ofNext.data[s]) : "", rank ? short(rank.data[s]) : "", short(norms[s]), short(added[s])]
+            ...[ofNext && smallPercent(ofNext.data[s]), rank && short(rank.data[s]), short(norms[s]), short(added[s])]
               .map(text => element("td", {}, text))]),
-        `Darker is more probable; ${next === undefined ? "" : `framed is the next token of the text, ${visible(pieces[next])}; its `
-          + "rank is the number of more likely ones; "}added is the length of what attention or the MLP added.`),
+        "Darker is more probable; added is the length of what attention or the MLP added."
+          + (next === undefined ? ""
+            : ` Framed: ${visible(pieces[next])}, which is next; its rank is the number of more likely tokens.`)),
       picture("lens-window", "The tokens around it",
-        () => ({columns: ["position", "token", "state", "most likely", "probability"], rows: window.flatMap(j => names.map((name, s) =>
-          [first + j, labels[first + j], name, pieces[at(around.ids, s, j)], at(around.probabilities, s, j)]))}),
+        () => ({columns: ["position", "token", "state", "most likely", "probability"],
+          rows: window.flatMap(j => names.map((name, s) =>
+            [first + j, labels[first + j], name, pieces[at(around.ids, s, j)], at(around.probabilities, s, j)]))}),
         lens(window.map(j => element("th", {
-          scope: "col", class: first + j === token ? "selected" : null, style: {cursor: "pointer"}, click: () => change({token: first + j})},
-        element("small", {}, first + j), element("br"), visible(labels[first + j]))),
+          class: first + j === token ? "selected" : null, style: {cursor: "pointer"},
+          click: () => change({token: first + j}),
+        }, element("small", {}, first + j), element("br"), visible(labels[first + j]))),
         s => window.map(j => lensCell(at(around.ids, s, j), at(around.probabilities, s, j), ids[first + j + 1]))),
-        "A column is a token of the text, a row a state of its stream: the most likely next token there, framed if it is what follows."),
-      vectorPicture("stream", "The states", vectors.map((vector, s) => ({label: names[s], vector, text: short(norms[s])})),
-        {note: "The vector of the token after each half layer, with its length at the right."}),
-      picture("stream-norms", "Lengths of all tokens", () => matrixTable("state", names, labels, allNorms),
-        element("div", {class: "labeled"},
-          element("div", {class: "names", style: {lineHeight: `${height}px`, fontSize: `${Math.min(11, height)}px`}}, names.map(name => element("div", {}, name))),
-          heatMap(allNorms, {value: x => (Math.log(x) - low) / (high - low || 1), height, cell: clamp(Math.floor(620 / ids.length), 1, 22),
-            read: (s, t, x) => `${t} ${visible(labels[t])}, after ${names[s]}: ${short(x)}`, click: (_, t) => change({token: t}), chosen: [null, token]})),
-        `A row is a state, a column a token. Light ${short(Math.exp(low))} to dark ${short(Math.exp(high))}, on a log scale.`));
+        "A column is a token, a row a state of its stream: the most likely next token there, framed if it is what "
+          + "follows."),
+      vectorPicture("stream", "The states", vectors.map((vector, s) => ({label: names[s], vector})),
+        {note: "The vector of the token after each half layer."}),
+      vectorPicture("stream-norms", "Lengths of all tokens",
+        names.map((label, s) => ({label, vector: rowOf(allNorms, s)})),
+        {axis: "token", place: token, choose: other => change({token: other}),
+          note: "The lengths of the vectors of all tokens after each half layer."}));
   },
 });

@@ -7,12 +7,14 @@ const MAP_BOX = {width: 134, height: 56, pitch: 78}; // of the map, in pixels; p
 const MAP_COLUMNS = {embedding: 6, attentionUp: 184, attentionDown: 340, mlpUp: 504, mlpDown: 660, output: 840};
 const MAP_WIDTH = 980;
 const POSITION_BOXES = { // the box that the position method adds: its column, row, title and dimensions
-  learned: ["embedding", -1, "Position embedding", "T × C"], sinusoidal: ["embedding", -1, "Position sinusoids", "T × C"],
-  rotary: ["attentionUp", 3, "Rotate by position", "H × T × D"], relative: ["attentionUp", 4, "+ bias by distance", "H × T × T"],
+  learned: ["embedding", -1, "Position embedding", "T × C"],
+  sinusoidal: ["embedding", -1, "Position sinusoids", "T × C"],
+  rotary: ["attentionUp", 3, "Rotate by position", "H × T × D"],
+  relative: ["attentionUp", 4, "+ bias by distance", "H × T × T"],
   alibi: ["attentionUp", 4, "− slope · distance", "H × T × T"],
 };
 
-// What the model computes for this text, as boxes: [column, row, title, dimensions in letters, view]. Rows count upwards
+// What the model computes for this text, as boxes: [column, row, title, dimensions in letters, view]. Rows count up
 // from the residual stream; the position embedding is below it.
 function boxesOf({config: {position, activation}}) {
   const added = POSITION_BOXES[position], top = added?.[0] === "attentionUp" ? 4 : 3;
@@ -23,7 +25,8 @@ function boxesOf({config: {position, activation}}) {
     ["attentionUp", 1, "q, k, v = x W + b", "T × 3C", "qkv"],
     ["attentionUp", 2, "Split into heads", "H × T × D", "head-split"],
     added && [...added, "positions"],
-    ["attentionUp", added?.[1] === 3 ? 4 : 3, state.scale ? "Scores q kᵀ / √D" : "Scores q kᵀ", "H × T × T", "attention-row"],
+    ["attentionUp", added?.[1] === 3 ? 4 : 3, state.scale ? "Scores q kᵀ / √D" : "Scores q kᵀ", "H × T × T",
+      "attention-row"],
     ["attentionDown", top, state.mask === "off" ? "Softmax, no mask" : "Mask, softmax", "H × T × T", "attention-table"],
     ["attentionDown", 2, "Weighted sum of v", "H × T × D", "weighted-sum"],
     ["attentionDown", 1, "Merge heads", "T × C", "merge"],
@@ -51,8 +54,10 @@ function shapeOf(letters, sizes) {
 function drawMap(context) {
   const {config: {n_layer: L, position}, layer} = context, boxes = boxesOf(context), sizes = sizesOf(context);
   const {width, height, pitch} = MAP_BOX, rows = 1 + Math.max(...boxes.map(box => box[1])), stream = 96 + rows * pitch;
-  const top = row => row < 0 ? stream + 38 : stream - 88 - row * pitch, center = column => MAP_COLUMNS[column] + width / 2;
-  const path = (d, options) => svg("path", {d, fill: "none", stroke: "#5d6878", "stroke-width": 1.3, "marker-end": "url(#arrowhead)", ...options});
+  const top = row => row < 0 ? stream + 38 : stream - 88 - row * pitch;
+  const center = column => MAP_COLUMNS[column] + width / 2;
+  const path = (d, options) => svg("path", {d, fill: "none", stroke: "#5d6878", "stroke-width": 1.3,
+    "marker-end": "url(#arrowhead)", ...options});
   const text = (x, y, words, options) => svg("text", {x, y, class: "soft", ...options}, words);
   const linked = (view, ...children) => svg("a", {href: link({view})}, ...children);
   const frame = {x: MAP_COLUMNS.attentionUp - 18, y: 34, width: 646, height: stream - 8, rx: 10, stroke: "#d9dee6"};
@@ -74,27 +79,32 @@ function drawMap(context) {
     });
   };
   const across = (from, to, row) => path(`M${MAP_COLUMNS[from] + width + 6} ${top(row) + 28} H${MAP_COLUMNS[to] - 4}`);
-  const plus = column => [svg("circle", {cx: center(column), cy: stream, r: 11, fill: "#ffffff", stroke: "#1f5fbf", "stroke-width": 2}),
-    text(center(column), stream + 5, "+", {class: "name", "text-anchor": "middle"})];
   const fromStream = column => path(`M${center(column)} ${stream} V${top(0) + height + 4}`);
-  const toStream = (column, row = 0) => [path(`M${center(column)} ${top(row) + height} V${stream - 15}`), ...plus(column)];
+  const toStream = (column, row = 0) => [path(`M${center(column)} ${top(row) + height} V${stream - 15}`),
+    svg("circle", {cx: center(column), cy: stream, r: 11, fill: "#ffffff", stroke: "#1f5fbf", "stroke-width": 2}),
+    text(center(column), stream + 5, "+", {class: "name", "text-anchor": "middle"})];
   const addsVector = POSITION_BOXES[position]?.[0] === "embedding";
 
   return svg("svg", {width: MAP_WIDTH, height: stream + (addsVector ? 100 : 32), class: "map", role: "img"},
-    svg("defs", {}, svg("marker", {id: "arrowhead", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto"},
+    svg("defs", {}, svg("marker", {id: "arrowhead", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 7,
+      markerHeight: 7, orient: "auto"},
       svg("path", {d: "M0 0 L8 4 L0 8 z", fill: "#5d6878"}))),
-    (L > 1 ? [8, 4, 0] : [0]).map(shift => svg("rect", {...frame, x: frame.x + shift, y: frame.y - shift, fill: shift ? "#ffffff" : "#f4f6f9"})),
+    (L > 1 ? [8, 4, 0] : [0]).map(shift => svg("rect", {...frame, x: frame.x + shift, y: frame.y - shift,
+      fill: shift ? "#ffffff" : "#f4f6f9"})),
     text(MAP_COLUMNS.attentionUp, 56, `Layer ${layer}${L > 1 ? ` of ${L}, one after another` : ""}`, {class: "name"}),
     text(MAP_COLUMNS.mlpUp, top(1) - 12, "MLP: each token by itself", {class: "name"}),
     path(`M${center("output")} ${top(3)} V14 H${center("embedding")} V${top(2) - 4}`, {"stroke-dasharray": "5 4"}),
-    linked("loop", text(MAP_WIDTH / 2, 10, "the sampled token is appended, and the model predicts the next one", {"text-anchor": "middle"})),
-    svg("line", {x1: center("embedding"), x2: center("output"), y1: stream, y2: stream, stroke: "#1f5fbf", "stroke-width": 4}),
+    linked("loop", text(MAP_WIDTH / 2, 10, "the sampled token is appended, and the model predicts the next one",
+      {"text-anchor": "middle"})),
+    svg("line", {x1: center("embedding"), x2: center("output"), y1: stream, y2: stream, stroke: "#1f5fbf",
+      "stroke-width": 4}),
     linked("stream", text(center("attentionDown") + 18, stream + 20, "residual stream, T × C", {class: "name"})),
     path(`M${center("embedding")} ${top(2) + height} V${top(1) - 4}`),
     addsVector ? [...toStream("embedding", 1), path(`M${center("embedding")} ${stream + 38} V${stream + 15}`)]
       : path(`M${center("embedding")} ${top(1) + height} V${stream - 4}`),
     ["attentionUp", "mlpUp", "output"].flatMap(column => [fromStream(column), ...arrows(column, true)]),
-    across("attentionUp", "attentionDown", rows - 1), across("attentionUp", "attentionDown", 2), across("mlpUp", "mlpDown", 1),
+    across("attentionUp", "attentionDown", rows - 1), across("attentionUp", "attentionDown", 2),
+    across("mlpUp", "mlpDown", 1),
     ["attentionDown", "mlpDown"].flatMap(column => [...arrows(column, false), ...toStream(column)]),
     text(MAP_COLUMNS.attentionDown - 14, top(2) + 20, "v"), text(center("attentionUp") + 8, top(2) - 9, "q, k"),
     boxes.map(drawBox));
@@ -105,16 +115,16 @@ defineView({
   about: "What the model computes for this text, with the shape of each result. Each layer reads the residual stream, "
     + "and adds to it twice: what attention and what the MLP computed. Click a box to see its numbers.",
   draw(box, context) {
-    const {config: {position, n_layer}} = context, boxes = boxesOf(context), sizes = sizesOf(context);
+    const {config: {position, n_layer}} = context, boxes = boxesOf(context), sizes = sizesOf(context), {H, V} = sizes;
     box.append(headPicker(context, {heads: false}),
       picture("map", `GPT with ${position === "none" ? "no" : position} positions`,
         () => ({columns: ["part", "dimensions", "shape", "view"],
           rows: boxes.map(([, , title, letters, view]) => [title, letters, shapeOf(letters, sizes), view])}),
         element("div", {class: "wide"}, drawMap(context)),
-        `T = ${sizes.T} tokens of the text, C = ${sizes.C} channels, H = ${sizes.H} heads of D = C / H = ${sizes.D}, V = ${withCommas(sizes.V)} `
-          + `tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
-      element("p", {}, "This is a decoder: a token attends only to itself and to earlier tokens of the same text. It has no encoder "
-        + "and no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
+        `T = ${sizes.T} tokens, C = ${sizes.C} channels, H = ${H} heads of D = C / H = ${sizes.D}, V = `
+          + `${withCommas(V)} tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
+      element("p", {}, "This is a decoder: a token attends only to itself and to earlier ones. It has no encoder and "
+        + "no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
   },
 });
 
@@ -123,12 +133,14 @@ defineView({
 const PARAMETER_MEANINGS = { // what a tensor is, by the end of its name
   "wte.weight": "a row for each token; also the output matrix", "wpe.weight": "a row for each position",
   "relative_bias.weight": "a row for each bucket of distances, a column for each head",
-  "c_attn.weight": "rows are q, then k, then v, head by head", "attn.c_proj.weight": "W_O", "c_fc.weight": "up, to the neurons",
-  "mlp.c_proj.weight": "down, from the neurons",
+  "c_attn.weight": "rows are q, then k, then v, head by head", "attn.c_proj.weight": "W_O",
+  "c_fc.weight": "up, to the neurons", "mlp.c_proj.weight": "down, from the neurons",
 };
-const PUBLISHED_MODELS = [ // [name, layers, channels, context, parameters in its paper]; Radford et al. 2019, table 2; Brown et al. 2020, table 2.1
-  ["GPT-2 small", 12, 768, 1024, "117M"], ["GPT-2 medium", 24, 1024, 1024, "345M"], ["GPT-2 large", 36, 1280, 1024, "762M"],
-  ["GPT-2 XL", 48, 1600, 1024, "1542M"], ["GPT-3", 96, 12288, 2048, "175.0B"],
+// [name, layers, channels, context, size in its paper]: Radford et al. 2019, table 2; Brown et al. 2020, table 2.1
+const PUBLISHED_MODELS = [
+  ["GPT-2 small", 12, 768, 1024, "117M"], ["GPT-2 medium", 24, 1024, 1024, "345M"],
+  ["GPT-2 large", 36, 1280, 1024, "762M"], ["GPT-2 XL", 48, 1600, 1024, "1542M"],
+  ["GPT-3", 96, 12288, 2048, "175.0B"],
 ];
 const GPT2_TOKENS = 50257, GPT1_TOKENS = 40478;
 
@@ -145,19 +157,11 @@ function partOf(name) {
 function countParameters(L, C, T, V) {
   const counts = {embeddings: V * C, positions: T * C, attention: 4 * L * C * C, MLP: 8 * L * C * C, biases: 9 * L * C,
     norms: 4 * L * C + 2 * C};
-  return {...counts, total: sumOf(Object.values(counts))};
-}
-
-function sumOf(numbers) {
-  return numbers.reduce((a, b) => a + b, 0);
+  return {...counts, total: Object.values(counts).reduce((a, b) => a + b)};
 }
 
 function withCommas(n) {
   return n.toLocaleString("en-US");
-}
-
-function meaningOf(name) {
-  return Object.entries(PARAMETER_MEANINGS).find(([end]) => name.endsWith(end))?.[1] ?? "";
 }
 
 defineView({
@@ -166,34 +170,38 @@ defineView({
     + "the table of token embeddings, so it is counted once.",
   async draw(box, context) {
     const {model: {num_params: counts, parameters}, config: {n_embd: C, n_head: H}, layer} = context, D = C / H;
-    const name = state.parameter.replace(".*.", `.${layer}.`), chosen = parameters.find(parameter => parameter.name === name) ?? parameters[0];
+    const name = state.parameter.replace(".*.", `.${layer}.`);
+    const chosen = parameters.find(parameter => parameter.name === name) ?? parameters[0];
+    const answer = await context.ask("parameter", {name: chosen.name});
     box.append(parameterTable(context, chosen),
-      element("p", {"data-testid": "low-rank"}, "A head moves x W_V W_O, times a weight, from a token x to another one. W_V W_O is a matrix of C × C = "
-        + `${withCommas(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × D = ${C} × ${D}) and the head's `
-        + `part of W_O (${D} × ${C}), ${withCommas(2 * C * D)} numbers.`),
-      headPicker(context, {heads: false}), parameterPictures(chosen, await context.ask("parameter", {name: chosen.name})),
-      ...publishedTable(counts));
+      element("p", {}, "A head moves x W_V W_O, times a weight, from a token x to another one. W_V W_O is a matrix of "
+        + `C × C = ${withCommas(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × `
+        + `D) and the head's part of W_O (D × C), ${withCommas(2 * C * D)} numbers.`),
+      headPicker(context, {heads: false}), parameterPictures(chosen, answer), ...publishedTable(counts));
   },
 }, {parameter: "transformer.wte.weight"});
 
 // One row for each tensor, of all layers together.
 function parameterTable({model: {num_params: counts, parameters}, config: {n_layer: L}}, chosen) {
   const share = count => percent(count / counts.total), kindOf = name => name.replace(/\.h\.\d+\./, ".h.*.");
-  const size = shape => shape.reduce((a, b) => a * b, 1), bold = (text, testid) => element("b", {"data-testid": testid}, text), rows = [];
+  const size = shape => shape.reduce((a, b) => a * b, 1), rows = [];
+  const bold = (text, testid) => element("b", {"data-testid": testid}, text);
   for (const part of new Set(parameters.map(({name}) => partOf(name)))) {
     const tensors = parameters.filter(({name}) => partOf(name) === part);
     rows.push({cells: [bold(part), bold(withCommas(counts[part])), bold(share(counts[part])), "", ""]});
     for (const kind of new Set(tensors.map(({name}) => kindOf(name)))) {
-      const {shape} = tensors.find(({name}) => kindOf(name) === kind), layers = kind.includes("*") ? L : 1, count = size(shape) * layers;
+      const {shape} = tensors.find(({name}) => kindOf(name) === kind);
+      const layers = kind.includes("*") ? L : 1, count = size(shape) * layers;
       rows.push({kind, cells: [kind.replace("transformer.", ""), withCommas(count), share(count),
-        (layers > 1 ? `${layers} × ` : "") + shape.join(" × "), meaningOf(kind)]});
+        (layers > 1 ? `${layers} × ` : "") + shape.join(" × "),
+        Object.entries(PARAMETER_MEANINGS).find(([end]) => kind.endsWith(end))?.[1] ?? ""]});
     }
   }
   rows.push({cells: [bold("total"), bold(withCommas(counts.total), "params-total"), bold("100%"), "", ""]});
-  const drawn = numberTable(["tensor", "parameters", "share", "shape", "what it is"].map((title, j) => ({title, text: j === 4})),
-    rows.map(({cells}) => cells), {
-      selected: i => rows[i].kind === kindOf(chosen.name), click: i => rows[i].kind && change({parameter: rows[i].kind}),
-    });
+  const columns = ["tensor", "parameters", "share", "shape", "what it is"].map((title, j) => ({title, text: j === 4}));
+  const drawn = numberTable(columns, rows.map(({cells}) => cells), {
+    selected: i => rows[i].kind === kindOf(chosen.name), click: i => rows[i].kind && change({parameter: rows[i].kind}),
+  });
   drawn.classList.add("parameters");
   return picture("parameters", `${withCommas(counts.total)} parameters`, () => ({
     columns: ["name", "part", "shape", "parameters"],
@@ -202,37 +210,42 @@ function parameterTable({model: {num_params: counts, parameters}, config: {n_lay
 }
 
 function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviation}, tensors: {picture: values}}) {
-  const most = largest(values.data), [rows, columns] = shape.length > 1 ? shape : [1, ...shape], [shownRows, shownColumns] = values.shape;
-  const range = (i, size, shown) => size === shown ? String(i) : `${Math.floor(i * size / shown)}–${Math.ceil((i + 1) * size / shown) - 1}`;
+  const [rows, columns] = shape.length > 1 ? shape : [1, ...shape], [shownRows, shownColumns] = values.shape;
+  const range = (i, size, shown) => size === shown ? String(i)
+    : `${Math.floor(i * size / shown)}–${Math.ceil((i + 1) * size / shown) - 1}`;
   const labels = (size, shown) => upTo(shown).map(i => range(i, size, shown));
   const token = i => name.endsWith("wte.weight") && rows === shownRows ? ` ${visible(pieces[i])}` : "";
-  const cell = clamp(Math.floor(512 / largest(values.shape)), 2, 12), block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
+  const most = largest(values.data), cell = clamp(Math.floor(512 / largest(values.shape)), 2, 12);
+  const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
   return element("div", {class: "pair"},
     picture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`,
       () => matrixTable("row", labels(rows, shownRows), labels(columns, shownColumns), values),
       heatMap(values, {scale: "signed", value: x => x / most, cell, height: rows === 1 ? 24 : cell,
-        read: (i, j, x) => `row ${range(i, rows, shownRows)}${token(i)}, column ${range(j, columns, shownColumns)}: ${short(x)}`}),
-      `Dark is −${short(most)}, gray 0, light ${short(most)}.${Math.max(...block) > 1 ? ` A cell is the mean of about ${block.join(" × ")} values.` : ""}`),
+        read: (i, j, x) => `row ${range(i, rows, shownRows)}${token(i)}, column ${range(j, columns, shownColumns)}: `
+          + short(x)}),
+      `Dark is −${short(most)}, gray 0, light ${short(most)}.`
+        + (Math.max(...block) > 1 ? ` A cell is the mean of about ${block.join(" × ")} values.` : "")),
     picture("histogram", "Its values",
       () => ({columns: ["from", "to", "count"], rows: counts.map((count, i) => [edges[i], edges[i + 1], count])}),
       histogramOf(edges, counts, {mean, deviation}),
-      mean === null ? "No value is finite." : `Mean ${short(mean)}, standard deviation ${short(deviation)}. Dashed: a normal distribution.`));
+      mean === null ? "No value is finite."
+        : `Mean ${short(mean)}, standard deviation ${short(deviation)}. Dashed: a normal distribution.`));
 }
 
 function publishedTable(counts) {
-  const models = PUBLISHED_MODELS.map(([name, L, C, T, paper]) => ({name, paper, counts: countParameters(L, C, T, GPT2_TOKENS),
-    early: countParameters(L, C, T, GPT1_TOKENS).total}));
+  const models = PUBLISHED_MODELS.map(([name, L, C, T, paper]) => ({name, paper,
+    counts: countParameters(L, C, T, GPT2_TOKENS), early: countParameters(L, C, T, GPT1_TOKENS).total}));
   const gpt3 = models.at(-1).counts, {total, ...parts} = models[0].counts;
   const rows = [{name: "this model", paper: "", counts}, ...models]
     .map(({name, paper, counts}) => [name, counts.total, paper, ...Object.keys(parts).map(part => counts[part])]);
   return [
-    tablePicture("published", "Beside GPT-2 and GPT-3", ["model", "total", "in its paper", ...Object.keys(parts)], rows, {
+    tablePicture("published", "Beside GPT-2 and GPT-3", ["model", "total", "its paper", ...Object.keys(parts)], rows, {
       shown: rows.map(row => row.map(x => typeof x === "number" ? withCommas(x) : x)), selected: i => i === 0,
-      note: "With L layers of C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² for attention, 8 L C² for MLPs, 9 L C "
-        + `biases, and (4 L + 2) C for norms. V = ${withCommas(GPT2_TOKENS)}.`}),
-    element("p", {}, `GPT-2 small has ${withCommas(total)} parameters; its paper says 117M. OpenAI later called the paper's `
-      + `numbers an error. They are what the same formula gives for the ${withCommas(GPT1_TOKENS)} tokens of GPT-1: `
-      + `${models.slice(0, 4).map(({early}) => withCommas(early)).join(", ")}.`),
-    element("p", {}, `Attention is ${withCommas(gpt3.attention)} of GPT-3's ${withCommas(gpt3.total)} parameters, a third; the MLPs are `
-      + "almost all of the rest.")];
+      note: "With L layers of C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² for "
+        + `attention, 8 L C² for MLPs, 9 L C biases, and (4 L + 2) C for norms. V = ${withCommas(GPT2_TOKENS)}.`}),
+    element("p", {}, `GPT-2 small has ${withCommas(total)} parameters; its paper says 117M. OpenAI later called the `
+      + `paper's numbers an error. They are what the same formula gives for the ${withCommas(GPT1_TOKENS)} tokens of `
+      + `GPT-1: ${models.slice(0, 4).map(({early}) => withCommas(early)).join(", ")}.`),
+    element("p", {}, `Attention is ${withCommas(gpt3.attention)} of GPT-3's ${withCommas(gpt3.total)} parameters, a `
+      + "third; the MLPs are almost all of the rest.")];
 }
