@@ -409,3 +409,32 @@ function textScatter(points, options = {}) {
     svg("text", {x: 0, y: 14, class: "soft"}, `↑ ${yTitle}`),
     lines, dots, texts);
 }
+
+// A picture of vectors as strips. rows: as in stackOfStrips. options: those of stackOfStrips, axis (what a place in the
+// vectors is called), place (the chosen one, whose numbers are at the right), choose(place), table, note, below (elements).
+function vectorPicture(id, title, rows, options = {}) {
+  const {axis = "channel", place, choose, note = "", below = []} = options;
+  const most = short(largest(rows.map(({vector}) => largest(vector))));
+  const table = () => ({
+    columns: [axis, ...rows.map(({label}) => label)],
+    rows: Array.from(rows[0].vector, (_, k) => [k, ...rows.map(({vector}) => vector[k])]),
+  });
+  const notes = [
+    note, rows.every(row => row.own) ? "Dark is negative, gray 0, light positive, relative to the largest of each row."
+      : `Dark is −${most}, gray 0, light ${most}.`,
+    place !== undefined && `Framed, and at the right in numbers: ${axis} ${place}; click another one.`,
+  ];
+  return picture(id, title, options.table ?? table, element("div", {},
+    stackOfStrips(rows.map(row => ({text: place === undefined ? "" : short(row.vector[place]), ...row})), {
+      read: (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`, chosen: (_, k) => k === place,
+      click: choose && ((_, k) => choose(k)), textWidth: 80, ...options,
+    }), below), notes.filter(Boolean).join(" "));
+}
+
+// A picture that is a table. Its texts are made visible; shown: other cells to show. options: also those of numberTable.
+function tablePicture(id, title, columns, rows, {note, shown, ...options} = {}) {
+  const cell = x => typeof x === "string" ? x && visible(x) : Number.isNaN(x) ? "" : x;
+  return picture(id, title, () => ({columns, rows}),
+    numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
+      shown ?? rows.map(row => row.map(cell)), options), note);
+}
