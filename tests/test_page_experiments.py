@@ -239,8 +239,8 @@ def test_a_token_is_replaced_and_put_back(page, serve, seed):
 def test_two_models_are_compared_token_by_token(page, serve, seed):
     first, second = make(seed), make(seed + 1, n_layer=1, n_head=2, position="rotary", block_size=20)
     show(page, serve({0: first}, {0: second}), "compare", token=7, color="difference", heads_off="1.3,0.1")
-    page.get_by_test_id("reset-switches").click()
-    page.wait_for_selector("[data-testid=switched]", state="detached")
+    after(page, lambda: page.get_by_test_id("reset-switches").click())
+    assert not page.get_by_test_id("switched").count()
     expected = losses(first)[:19] - losses(second, IDS[:20])  # the second one has a context of 20
     torch.testing.assert_close(column(page, "compare-strip", "difference"), expected, atol=2e-5, rtol=0)
     (row,) = table(page, "compare-means")
