@@ -433,7 +433,8 @@ function select(choices, chosen, choose, attributes = {}) {
 // A box that sets a name of the state to 0 or 1.
 function checkbox(name, title, attributes = {}) {
   return element("label", {}, element("input", {
-    type: "checkbox", checked: Boolean(state[name]), change: event => change({[name]: Number(event.target.checked)}), ...attributes,
+    type: "checkbox", checked: Boolean(state[name]), ...attributes,
+    change: event => change({[name]: Number(event.target.checked)}),
   }), ` ${title}`);
 }
 
@@ -447,9 +448,10 @@ function slider(title, {value, move, read = String, ...attributes}) {
 }
 
 // The tokens of a text. attributes(t): what differs from token to token.
-function tokenSpans(labels, attributes) {
-  return labels.map((label, t) => element("span", {class: "token", click: () => change({token: t}), ...attributes(t)},
-    label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " ")));
+function tokenStrip(labels, selected, attributes) {
+  return element("div", {class: "token-strip"}, labels.map((label, t) => element("span", {
+    class: t === selected ? "token selected" : "token", click: () => change({token: t}), ...attributes(t),
+  }, label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " "))));
 }
 
 // The style of text on a color.
@@ -465,8 +467,9 @@ function tokenTable({columns, rows}, options) {
 
 // The names of lines or colors. items: {name, color, click, selected}.
 function legend(items) {
-  return element("div", {class: "legend"}, items.map(({name, color, click, selected}) => element(click ? "button" : "span",
-    {class: selected ? "selected" : null, click}, element("i", {style: {borderTop: `6px solid ${color}`}}), name)));
+  return element("div", {class: "legend"}, items.map(({name, color, click, selected}) => element(
+    click ? "button" : "span", {class: selected ? "selected" : null, click},
+    element("i", {style: {borderTop: `6px solid ${color}`}}), name)));
 }
 
 function mean(values) {

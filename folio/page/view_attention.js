@@ -1,7 +1,7 @@
 "use strict";
 // Views of attention: which earlier tokens a token takes information from.
 
-// --- choosing a layer and a head -------------------------------------------------------------------------------------
+// --- choosing a layer and a head ---
 
 // The heads of the selected layer in small; a click selects one. heads: false for views of a whole layer.
 function headPicker({config, layer, head, overview}, {heads: offered = true} = {}) {
@@ -15,7 +15,8 @@ function headPicker({config, layer, head, overview}, {heads: offered = true} = {
 
 // A head's attention weights over the text, at most 32 x 32 cells. Rows are queries.
 function thumbnail({shape: [, heads, n], data}, layer, head) {
-  const canvas = element("canvas", {width: n, height: n, style: {width: "40px", height: "40px", imageRendering: "pixelated"}});
+  const canvas = element("canvas", {width: n, height: n,
+    style: {width: "40px", height: "40px", imageRendering: "pixelated"}});
   const context = canvas.getContext("2d"), image = context.createImageData(n, n), palette = paletteOf("sequential");
   const first = (layer * heads + head) * n * n, pixels = new Uint32Array(image.data.buffer);
   pixels.forEach((_, k) => pixels[k] = palette[4 * data[first + k]]);
@@ -50,25 +51,25 @@ function rowOf({shape, data}, i) {
   return data.subarray(i * shape[1], (i + 1) * shape[1]);
 }
 
-// --- looking back ----------------------------------------------------------------------------------------------------
+// --- looking back ---
 
 defineView({
   id: "looking-back", title: "What a token looks at",
-  about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one is, the "
-    + "larger its weight in the sum of values that the token receives from this head.",
+  about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one, "
+    + "the larger its weight in the sum of values that the token receives from this head.",
   async draw(box, context) {
     const {labels, token, layer, head} = context;
     const {tensors: {weights}} = await context.ask("head", {layer, head});
     const shades = shaded(weights), own = rowOf(weights, token);
     const readout = element("div", {class: "readout", "data-testid": "looking-back-readout"});
-    const spans = tokenSpans(labels, t => ({"data-testid": `token-${t}`, pointerenter: () => show(t)}));
-    const text = element("div", {class: "token-strip", style: {maxHeight: "none"}, pointerleave: () => show(token)}, spans);
+    const text = tokenStrip(labels, token, t => ({"data-testid": `token-${t}`, pointerenter: () => show(t)}));
     const arcs = scrolling(drawArcs(labels, token, own));
 
     function show(query) {
       const row = rowOf(weights, query), colors = rowOf(shades, query);
-      spans.forEach((span, t) => {
-        Object.assign(span.style, onColor(Number.isFinite(colors[t]) ? colorOf("sequential", colors[t]) : [255, 255, 255]));
+      [...text.children].forEach((span, t) => {
+        Object.assign(span.style, onColor(Number.isFinite(colors[t])
+          ? colorOf("sequential", colors[t]) : [255, 255, 255]));
         span.classList.toggle("selected", t === query);
       });
       const top = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, 5).filter(t => row[t] > 0.005);
@@ -77,12 +78,14 @@ defineView({
     }
 
     show(token);
+    text.addEventListener("pointerleave", () => show(token));
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
         () => matrixTable("query \\ key", labels, labels, weights), element("div", {}, text, readout)),
       picture("arcs", `Arcs from token ${token}`,
         () => ({columns: ["key", "token", "weight"], rows: Array.from(own, (w, t) => [t, labels[t], w])}), arcs));
-    requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth + 60);
+    requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
+      + 60);
   },
 });
 
@@ -100,20 +103,22 @@ function drawArcs(labels, query, weights) {
     places.map((place, t) => {
       const rise = base - 1.3 * clamp(distances[t] / 2, 6, height);
       return weights[t] > 0.01 && svg("path", {
-        d: t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0` : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
+        d: t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0`
+        : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
         fill: "none", stroke: "#1f5fbf", "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
       }, svg("title", {}, `${t} ${visible(labels[t])}: ${percent(weights[t])}`));
     }),
-    places.map((place, t) => svg("text", {x: place, y: base + 15, "text-anchor": "middle", "font-weight": t === query ? "bold" : null},
+    places.map((place, t) => svg("text", {x: place, y: base + 15, "text-anchor": "middle",
+      "font-weight": t === query ? "bold" : null},
       visible(labels[t]))));
 }
 
-// --- one row ---------------------------------------------------------------------------------------------------------
+// --- one row ---
 
 defineView({
   id: "attention-row", title: "One row in numbers",
-  about: "How one head computes what one token looks at: the product of its query with every key, divided by √D, without the "
-    + "future, and turned into weights that sum to 1 by the softmax, exp(score) / Σ exp(score).",
+  about: "How one head computes what a token looks at: the product of its query with every key, divided by √D, without "
+    + "the future, and turned into weights by the softmax, exp(score) / Σ exp(score).",
   async draw(box, context) {
     const {labels, token, layer, head, config} = context, D = config.n_embd / config.n_head;
     const {tensors: {q, k, bias, weights: {shape, data}}} = await context.ask("head", {layer, head});
@@ -125,26 +130,24 @@ defineView({
     });
     const most = Math.max(...rows.map(row => row.at(-1)));
     for (const row of rows) row.push(Math.exp(row.at(-1) - most), weights[row[0]]);
-    const table = {columns: ["key", "token", "q · k", `q · k / ${short(scale)}`, ...bias ? ["+ position bias"] : [], "masked",
-      "exp(score − largest)", "weight"], rows};
-    box.append(headPicker(context), picture("attention-row", `Token ${token} ${visible(labels[token])}, layer ${layer}, head ${head}`,
-      () => table, element("div", {class: "row"},
-        tokenTable(table, {selected: j => j === token, click: j => change({token: j})}),
-        bars(rows.map(([j, label]) => ({label: `${j} ${visible(label)}`, value: weights[j], text: percent(weights[j]), dim: j > token})),
-          Math.max(...weights))),
-      `The weights sum to ${weights.reduce((sum, w) => sum + w).toFixed(6)}. The query and the keys have D = ${D} numbers each`
+    const columns = ["key", "token", "q · k", `q · k / ${short(scale)}`, ...bias ? ["+ position bias"] : [], "masked",
+      "exp(score − largest)", "weight"], table = {columns, rows};
+    box.append(headPicker(context), picture("attention-row",
+      `Token ${token} ${visible(labels[token])}, layer ${layer}, head ${head}`,
+      () => table, tokenTable(table, {selected: j => j === token, click: j => change({token: j})}),
+      `The weights sum to ${weights.reduce((sum, w) => sum + w).toFixed(6)}. q and k have D = ${D} numbers each`
         + (config.position === "rotary" ? ", rotated by their positions." : ".")));
   },
 });
 
-// --- the table -------------------------------------------------------------------------------------------------------
+// --- the table ---
 
 const NUMBERS_UP_TO = 24; // tokens whose matrices are written in numbers
 
 defineView({
   id: "attention-table", title: "Scores, mask, softmax",
-  about: "The same for all tokens at once. A row is a query, a column a key. The mask hides the future: each token may look "
-    + "only at itself and at earlier ones. The softmax turns each row into weights.",
+  about: "The same for all tokens at once. A row is a query, a column a key. The mask hides the future: each token may "
+    + "look only at itself and at earlier ones. The softmax turns each row into weights.",
   async draw(box, context) {
     const {labels, token, layer, head} = context, T = labels.length, numbers = T <= NUMBERS_UP_TO;
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});

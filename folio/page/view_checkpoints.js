@@ -5,8 +5,7 @@ const NAMED_LINES = 5; // heads that are named; the others are gray
 
 defineView({
   id: "checkpoints", title: "While it learned", offered: () => described.models[0].checkpoints.length > 1,
-  about: "The loss on this text, and what each head does with it, at every checkpoint of the run. Click into a curve to see "
-    + "that checkpoint in all views.",
+  about: "The loss on this text, and what each head does. Click on a curve to see that checkpoint in all views.",
   async draw(box, context) {
     const {model: {checkpoints, step: last}, ids, config: {n_head}} = context, mine = drawing;
     const asked = checkpoints.map(step => question("overview", ids, {step}));
@@ -20,7 +19,8 @@ defineView({
       let drawn = 0;
       for (const one of asked) {
         if (kept(one)) continue;
-        while (document.body.dataset.drawn < mine && mine === drawing) await new Promise(resolve => setTimeout(resolve, 20));
+        while (document.body.dataset.drawn < mine && mine === drawing) await new Promise(resolve =>
+          setTimeout(resolve, 20));
         if (mine !== drawing) return;
         const failed = await ask(one).then(() => null, problem => problem);
         if (mine !== drawing) return;
@@ -43,31 +43,33 @@ defineView({
     }
 
     function losses(known) {
-      const points = known.map(({step, facts}) => [step, facts.mean_loss]), best = points.reduce((a, b) => b[1] < a[1] ? b : a);
+      const points = known.map(({step, facts}) => [step, facts.mean_loss]);
       return picture("losses-by-step", "Loss on this text", () => ({columns: ["step", "mean loss"], rows: points}),
-        chart([{name: "mean loss", points}], {yTitle: "nats per token"}),
-        `Lowest: ${short(best[1])} nats at step ${grouped(best[0])}.`);
+        chart([{name: "mean loss", points}], {yTitle: "nats per token"}));
     }
 
     function headScores(known) {
+      const points = i => known.map(({step, tensors}) => [step, tensors[`score_${score}`].data[i]]);
       const heads = Array.from(known[0].tensors[`score_${score}`].data, (_, i) => {
-        const layer = Math.floor(i / n_head), head = i % n_head, points = known.map(({step, tensors}) => [step, tensors[`score_${score}`].data[i]]);
+        const layer = Math.floor(i / n_head), head = i % n_head, most = Math.max(...points(i).map(point => point[1]));
         return {
-          name: `${layer}.${head}`, points, most: Math.max(...points.map(point => point[1])), color: "#c5ccd6", width: 1,
+          name: `${layer}.${head}`, points: points(i), most, color: "#c5ccd6", width: 1,
           selected: layer === context.layer && head === context.head, click: () => change({layer, head}),
         };
       });
-      const table = {columns: ["step", ...heads.map(({name}) => name)], rows: known.map(({step}, i) => [step, ...heads.map(({points}) => points[i][1])])};
+      const table = {columns: ["step", ...heads.map(({name}) => name)],
+        rows: known.map(({step}, i) => [step, ...heads.map(({points}) => points[i][1])])};
       heads.sort((a, b) => b.most - a.most);
       const named = heads.filter((one, i) => i < NAMED_LINES || one.selected);
       named.forEach((one, i) => Object.assign(one, {
         color: LINE_COLORS[i], width: one.selected ? 3 : 1.8, name: `head ${one.name}: ${short(one.points.at(-1)[1])}`,
       }));
-      const choice = select(Object.keys(HEAD_SCORES).map(name => [name, name]), score, score => change({score}), {"data-testid": "score"});
+      const choice = select(Object.keys(HEAD_SCORES).map(name => [name, name]), score, score => change({score}),
+        {"data-testid": "score"});
       return picture("scores-by-step", `What the heads do: ${score}`, () => table,
         element("div", {}, controls(element("label", {}, "score ", choice), HEAD_SCORES[score]), legend(named),
           chart(heads.reverse(), {height: 280, from: 0})),
-        `A line is a head. The ${NAMED_LINES} with the highest values and the selected one are named, with their value at the last step.`);
+        `The ${NAMED_LINES} heads with the highest values and the selected one are named, with their last value.`);
     }
   },
 }, {score: "previous"});

@@ -1,7 +1,7 @@
 "use strict";
 // Views of the output: from logits to the next token.
 
-// --- sampling, as in folio/generate.py -------------------------------------------------------------------------------
+// --- sampling, as in folio/generate.py ---
 
 function softmax(logits) {
   const most = logits.reduce((a, b) => Math.max(a, b), -Infinity);
@@ -14,8 +14,8 @@ function entropyOf(probabilities) {
   return probabilities.reduce((sum, p) => p > 0 ? sum - p * Math.log(p) : sum, 0);
 }
 
-// The distributions after each filter, in the order in which they apply: [{name, probabilities}]. Ids from vocab_size on,
-// a model's padding, are never drawn.
+// The distributions after each filter, in the order in which they apply: [{name, probabilities}]. Ids from vocab_size
+// on, a model's padding, are never drawn.
 function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_size = Infinity) {
   const stages = [{name: "softmax", probabilities: softmax(allLogits)}];
   const logits = Float64Array.from(allLogits, (x, i) => i < vocab_size ? x : -Infinity);
@@ -53,12 +53,14 @@ function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_siz
   return stages;
 }
 
-// --- the distribution of the next token ------------------------------------------------------------------------------
+// --- the distribution of the next token ---
 
 const SHOWN_TOKENS = 30;
 const SLIDERS = {
-  temperature: {min: 0, max: 2, step: 0.05, title: "temperature"}, top_k: {min: 0, max: 200, step: 1, title: "top-k (0: off)"},
-  top_p: {min: 0.01, max: 1, step: 0.01, title: "top-p (1: off)"}, min_p: {min: 0, max: 1, step: 0.01, title: "min-p (0: off)"},
+  temperature: {min: 0, max: 2, step: 0.05, title: "temperature"},
+  top_k: {min: 0, max: 200, step: 1, title: "top-k (0: off)"},
+  top_p: {min: 0.01, max: 1, step: 0.01, title: "top-p (1: off)"},
+  min_p: {min: 0, max: 1, step: 0.01, title: "min-p (0: off)"},
 };
 
 // Sliders that change how a token is sampled, and call update().
@@ -73,8 +75,8 @@ function samplingControls(update) {
 
 defineView({
   id: "output", title: "The next token",
-  about: "The last norm and the table of token embeddings give a logit for every token of the vocabulary. The softmax makes "
-    + "them probabilities. Sampling changes these in stages, and then draws a token.",
+  about: "The last norm and the table of token embeddings give a logit for every token. The softmax makes them "
+    + "probabilities. Sampling changes these in stages, and then draws a token.",
   async draw(box, context) {
     const {labels, token, ids, model} = context;
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
@@ -87,14 +89,16 @@ defineView({
       const stages = samplingStages(logits, state, model.vocab_size), final = stages.at(-1).probabilities;
       const columns = ["id", "token", "logit", ...stages.map(stage => stage.name)];
       const row = id => [id, pieces[id], logits[id], ...stages.map(stage => stage.probabilities[id])];
-      return picture("distribution", `After token ${token} ${visible(labels[token])}`, () => ({columns, rows: order.map(row)}),
+      return picture("distribution", `After token ${token} ${visible(labels[token])}`,
+        () => ({columns, rows: order.map(row)}),
         element("div", {class: "row"}, tokenTable({columns, rows: shown.map(row)}, {
           selected: i => shown[i] === ids[token + 1],
           click: i => change({ids: [...ids.slice(0, token + 1), shown[i]].join(","), token: token + 1}),
-        }), bars(shown.map(id => ({label: visible(pieces[id]), value: final[id], text: percent(final[id]), dim: !final[id]})),
-          largest(final), {line: 23})),
+        }), bars(shown.map(id => (
+          {label: visible(pieces[id]), value: final[id], text: percent(final[id]), dim: !final[id]}
+        )), largest(final), {line: 23})),
         stages.map(({name, probabilities}) => `${name}: entropy ${short(entropyOf(probabilities))} nats`).join("; ")
-          + `. ${final.filter(p => p > 0).length} of ${logits.length} tokens can be drawn. Click a token to append it.`);
+          + `. ${final.filter(p => p > 0).length} of ${logits.length} tokens can be drawn. Click one to append it.`);
     }
   },
 });

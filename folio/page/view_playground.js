@@ -1,34 +1,30 @@
 "use strict";
 // The playground: samples that continue the text, side by side, and branches of them.
 
-// Samples stay until the next ones are generated, whatever is drawn meanwhile.
-//
-// A sample is {title, before, prompt, tokens, ended}: the text and the ids before it, its tokens {id, text, probability,
-// runnersUp, chosen}, and why it ended ("" while it does not). Its elements are {card, text, scroll, status}; `drawn`
-// counts the tokens that are in the text.
+// Samples stay until the next ones are generated. A sample is {title, before, prompt, tokens, ended}: the text and the
+// ids before it, its tokens {id, text, probability, runnersUp, chosen}, and why it ended ("" while it does not). Its
+// elements are {card, text, scroll, status}; `drawn` counts the tokens that are in the text.
 const playground = {samples: [], running: new Set(), speed: "", timer: 0, pointed: null};
 
-const SETTINGS = [
-  {name: "samples", min: 1, max: 16}, {name: "max_new_tokens", title: "tokens per sample", min: 1, max: 4096},
-  {name: "temperature", min: 0, max: 1e6, step: "any"}, {name: "top_k", title: "top-k (0: off)", min: 0},
-  {name: "top_p", title: "top-p (1: off)", min: 0, max: 1, step: "any"},
-  {name: "min_p", title: "min-p (0: off)", min: 0, max: 1, step: "any"},
-  {name: "repetition_penalty", title: "repetition penalty", min: 1e-6, max: 1e6, step: "any"},
-  {name: "seed", min: 0}, {name: "stop", title: "stop at (\\n: line break)", type: "text"},
-];
-const ENDINGS = {stop: ", ended at the stop text", max_new_tokens: "", "end of text": ", ended the text", stopped: ", stopped"};
+const SETTINGS = {
+  samples: "samples", max_new_tokens: "tokens per sample", temperature: "temperature", top_k: "top-k (0: off)",
+  top_p: "top-p (1: off)",
+  min_p: "min-p (0: off)", repetition_penalty: "repetition penalty", seed: "seed", stop: "stop at (\\n: line break)",
+};
+const ENDINGS = {stop: ", ended at the stop text", max_new_tokens: "", "end of text": ", ended the text",
+  stopped: ", stopped"};
 const MOST_LOSS = 6; // nats, as in the strip of tokens
-const TAIL = 60; // characters of the prompt that a sample shows
 
 defineView({
   id: "playground", title: "Playground",
-  about: "Samples that continue the text above. Point at a token to see the most likely others; click one of these to "
-    + "continue from there with it. With the same text and settings, sample.py generates the same samples.",
+  about: "Samples that continue the text above. Point at a token to see the most likely others; click one to continue "
+    + "from there with it. sample.py generates the same samples with the same settings.",
   draw(box, context) {
     playground.parts ??= buildParts();
     playground.context = context;
     const {bar, grid} = playground.parts;
-    box.append(drawSettings(), bar, picture("samples", "Samples", samplesTable, grid, `Tokens by −ln p, 0 to ${MOST_LOSS} nats, light to dark.`));
+    box.append(drawSettings(), bar, picture("samples", "Samples", samplesTable, grid,
+      `Tokens by −ln p, 0 to ${MOST_LOSS} nats, light to dark.`));
     showStatus();
   },
 }, {samples: 3, max_new_tokens: 200, repetition_penalty: 1, stop: "", sampled_model: 0});
@@ -38,63 +34,60 @@ function buildParts() {
   const generate = element("button", {class: "chosen", "data-testid": "generate", form: "sampling"}, "Generate");
   const speed = element("output", {"data-testid": "speed"}), notice = element("div", {class: "note", role: "status"});
   const problem = element("div", {class: "error", role: "alert", "data-testid": "playground-error"});
-  const keep = () => clearTimeout(playground.timer), after = (time, action, ...values) => {
-    keep();
+  const soon = (time, action, ...values) => {
+    clearTimeout(playground.timer);
     playground.timer = setTimeout(action, time, ...values);
   };
-  const menu = element("div", {class: "runners-up", "data-testid": "runners-up", role: "dialog", "aria-label": "Other tokens", hidden: true,
-    pointerenter: keep, pointerleave: () => after(300, hideMenu)});
-  const point = event => event.target.dataset.t && after(0, showMenu, event.target);
-  const cards = element("div", {class: "samples", focusin: point, click: point, pointerout: () => after(300, hideMenu),
-    pointerover: event => event.target.dataset.t && after(100, showMenu, event.target)}); // not while the pointer passes by
-  return {stop, speed, notice, problem, menu, cards, bar: element("div", {}, controls(generate, stop, speed), notice, problem),
-    grid: element("div", {class: "playground", keydown: moveByKeys}, cards, menu)};
+  const menu = element("div", {class: "runners-up", "data-testid": "runners-up", hidden: true,
+    pointerenter: () => clearTimeout(playground.timer), pointerleave: () => soon(300, hideMenu)});
+  const point = time => ({target}) => target.dataset.t && soon(time, showMenu, target);
+  const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // not while it passes by
+    pointerout: () => soon(300, hideMenu)});
+  const bar = element("div", {}, controls(generate, stop, speed), notice, problem);
+  return {stop, speed, notice, problem, menu, cards, bar, grid: element("div", {class: "playground"}, cards, menu)};
 }
 
-// --- settings --------------------------------------------------------------------------------------------------------
+// --- settings ---
 
 function drawSettings() {
   const models = described.models.map(({name}, i) => [i, name]), {sampled_model} = state;
   return element("form", {id: "sampling", class: "settings", submit: event => {
     event.preventDefault();
-    startSamples();
+    startSamples().catch(showProblem);
   }},
-    models.length > 1 && element("label", {}, "model", select(models, sampled_model, i => remember({sampled_model: Number(i)}))),
-    SETTINGS.map(({name, title = name, ...attributes}) => element("label", {}, title, element("input", {
-      type: "number", value: state[name], "data-testid": `setting-${name}`, autocomplete: "off", ...attributes,
-      input: ({target: {value}}) => remember({[name]: attributes.type ? value : Number(value)}),
+    models.length > 1 && element("label", {}, "model",
+      select(models, sampled_model, i => remember({sampled_model: Number(i)}))),
+    Object.entries(SETTINGS).map(([name, title]) => element("label", {}, title, element("input", {
+      type: name === "stop" ? "text" : "number", step: "any", value: state[name], "data-testid": `setting-${name}`,
+      input: ({target: {value}}) => remember({[name]: name === "stop" ? value : Number(value)}),
     }))));
 }
 
 // What is asked about sampling, besides the prompt.
 function samplingSettings() {
-  const {max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed, sampled_model: model} = state;
+  const {max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed, step} = state;
   return {
-    max_new_tokens, temperature, top_k: top_k || null, top_p: top_p === 1 ? null : top_p, min_p: min_p || null, repetition_penalty,
-    stop: stop.replaceAll("\\n", "\n") || null, seed, model, ...state.step >= 0 && !model ? {step: state.step} : {},
+    max_new_tokens, temperature, top_k: top_k || null, top_p: top_p === 1 ? null : top_p, min_p: min_p || null,
+    repetition_penalty, stop: stop.replaceAll("\\n", "\n") || null, seed, model: state.sampled_model,
+    ...step >= 0 && !state.sampled_model ? {step} : {},
   };
 }
 
-// --- generating ------------------------------------------------------------------------------------------------------
+// --- generating ---
 
 function stopSamples() {
   for (const controller of playground.running) controller.abort();
 }
 
 async function startSamples() {
-  const {context, parts: {problem, cards}} = playground;
+  const {context, parts: {cards}} = playground;
   stopSamples();
   hideMenu();
-  let prompt = context.ids, before = context.labels.join("");
-  if (!state.ids) { // all of the text, however long
-    before = state.text;
-    try {
-      prompt = (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
-    } catch ({message}) {
-      return problem.textContent = message;
-    }
-  }
-  const samples = playground.samples = Array.from({length: clamp(state.samples, 1, 16)}, (_, k) => newSample(`Sample ${k + 1}`, before, prompt));
+  const before = state.ids ? context.labels.join("") : state.text; // all of the text, however long
+  const prompt = state.ids ? context.ids : (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
+  const samples = Array.from({length: clamp(state.samples, 1, 16)},
+    (_, k) => newSample(`Sample ${k + 1}`, before, prompt));
+  playground.samples = samples;
   cards.replaceChildren(...samples.map(sample => sample.card));
   await streamSamples(samples, {ids: prompt, num_samples: samples.length, ...samplingSettings()});
 }
@@ -104,25 +97,26 @@ async function branch(sample, t, id, probability) {
   hideMenu();
   const replaced = sample.tokens[t], others = replaced.runnersUp.filter(([other]) => other !== id);
   const runnersUp = [[replaced.id, replaced.probability], ...others].sort((a, b) => b[1] - a[1]);
-  const tokens = [...sample.tokens.slice(0, t).map(token => ({...token, chosen: false})), {id, probability, runnersUp, chosen: true}];
-  const next = newSample(`Branch of ${sample.title.replace("Branch of ", "").toLowerCase()}`, sample.before, sample.prompt);
+  const tokens = [...sample.tokens.slice(0, t).map(token => ({...token, chosen: false})),
+    {id, probability, runnersUp, chosen: true}];
+  const title = `Branch of ${sample.title.replace("Branch of ", "").toLowerCase()}`;
+  const next = newSample(title, sample.before, sample.prompt);
   playground.samples.splice(playground.samples.indexOf(sample) + 1, 0, next);
   sample.card.after(next.card);
-  next.card.scrollIntoView({block: "nearest"});
   const ids = [...sample.prompt, ...tokens.map(token => token.id)];
   await streamSamples([next], {ids, begun: tokens.length, num_samples: 1, ...samplingSettings()}, tokens);
 }
 
 // Receive the samples of one question, which may begin with tokens. It stops when the view is left.
 async function streamSamples(samples, question, begun = []) {
-  const controller = new AbortController(), {running, parts: {problem}} = playground;
+  const controller = new AbortController(), {signal} = controller, {running, parts: {problem}} = playground;
+  let began, count = 0, frame = 0;
   problem.textContent = "";
   running.add(controller);
   showStatus();
-  let began, count = 0, frame = 0;
   try {
-    for await (const event of provider.generate(question, controller.signal)) {
-      if (state.view !== "playground" || controller.signal.aborted) break;
+    for await (const event of provider.generate(question, signal)) {
+      if (state.view !== "playground" || signal.aborted) break;
       began ??= performance.now();
       event.begun?.forEach((text, t) => samples[0].tokens.push({...begun[t], text}));
       event.samples?.forEach((entry, k) => {
@@ -132,15 +126,12 @@ async function streamSamples(samples, question, begun = []) {
         samples[k].tokens.push({id, text, probability: more[0], runnersUp: more[1]});
         count++;
       });
-      const seconds = (performance.now() - began) / 1000;
-      playground.speed = `${grouped(count)} tokens, ${grouped(Math.round(count / Math.max(seconds, 0.001)))} tokens/s`;
-      frame ||= requestAnimationFrame(() => {
-        frame = 0;
-        drawSamples();
-      });
+      const seconds = Math.max(performance.now() - began, 1) / 1000;
+      playground.speed = `${grouped(count)} tokens, ${grouped(Math.round(count / seconds))} tokens/s`;
+      frame ||= requestAnimationFrame(() => frame = drawSamples() ?? 0);
     }
-  } catch ({message}) {
-    if (!controller.signal.aborted) problem.textContent = message;
+  } catch (error) {
+    if (!signal.aborted) throw error;
   } finally {
     controller.abort();
     running.delete(controller);
@@ -149,25 +140,31 @@ async function streamSamples(samples, question, begun = []) {
   }
 }
 
-// --- samples ---------------------------------------------------------------------------------------------------------
+function showProblem({message}) {
+  playground.parts.problem.textContent = message;
+}
+
+// --- samples ---
 
 function newSample(title, before, prompt) {
-  const status = element("span", {class: "note"}), text = element("div", {class: "sample-text", "data-testid": "sample-text"});
-  const characters = Array.from(before), tail = (characters.length > TAIL ? "…" : "") + characters.slice(-TAIL).join("");
-  const scroll = element("div", {class: "sample-scroll", tabindex: 0}, element("span", {class: "before"}, tail), text);
+  const status = element("span", {class: "note"});
+  const text = element("div", {class: "sample-text", "data-testid": "sample-text"});
+  const scroll = element("div", {class: "sample-scroll", tabindex: 0}, text);
   const take = () => {
     stopSamples();
     change({text: before + text.textContent, ids: "", token: -1});
   };
-  const card = element("section", {class: "sample", "data-testid": "sample", "aria-label": title}, element("header", {},
-    element("h4", {}, title), status, element("button", {"data-testid": "take", title: "for all views", click: take}, "Use as text")), scroll);
+  const card = element("section", {class: "sample", "data-testid": "sample", "aria-label": title},
+    element("header", {}, element("h4", {}, title), status,
+      element("button", {"data-testid": "take", click: take}, "Use as text")), scroll);
   return card.sample = {title, before, prompt, tokens: [], rest: "", ended: "", drawn: 0, text, status, scroll, card};
 }
 
 // Append the tokens that are not drawn yet. All reading of the layout comes first, so that it is computed once.
 function drawSamples() {
   const {samples, parts: {menu}} = playground;
-  const following = samples.filter(({scroll}) => menu.hidden && scroll.scrollTop + scroll.clientHeight >= scroll.scrollHeight - 4);
+  const following = samples.filter(({scroll}) => menu.hidden
+    && scroll.scrollTop + scroll.clientHeight >= scroll.scrollHeight - 4);
   for (const sample of samples) {
     const {tokens, drawn, rest, ended} = sample;
     tokens.slice(drawn).forEach((token, i) => append(sample, tokenSpan(token, drawn + i)));
@@ -187,28 +184,25 @@ function append({text}, node) {
 
 function tokenSpan({text, probability, chosen}, t) {
   const kind = text === "\n" ? "break" : text === "" ? "part" : "";
-  return element("span", {class: `token ${kind} ${chosen ? "replaced" : ""}`, "data-t": t, tabindex: -1,
+  return element("span", {class: `token ${kind} ${chosen ? "replaced" : ""}`, "data-t": t,
     style: onColor(colorOf("sequential", Math.min(1, -Math.log(probability) / MOST_LOSS)))}, text);
 }
 
 function showStatus() {
-  const {samples, running, parts: {stop, speed, notice}} = playground, {scale, mask, heads_off, mlps_off} = state;
-  const {block_size} = described.models[0].config, {length} = samples[0]?.prompt ?? "";
+  const {running, parts: {stop, speed, notice}} = playground, {scale, mask, heads_off, mlps_off} = state;
   stop.disabled = !running.size;
   speed.textContent = playground.speed;
-  notice.textContent = (length > block_size ? `The text has ${length} tokens; the model sees the last ${block_size}. ` : "")
-    + (!scale || mask !== "before" || heads_off || mlps_off ? "Samples are of the unchanged model: the switches do not apply." : "");
+  notice.textContent = !scale || mask !== "before" || heads_off || mlps_off
+    ? "Samples are of the unchanged model: the switches do not apply." : "";
 }
 
 function samplesTable() {
-  return {
-    columns: ["sample", "position", "id", "token", "text", "probability", "others: id probability"],
-    rows: playground.samples.flatMap(({title, tokens}) => tokens.map(({id, text, probability, runnersUp}, t) =>
-      [title, t, id, pieces[id], text, probability, runnersUp.map(other => other.join(" ")).join("; ")])),
-  };
+  const rows = playground.samples.flatMap(({title, tokens}) =>
+    tokens.map(({id, text, probability}, t) => [title, t, id, pieces[id], text, probability]));
+  return {columns: ["sample", "position", "id", "token", "text", "probability"], rows};
 }
 
-// --- the other tokens ------------------------------------------------------------------------------------------------
+// --- the other tokens ---
 
 function hideMenu() {
   playground.parts.menu.hidden = true;
@@ -232,7 +226,8 @@ function showMenu(span) {
   menu.replaceChildren(
     element("div", {class: "runner-up sampled", "data-testid": "sampled"}, row(id, probability)),
     ...runnersUp.map(([other, p]) => element("button", {
-      class: "runner-up", "data-testid": `runner-up-${other}`, click: () => branch(sample, t, other, p),
+      class: "runner-up", "data-testid": `runner-up-${other}`,
+      click: () => branch(sample, t, other, p).catch(showProblem),
     }, row(other, p))),
     element("div", {class: "note"}, "Probabilities before temperature and filters"));
   menu.hidden = false;
@@ -240,21 +235,4 @@ function showMenu(span) {
   const below = at.bottom + menu.offsetHeight <= window.innerHeight || at.top < menu.offsetHeight;
   Object.assign(menu.style, {left: `${clamp(at.left - outer.left, 0, Math.max(0, outer.width - menu.offsetWidth))}px`,
     top: `${(below ? at.bottom : at.top - menu.offsetHeight) - outer.top}px`});
-}
-
-// Left and right move through the tokens of a sample, up and down through the menu of other tokens.
-function moveByKeys(event) {
-  const {menu} = playground.parts, by = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1}[event.key];
-  const isAcross = /Left|Right/.test(event.key), from = isAcross ? event.target.closest(".sample") : !menu.hidden && menu;
-  if (event.key === "Escape") {
-    playground.pointed?.focus();
-    hideMenu();
-  } else if (by && from) {
-    const choices = [...from.querySelectorAll(isAcross ? "[data-t]" : "button")];
-    choices[clamp(choices.indexOf(event.target) + by, 0, choices.length - 1)]?.focus();
-  } else {
-    return;
-  }
-  event.preventDefault();
-  event.stopPropagation();
 }
