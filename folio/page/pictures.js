@@ -438,3 +438,78 @@ function tablePicture(id, title, columns, rows, {note, shown, ...options} = {}) 
     numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
       shown ?? rows.map(row => row.map(cell)), options), note);
 }
+
+// --- parts of views --------------------------------------------------------------------------------------------------
+
+// The width of a drawing: what the view has, up to so many pixels.
+function roomFor(most) {
+  return clamp(document.getElementById("view").clientWidth - 42, 280, most);
+}
+
+function scrolling(...children) {
+  return element("div", {class: "scroll"}, ...children);
+}
+
+function controls(...children) {
+  return element("div", {class: "controls"}, ...children);
+}
+
+// A choice. choices: [[value, title], ...].
+function select(choices, chosen, choose, attributes = {}) {
+  return element("select", {...attributes, change: event => choose(event.target.value)},
+    choices.map(([value, title]) => element("option", {value, selected: String(value) === String(chosen)}, title)));
+}
+
+// A box that sets a name of the state to 0 or 1.
+function checkbox(name, title, attributes = {}) {
+  return element("label", {}, element("input", {
+    type: "checkbox", checked: Boolean(state[name]), ...attributes,
+    change: event => change({[name]: Number(event.target.checked)}),
+  }), ` ${title}`);
+}
+
+// A slider with its value beside it, which calls move(value).
+function slider(title, {value, move, read = String, ...attributes}) {
+  const output = element("output", {}, read(value));
+  return element("label", {}, `${title} `, element("input", {type: "range", ...attributes, value, input: event => {
+    output.textContent = read(Number(event.target.value));
+    move?.(Number(event.target.value));
+  }}), " ", output);
+}
+
+// The tokens of a text. attributes(t): what differs from token to token.
+function tokenStrip(labels, selected, attributes) {
+  return element("div", {class: "token-strip"}, labels.map((label, t) => element("span", {
+    class: t === selected ? "token selected" : "token", click: () => change({token: t}), ...attributes(t),
+  }, label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " "))));
+}
+
+// The style of text on a color.
+function onColor(color) {
+  return {background: css(color), color: textColorOn(color)};
+}
+
+// A table of the rows of a picture: columns of strings are shown as tokens.
+function tokenTable({columns, rows}, options) {
+  return numberTable(columns.map((title, j) => ({title, text: typeof rows[0]?.[j] === "string"})),
+    rows.map(row => row.map(cell => typeof cell === "string" ? visible(cell) : cell)), options);
+}
+
+// The names of lines or colors. items: {name, color, click, selected}.
+function legend(items) {
+  return element("div", {class: "legend"}, items.map(({name, color, click, selected}) => element(
+    click ? "button" : "span", {class: selected ? "selected" : null, click},
+    element("i", {style: {borderTop: `6px solid ${color}`}}), name)));
+}
+
+function mean(values) {
+  return values.reduce((sum, x) => sum + x, 0) / values.length;
+}
+
+function grouped(n) {
+  return n.toLocaleString("en-US");
+}
+
+function signed(x) {
+  return (x > 0 ? "+" : "") + short(x);
+}

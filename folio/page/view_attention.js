@@ -1,39 +1,34 @@
 "use strict";
 // Views of attention: which earlier tokens a token takes information from.
 
-// --- choosing a layer and a head -------------------------------------------------------------------------------------
+// --- choosing a layer and a head ---
 
 // The heads of the selected layer in small; a click selects one. heads: false for views of a whole layer.
 function headPicker({config, layer, head, overview}, {heads: offered = true} = {}) {
-  const layers = element("select", {"aria-label": "Layer", change: event => change({layer: Number(event.target.value)})},
-    Array.from({length: config.n_layer}, (_, l) => element("option", {value: l, selected: l === layer}, `layer ${l}`)));
+  const layers = Array.from({length: config.n_layer}, (_, l) => [l, `layer ${l}`]);
   const heads = Array.from({length: offered ? config.n_head : 0}, (_, h) => element("button", {
-    "data-testid": `head-${layer}-${h}`, title: `layer ${layer}, head ${h}`, class: h === head ? "chosen" : null,
-    "aria-pressed": String(h === head), click: () => change({head: h}),
-  }, thumbnail(overview.tensors.thumbnails, layer, h, 40), element("br"), `head ${h}`));
-  return element("div", {class: "controls"}, layers, ...heads);
+    "data-testid": `head-${layer}-${h}`, class: h === head ? "chosen" : null, "aria-pressed": String(h === head),
+    click: () => change({head: h}),
+  }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`));
+  return controls(select(layers, layer, l => change({layer: Number(l)}), {"aria-label": "Layer"}), ...heads);
 }
 
 // A head's attention weights over the text, at most 32 x 32 cells. Rows are queries.
-function thumbnail({shape: [, heads, n], data}, layer, head, size) {
-  const canvas = element("canvas", {width: n, height: n, style: {width: `${size}px`, height: `${size}px`, imageRendering: "pixelated"}});
-  const context = canvas.getContext("2d"), image = context.createImageData(n, n);
-  const first = (layer * heads + head) * n * n;
-  for (let k = 0; k < n * n; k++) image.data.set([...colorOf("sequential", data[first + k] / 255), 255], 4 * k);
+function thumbnail({shape: [, heads, n], data}, layer, head) {
+  const canvas = element("canvas", {width: n, height: n,
+    style: {width: "40px", height: "40px", imageRendering: "pixelated"}});
+  const context = canvas.getContext("2d"), image = context.createImageData(n, n), palette = paletteOf("sequential");
+  const first = (layer * heads + head) * n * n, pixels = new Uint32Array(image.data.buffer);
+  pixels.forEach((_, k) => pixels[k] = palette[4 * data[first + k]]);
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
 // How attention weights become colors. Often the first token has most of the weight, and hides the others.
-const SHADES = {linear: "linear", sqrt: "square root", row: "relative to the row's largest"};
-
 function shadeControls() {
-  return element("div", {class: "controls"},
-    element("label", {}, "colors: ", element("select", {change: event => change({shade: event.target.value})},
-      Object.entries(SHADES).map(([name, title]) => element("option", {value: name, selected: state.shade === name}, title)))),
-    element("label", {}, element("input", {
-      type: "checkbox", checked: Boolean(state.hide_first), change: event => change({hide_first: Number(event.target.checked)}),
-    }), " hide the first token"));
+  const shades = [["linear", "linear"], ["sqrt", "square root"], ["row", "relative to the row's largest"]];
+  return controls(element("label", {}, "colors: ", select(shades, state.shade, shade => change({shade}))),
+    checkbox("hide_first", "hide the first token"));
 }
 
 // The weights as they are colored, from 0 to 1: {shape: [T, T], data}.
@@ -56,49 +51,41 @@ function rowOf({shape, data}, i) {
   return data.subarray(i * shape[1], (i + 1) * shape[1]);
 }
 
-// --- looking back ----------------------------------------------------------------------------------------------------
+// --- looking back ---
 
 defineView({
   id: "looking-back", title: "What a token looks at",
-  about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one is, the "
-    + "larger its weight in the sum of values that the token receives from this head.",
+  about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one, "
+    + "the larger its weight in the sum of values that the token receives from this head.",
   async draw(box, context) {
-    const {ids, labels, token, layer, head} = context;
+    const {labels, token, layer, head} = context;
     const {tensors: {weights}} = await context.ask("head", {layer, head});
-    const shades = shaded(weights), T = ids.length;
+    const shades = shaded(weights), own = rowOf(weights, token);
     const readout = element("div", {class: "readout", "data-testid": "looking-back-readout"});
-    const spans = labels.map((label, t) => element("span", {
-      class: "token", "data-testid": `token-${t}`, pointerenter: () => show(t), click: () => change({token: t}),
-    }, label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " ")));
-    const text = element("div", {style: {font: "15px/1.8 monospace", whiteSpace: "pre-wrap", overflowWrap: "anywhere"},
-      pointerleave: () => show(token)}, spans);
-    const arcs = element("div", {class: "scroll"});
-    let shown = -1;
+    const text = tokenStrip(labels, token, t => ({"data-testid": `token-${t}`, pointerenter: () => show(t)}));
+    const arcs = scrolling(drawArcs(labels, token, own));
 
     function show(query) {
-      if (query === shown) return;
       const row = rowOf(weights, query), colors = rowOf(shades, query);
-      for (let t = 0; t < T; t++) {
-        const color = Number.isFinite(colors[t]) ? colorOf("sequential", colors[t]) : [255, 255, 255];
-        spans[t].style.background = css(color);
-        spans[t].style.color = textColorOn(color);
-      }
-      spans[shown]?.classList.remove("selected");
-      spans[query].classList.add("selected");
-      shown = query;
+      [...text.children].forEach((span, t) => {
+        Object.assign(span.style, onColor(Number.isFinite(colors[t])
+          ? colorOf("sequential", colors[t]) : [255, 255, 255]));
+        span.classList.toggle("selected", t === query);
+      });
       const top = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, 5).filter(t => row[t] > 0.005);
       readout.textContent = `${query} ${visible(labels[query])} looks at  `
         + top.map(t => `${t} ${visible(labels[t])} ${percent(row[t])}`).join("   ");
     }
 
     show(token);
-    arcs.append(drawArcs(labels, token, rowOf(weights, token)));
+    text.addEventListener("pointerleave", () => show(token));
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
         () => matrixTable("query \\ key", labels, labels, weights), element("div", {}, text, readout)),
       picture("arcs", `Arcs from token ${token}`,
-        () => ({columns: ["key", "token", "weight"], rows: Array.from(rowOf(weights, token), (w, t) => [t, labels[t], w])}), arcs));
-    requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / T - arcs.clientWidth + 60);
+        () => ({columns: ["key", "token", "weight"], rows: Array.from(own, (w, t) => [t, labels[t], w])}), arcs));
+    requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
+      + 60);
   },
 });
 
@@ -106,82 +93,75 @@ defineView({
 function drawArcs(labels, query, weights) {
   let x = 8;
   const places = labels.map(label => {
-    const width = 8 * Math.max(1, [...visible(label)].length) + 6;
+    const width = 8 * [...visible(label)].length + 6;
     x += width;
     return x - width / 2;
   });
-  const farthest = Math.max(...places.map((place, t) => weights[t] > 0.01 ? Math.abs(places[query] - place) : 0));
-  const height = clamp(farthest / 2, 20, 170), base = height + 8;
+  const distances = places.map(place => Math.abs(places[query] - place));
+  const height = clamp(Math.max(...distances.filter((_, t) => weights[t] > 0.01)) / 2, 20, 170), base = height + 8;
   return svg("svg", {width: x + 8, height: base + 24, role: "img"},
     places.map((place, t) => {
-      if (weights[t] <= 0.01) return null;
-      const rise = clamp(Math.abs(places[query] - place) / 2, 6, height);
-      const path = t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0`
-        : `M${place} ${base} C${place} ${base - rise * 1.3} ${places[query]} ${base - rise * 1.3} ${places[query]} ${base}`;
-      return svg("path", {d: path, fill: "none", stroke: "#1f5fbf", "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t]},
-        svg("title", {}, `${t} ${visible(labels[t])}: ${percent(weights[t])}`));
+      const rise = base - 1.3 * clamp(distances[t] / 2, 6, height);
+      return weights[t] > 0.01 && svg("path", {
+        d: t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0`
+        : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
+        fill: "none", stroke: "#1f5fbf", "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
+      }, svg("title", {}, `${t} ${visible(labels[t])}: ${percent(weights[t])}`));
     }),
-    places.map((place, t) => svg("text", {x: place, y: base + 15, "text-anchor": "middle", "font-weight": t === query ? "bold" : null},
+    places.map((place, t) => svg("text", {x: place, y: base + 15, "text-anchor": "middle",
+      "font-weight": t === query ? "bold" : null},
       visible(labels[t]))));
 }
 
-// --- one row ---------------------------------------------------------------------------------------------------------
+// --- one row ---
 
 defineView({
   id: "attention-row", title: "One row in numbers",
-  about: "How one head computes what one token looks at: the product of its query with every key, divided by √D, without the "
-    + "future, and turned into weights that sum to 1 by the softmax, exp(score) / Σ exp(score).",
+  about: "How one head computes what a token looks at: the product of its query with every key, divided by √D, without "
+    + "the future, and turned into weights by the softmax, exp(score) / Σ exp(score).",
   async draw(box, context) {
-    const {ids, labels, token, layer, head, config} = context;
-    const {tensors: {q, k, bias, weights}} = await context.ask("head", {layer, head});
-    const scale = state.scale ? Math.sqrt(config.n_embd / config.n_head) : 1, query = rowOf(q, token);
-    const rows = ids.map((_, j) => {
-      const product = dot(query, rowOf(k, j)), score = product / scale, added = bias ? rowOf(bias, token)[j] : 0;
-      const masked = j > token && state.mask === "before" ? -Infinity : score + added;
-      return {j, product, score, added, masked, weight: rowOf(weights, token)[j]};
+    const {labels, token, layer, head, config} = context, D = config.n_embd / config.n_head;
+    const {tensors: {q, k, bias, weights: {shape, data}}} = await context.ask("head", {layer, head});
+    const scale = state.scale ? Math.sqrt(D) : 1, query = rowOf(q, token), weights = rowOf({shape, data}, token);
+    const rows = labels.map((label, j) => {
+      const product = dot(query, rowOf(k, j)), score = product / scale, added = bias ? [rowOf(bias, token)[j]] : [];
+      const masked = j > token && state.mask === "before" ? -Infinity : added.reduce((sum, x) => sum + x, score);
+      return [j, label, product, score, ...added, masked];
     });
-    const most = Math.max(...rows.map(row => row.masked));
-    const columns = [{title: "key"}, {title: "token", text: true}, {title: "q · k"}, {title: `q · k / ${short(scale)}`},
-      ...(bias ? [{title: "+ position bias"}] : []), {title: "masked"}, {title: "exp(score − largest)"}, {title: "weight"}];
-    const numbers = row => [row.j, labels[row.j], row.product, row.score, ...(bias ? [row.added] : []), row.masked,
-      Math.exp(row.masked - most), row.weight];
-    const shown = rows.map(row => numbers(row).with(1, visible(labels[row.j])));
-    const sum = rows.reduce((total, row) => total + row.weight, 0);
+    const most = Math.max(...rows.map(row => row.at(-1)));
+    for (const row of rows) row.push(Math.exp(row.at(-1) - most), weights[row[0]]);
+    const columns = ["key", "token", "q · k", `q · k / ${short(scale)}`, ...bias ? ["+ position bias"] : [], "masked",
+      "exp(score − largest)", "weight"], table = {columns, rows};
     box.append(headPicker(context), picture("attention-row",
       `Token ${token} ${visible(labels[token])}, layer ${layer}, head ${head}`,
-      () => ({columns: columns.map(column => column.title), rows: rows.map(numbers)}),
-      element("div", {class: "row"}, numberTable(columns, shown, {selected: j => j === token, click: j => change({token: j})}),
-        bars(rows.map(row => ({label: `${row.j} ${visible(labels[row.j])}`, value: row.weight, text: percent(row.weight), dim: row.j > token})),
-          Math.max(...rows.map(row => row.weight)))),
-      `The weights sum to ${sum.toFixed(6)}. The query and the keys have D = ${config.n_embd / config.n_head} numbers each`
+      () => table, tokenTable(table, {selected: j => j === token, click: j => change({token: j})}),
+      `The weights sum to ${weights.reduce((sum, w) => sum + w).toFixed(6)}. q and k have D = ${D} numbers each`
         + (config.position === "rotary" ? ", rotated by their positions." : ".")));
   },
 });
 
-// --- the table -------------------------------------------------------------------------------------------------------
+// --- the table ---
 
 const NUMBERS_UP_TO = 24; // tokens whose matrices are written in numbers
 
 defineView({
   id: "attention-table", title: "Scores, mask, softmax",
-  about: "The same for all tokens at once. A row is a query, a column a key. The mask hides the future: each token may look "
-    + "only at itself and at earlier ones. The softmax turns each row into weights.",
+  about: "The same for all tokens at once. A row is a query, a column a key. The mask hides the future: each token may "
+    + "look only at itself and at earlier ones. The softmax turns each row into weights.",
   async draw(box, context) {
-    const {ids, labels, token, layer, head} = context;
+    const {labels, token, layer, head} = context, T = labels.length, numbers = T <= NUMBERS_UP_TO;
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});
-    const T = ids.length, numbers = T <= NUMBERS_UP_TO;
-    const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data;
-    const masked = {shape: scores.shape, data: biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x)};
-    const most = largest(biased), shades = shaded(weights);
-    const read = (i, j, x) => `${i} ${visible(labels[i])} → ${j} ${visible(labels[j])}: ${short(x)}`;
-    const common = {numbers, read, click: i => change({token: i}), chosen: [token, null]};
-    const signed = {...common, scale: "signed", value: x => x / most};
-    const map = (id, title, matrix, drawn, options) =>
-      picture(id, title, () => matrixTable("query \\ key", labels, labels, matrix), heatMap(drawn, options));
+    const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, most = largest(biased);
+    const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
+    const map = (id, title, matrix, options, drawn = matrix) => picture(id, title,
+      () => matrixTable("query \\ key", labels, labels, matrix), heatMap(drawn, {
+        numbers, click: i => change({token: i}), chosen: [token, null], ...options,
+        read: (i, j) => `${i} ${visible(labels[i])} → ${j} ${visible(labels[j])}: ${short(matrix.data[i * T + j])}`,
+      }));
+    const scale = {scale: "signed", value: x => x / most};
     box.append(headPicker(context), shadeControls(), element("div", {class: "row"},
-      map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scores, signed),
-      map("masked", bias ? "+ position bias, masked" : "Masked", masked, masked, signed),
-      map("weights", "Softmax: the weights", weights, numbers ? weights : shades,
-        {...common, value: x => x, read: (i, j) => read(i, j, weights.data[i * T + j])})));
+      map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),
+      map("masked", bias ? "+ position bias, masked" : "Masked", {shape: scores.shape, data: masked}, scale),
+      map("weights", "Softmax: the weights", weights, {}, numbers ? weights : shaded(weights))));
   },
 });
