@@ -151,9 +151,8 @@ class TraceProvider:
         When a sample has ended, it is once [null, the rest of its text, why it ended], and null afterwards.
         """
         question = self._read(GenerationQuestion, asked)
-        if not question.ids:
-            raise UserError("ids: there must be at least one token")
         viewed = self._viewed(question)
+        require_ids(question)
         with self.lock:
             gpt = self.samplers.get(
                 (question.model, question.step),
@@ -168,8 +167,9 @@ class TraceProvider:
         """A question that was read from JSON. Raises UserError."""
         if not isinstance(asked, dict):
             raise UserError("a question is a JSON object")
-        ids = asked.pop("ids", [])
-        question = configurator.from_json(kind, asked)
+        fields = dict(asked)
+        ids = fields.pop("ids", [])
+        question = configurator.from_json(kind, fields)
         if question.model >= len(self.models):
             raise UserError(f"model={question.model}: there are {len(self.models)}")
         size = self._viewed(question).tokenizer.vocab_size  # the model's may be padded
@@ -198,25 +198,11 @@ class TraceProvider:
         """The trace that a question is about. Raises UserError."""
         viewed = self._viewed(question)
         config, ids, switches = viewed.opened.config, question.ids, self._switches(question)
-        if not ids:
-            raise UserError("ids: there must be at least one token")
+        require_ids(question)
         if question.layer >= config.n_layer or question.head >= config.n_head or question.token >= len(ids):
             raise UserError(f"there are {config.n_layer} layers, {config.n_head} heads, and {len(ids):,} tokens")
         key = (question.model, question.step, ids, switches)
         return self.traces.get(key, lambda: ViewedTrace(viewed.at(question.step), ids, switches))
-
-    def _pushed(self, trace: Trace, added: Tensor, token: int) -> list[dict[str, Any]]:
-        """The tokens whose logits each of the vectors (N, C) raises and lowers most."""
-        effect = trace.effect(added, token)  # (N, V)
-        k = min(PUSHED, effect.shape[-1])
-        up, down = effect.topk(k), effect.topk(k, largest=False)
-        return [
-            {
-                "up": list(zip(up.indices[n].tolist(), up.values[n].tolist(), strict=True)),
-                "down": list(zip(down.indices[n].tolist(), down.values[n].tolist(), strict=True)),
-            }
-            for n in range(len(added))
-        ]
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -243,9 +229,9 @@ class TraceProvider:
 
     def overview(self, question: Question) -> Answer:
         """Every token's loss, and every head in small."""
-        viewed, trace = self._viewed(question), self._trace(question)
+        trace = self._trace(question)
         predictions = trace.trace.predictions
-        scores = {**trace.scores, "prefix": self._prefix_scores(viewed, question)}
+        scores = {**trace.scores, "prefix": self._prefix_scores(question)}
         tensors = {
             **predictions._asdict(),
             "norms": trace.trace.stream.norm(dim=-1),  # (2L + 1, T)
@@ -254,13 +240,13 @@ class TraceProvider:
         }
         return Answer({"mean_loss": predictions.loss.mean().item()}, tensors)
 
-    def _prefix_scores(self, viewed: ViewedModel, question: Question) -> Tensor:
+    def _prefix_scores(self, question: Question) -> Tensor:
         """The prefix-matching scores of all heads on random tokens that repeat: (L, H)."""
+        viewed = self._viewed(question)
 
         def measure() -> Tensor:
-            model = viewed.at(question.step)
             ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
-            return ViewedTrace(model, tuple(ids), Switches()).scores["prefix"]
+            return ViewedTrace(viewed.at(question.step), tuple(ids), Switches()).scores["prefix"]
 
         return self.probes.get((question.model, question.step), measure)
 
@@ -278,7 +264,7 @@ class TraceProvider:
         written = block.mlp.c_proj.weight * layer.hidden[token]  # (C, 4C)
         strongest = written.norm(dim=0).topk(min(NEURONS, written.shape[1])).indices
         added = torch.cat([by_head, layer.attention[token][None], layer.mlp[token][None], written.T[strongest]])
-        pushed = self._pushed(trace, added, token)
+        pushed = pushed_tokens(trace, added, token)
         H = len(by_head)
         facts = {
             "heads": pushed[:H],
@@ -424,8 +410,7 @@ class TraceProvider:
         data cannot be searched, the only fact is the reason.
         """
         viewed = self._viewed(question)
-        if not question.ids:
-            raise UserError("ids: there must be at least one token")
+        require_ids(question)
 
         def index() -> TrainingSearch:
             return TrainingSearch(open_training_data(viewed.saved, self.data_dir), viewed.tokenizer)
@@ -438,6 +423,11 @@ class TraceProvider:
         facts, longest = training.search(np.array(question.ids))
         tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
         return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
+
+
+def require_ids(question: Question | GenerationQuestion) -> None:
+    if not question.ids:
+        raise UserError("ids: there must be at least one token")
 
 
 class ViewedTrace:
@@ -456,6 +446,20 @@ class ViewedTrace:
         self.trace = Trace(model, tensor, switches, summarize)
         self.thumbnails = torch.stack(thumbnails)  # (L, H, n, n): square roots of the largest weights
         self.scores = {name: torch.stack([layer[name] for layer in scores]) for name in HEAD_SCORES}  # (L, H) each
+
+
+def pushed_tokens(trace: Trace, added: Tensor, token: int) -> list[dict[str, Any]]:
+    """The tokens whose logits each of the vectors (N, C) raises and lowers most."""
+    effect = trace.effect(added, token)  # (N, V)
+    k = min(PUSHED, effect.shape[-1])
+    up, down = effect.topk(k), effect.topk(k, largest=False)
+    return [
+        {
+            "up": list(zip(up.indices[n].tolist(), up.values[n].tolist(), strict=True)),
+            "down": list(zip(down.indices[n].tolist(), down.values[n].tolist(), strict=True)),
+        }
+        for n in range(len(added))
+    ]
 
 
 def principal_plane(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:

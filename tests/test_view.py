@@ -26,7 +26,7 @@ from numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
 from folio.generate import Sampling, next_token_probabilities
-from folio.serve import make_app
+from folio.serve import make_app, make_server
 from folio.trace_provider import TraceProvider
 from folio.viewed_model import ViewedModel
 from model import GPT, GPTConfig
@@ -81,13 +81,10 @@ class Served:
 @contextmanager
 def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
     """Serve one or two runs."""
-    import uvicorn
-
     provider = TraceProvider([ViewedModel(run, "best", CPU) for run in runs], text)
     listener = listen("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    app = make_app(provider, frozenset([address]))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+    server = make_server(make_app(provider, frozenset([address])))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
