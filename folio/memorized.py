@@ -9,17 +9,19 @@ Dimensions: T time, N indexed tokens, V vocabulary.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from folio.shards import Dataset
+from folio.tokenizer import EOT_TEXT, Tokenizer
 from folio.windows import check_ids
 
 MOST_TOKENS = 20_000_000  # to index, at the start of the data sets: up to 1 GB while they are sorted, 0.2 GB then
 HELD_OUT, HELD_OUT_PIECE = 4096, 256  # tokens of validation text to compare with, in pieces of this length
 CHANCE = 0.01  # probability that a random text has a span longer than TrainingIndex.chance
 EXACT_LENGTHS = 16  # up to which the expected matches of a random text are summed; they are bounded beyond
+CONTEXT_TOKENS = 60  # of training data to show before and after a span
 BLOCK = 1 << 16  # tokens to compute with at a time
 
 
@@ -196,3 +198,49 @@ def held_out_lengths(index: TrainingIndex, datasets: list[Dataset]) -> np.ndarra
         for start in np.linspace(0, max(len(ids) - HELD_OUT_PIECE, 0), pieces).astype(int):
             covering.append(covering_lengths(index.longest(ids[start : start + HELD_OUT_PIECE])))
     return np.concatenate(covering)
+
+
+class TrainingSearch:
+    """Facts about the spans of texts that occur in the training data."""
+
+    def __init__(self, datasets: list[Dataset], tokenizer: Tokenizer):
+        """Raises DatasetError for a token outside the vocabulary."""
+        self.datasets, self.tokenizer = datasets, tokenizer
+        self.index = TrainingIndex(datasets, tokenizer.eot)
+        lengths = held_out_lengths(self.index, datasets)
+        self.held_out = np.percentile(lengths, [50, 99], method="lower").tolist()  # the median and a long one
+
+    def search(self, ids: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        """The facts about the spans of a text, (T,), that are longer than chance gives, and TrainingIndex.longest."""
+        longest, chance = self.index.longest(ids), self.index.chance(len(ids))
+        facts = {
+            "spans": [self.place(ids, start, end) for start, end in maximal_spans(longest) if end - start > chance],
+            "chance": chance,
+            "datasets": [dataset.folder.name for dataset in self.datasets],
+            "searched": self.index.searched,
+            "complete": self.index.complete,
+            "held_out": self.held_out,
+        }
+        return facts, longest
+
+    def place(self, ids: np.ndarray, start: int, end: int) -> dict[str, Any]:
+        """The facts about a span of a text, (T,), that occurs in the training data."""
+        count, dataset, shard, offset = self.index.find(ids[start:end])
+        tokens, after = self.datasets[dataset].train[shard].ids, offset + end - start
+        return {
+            "start": start,
+            "end": end,
+            "count": count,
+            "dataset": self.datasets[dataset].folder.name,
+            "shard": shard,
+            "shards": len(self.datasets[dataset].train),
+            "offset": offset,
+            "before": self._text(tokens[max(offset - CONTEXT_TOKENS, 0) : offset]),
+            "text": self._text(ids[start:end]),
+            "after": self._text(tokens[after : after + CONTEXT_TOKENS]),
+        }
+
+    def _text(self, ids: np.ndarray) -> str:
+        """The text of tokens, with the name of the end-of-text token."""
+        pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
+        return EOT_TEXT.join(map(self.tokenizer.decode, pieces))

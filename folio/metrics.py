@@ -163,16 +163,39 @@ class NullMetrics(Metrics):
     def say(self, text: str) -> None: ...
 
 
+def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | None]:
+    """The lines of metrics.jsonl or samples.jsonl after a step (0: all of them), and the last line's step.
+
+    Another process may be writing the last line. It and damaged ones are left out.
+    """
+    lines: list[dict[str, Any]] = []
+    last = None
+    for content in reversed(_complete_lines(path)):
+        line = _parse(content)
+        if line is None:
+            continue
+        last = line["step"] if last is None else last
+        if since and line["step"] <= since:
+            break
+        lines.append(line)
+    return lines[::-1], last
+
+
 def _drop_lines_after(path: Path, step: int) -> None:
     """Drop the lines after `step`, and those that are damaged or incomplete."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    kept = [content for content in _complete_lines(path) if (line := _parse(content)) and line["step"] <= step]
     with atomic_write(path) as temporary:
-        temporary.write_bytes(b"".join(line for line in lines if line.endswith(b"\n") and _step(line) <= step))
+        temporary.write_bytes(b"".join(content + b"\n" for content in kept))
 
 
-def _step(line: bytes) -> float:
-    """The step of a line; infinity if it cannot be parsed."""
+def _complete_lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def _parse(content: bytes) -> dict[str, Any] | None:
+    """A line with its step. None for one that is damaged."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, LookupError, TypeError):
-        return math.inf
+        line = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None

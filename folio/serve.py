@@ -37,12 +37,13 @@ FAILURE = "the server could not answer; its terminal shows why"
 
 
 def read_page() -> str:
-    """page.html with its style sheets and scripts inside."""
-    page = (PAGE / "page.html").read_text(encoding="utf-8")
+    """page.html with its style sheets and scripts inside, without their indentation and whole-line comments."""
 
     def content(match: re.Match) -> str:
-        return (PAGE / match.group(1)).read_text(encoding="utf-8").strip()
+        text = (PAGE / match.group(1)).read_text(encoding="utf-8")
+        return re.sub(r"^\s*(//.*\s+)*", "", text, flags=re.MULTILINE).rstrip()
 
+    page = (PAGE / "page.html").read_text(encoding="utf-8")
     page = re.sub(r'<link rel="stylesheet" href="([\w.-]+)">', lambda m: f"<style>\n{content(m)}\n</style>", page)
     return re.sub(r'<script src="([\w.-]+)"></script>', lambda m: f"<script>\n{content(m)}\n</script>", page)
 
@@ -117,7 +118,7 @@ async def read_json(request: Request) -> Any:
         raise UserError("the body is not JSON") from None
 
 
-def read_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
+def next_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
     """The next events as lines of JSON, and whether more may follow. An exception is the last line, {"error": ...}."""
     lines, until = [], time.monotonic() + SENDING_INTERVAL
     more = False
@@ -157,7 +158,7 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
                 yield json.dumps(first) + "\n"
                 more = True
                 while more:
-                    text, more = await run_in_threadpool(read_lines, events)
+                    text, more = await run_in_threadpool(next_lines, events)
                     yield text
             finally:
                 events.close()  # the page may have gone

@@ -9,35 +9,26 @@ Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 import json
 import math
 import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Le
-from safetensors.torch import load_file
 from torch import Tensor
 
-from folio import UserError, checkpoint, configurator, convert
+from folio import UserError, configurator
 from folio.configurator import NonNegativeInt, Settings
-from folio.generate import Step, TextStream
-from folio.language_model import GenerationConfig, LanguageModel, encode_prompt
-from folio.memorized import TrainingIndex, covering_lengths, held_out_lengths, maximal_spans
+from folio.language_model import LanguageModel, encode_prompt
+from folio.memorized import TrainingSearch, covering_lengths
 from folio.overlap import open_training_data
-from folio.snapshots import find_snapshots
-from folio.tokenizer import EOT_TEXT, Tokenizer
+from folio.sample_stream import GenerationQuestion, stream_samples
 from folio.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
+from folio.viewed_model import Cache, ViewedModel
 from model import GPT, angles, sinusoids
 
-MOST_TOKENS = 2048  # of a text, if the context is longer
 MOST_CHARACTERS = 100_000  # of a text in a question
 THUMBNAIL = 32  # queries and keys of a head's small picture
 LENS = 5  # tokens that the logit lens shows for each state
@@ -49,16 +40,8 @@ NEIGHBORS = 12  # of a token
 PROBE_TOKENS = 128  # random tokens on which prefix matching is measured
 LARGEST_PICTURE = 256  # rows and columns of a parameter's heat map; larger ones are averaged
 HISTOGRAM_BINS = 64
-MODEL_BYTES = 2**30  # weights of other checkpoints to keep in memory
 TRACES = 4  # to keep
-MOST_SAMPLES = 16  # at a time
-MOST_NEW_TOKENS = 4096
-RUNNERS_UP = 10  # tokens that could have been sampled instead
-CONTEXT_TOKENS = 60  # of training data to show before and after a span
-RUN_METRICS = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
-RUN_SAMPLES = 10  # of samples.jsonl, the newest ones
 
-T = TypeVar("T")
 Q = TypeVar("Q", bound="Question | GenerationQuestion")
 
 
@@ -121,105 +104,6 @@ class Question(Settings):
     whole: bool = False  # of a text longer than the context: all its ids
 
 
-@dataclass(frozen=True)
-class GenerationQuestion(GenerationConfig):
-    """What a page asks to be sampled."""
-
-    num_samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] = 1
-    max_new_tokens: Annotated[int, Ge(1), Le(MOST_NEW_TOKENS)] = 200
-    model: NonNegativeInt = 0
-    step: NonNegativeInt | None = None
-    ids: tuple[int, ...] = ()
-    begun: NonNegativeInt = 0  # how many of the ids, the last ones, are the beginning of the samples' text
-
-
-class Cache:
-    """The newest values by their keys, as long as their sizes sum to at most `most`; always the newest one."""
-
-    def __init__(self, most: int, size: Callable[[Any], int] = lambda value: 1):
-        self.most, self.size = most, size
-        self.values: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        if key not in self.values:
-            self.values[key] = compute()
-        self.values.move_to_end(key)
-        while len(self.values) > 1 and sum(map(self.size, self.values.values())) > self.most:
-            self.values.popitem(last=False)
-        return self.values[key]
-
-
-class ViewedModel:
-    """A model, its tokenizer, and the other checkpoints of its run."""
-
-    def __init__(self, init_from: str, which: str, device: torch.device):
-        """Load whatever convert.load does. Raises UserError."""
-        loaded = convert.load(init_from, which)
-        self.name, self.device = init_from, device
-        self.tokenizer = loaded.tokenizer
-        self.opened = self._ready(loaded.build())
-        self.step: int | None = loaded.state.get("step")
-        self.run = loaded.path.parent if self.step is not None else None  # the folder
-        self.settings = loaded.settings()
-        self.saved = replace(loaded, model={})  # without the weights
-        self.others = Cache(MODEL_BYTES, lambda model: sum(p.nbytes for p in model.parameters()))
-        self.limit = min(self.opened.config.block_size, MOST_TOKENS)  # tokens of a text
-
-    def checkpoints(self) -> dict[int, Path]:
-        """The checkpoints and snapshots of the run by their steps, in order, as they are now."""
-        if self.run is None:
-            return {}
-        complete = {int(path.name.removeprefix("step-")): path for path in checkpoint.directories(self.run)}
-        return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
-
-    def steps(self) -> list[int]:
-        """The steps of the checkpoints, and of the one that was opened, which may have been removed since."""
-        return sorted({*self.checkpoints(), *([] if self.step is None else [self.step])})
-
-    def at(self, step: int | None) -> GPT:
-        """The model after so many steps. Raises UserError if there is no such checkpoint."""
-        if step is None or step == self.step:
-            return self.opened
-        return self.others.get(step, partial(self._load, step))
-
-    def _ready(self, model: GPT) -> GPT:
-        """The model as a trace needs it."""
-        return model.to(self.device, torch.float32).requires_grad_(False).eval()
-
-    def _load(self, step: int) -> GPT:
-        path = self.checkpoints().get(step)
-        if path is None:
-            raise UserError(f"{self.name} has no checkpoint of step {step:,}")
-        weights = load_file(path if path.is_file() else path / "model.safetensors")
-        return self._ready(GPT.from_tensors(self.opened.config, weights))
-
-    def piece(self, token: int) -> str:
-        """A token as text. Bytes that are only a part of a character look like \\xe2."""
-        return EOT_TEXT if token == self.tokenizer.eot else self.content(token).decode("utf-8", "backslashreplace")
-
-    def content(self, token: int) -> bytes:
-        """The bytes of a token; none of the end-of-text token, and of ids that the tokenizer does not have."""
-        return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
-
-    def describe(self) -> dict[str, Any]:
-        """The facts about the model that never change, and its checkpoints."""
-        model = self.opened
-        return {
-            "name": self.name,
-            "config": asdict(model.config),
-            "tokenizer": self.tokenizer.kind,
-            "vocab_size": self.tokenizer.vocab_size,
-            "eot": self.tokenizer.eot,
-            "step": self.step,
-            "checkpoints": self.steps(),
-            "max_iters": self.settings.get("max_iters"),
-            "limit": self.limit,
-            "can_slide": model.config.can_slide,
-            "num_params": model.num_params(),
-            "parameters": [{"name": name, "shape": list(p.shape)} for name, p in model.named_parameters()],
-        }
-
-
 class TraceProvider:
     """Answers questions about one or two models. It may be asked by many threads, and answers one at a time."""
 
@@ -267,35 +151,15 @@ class TraceProvider:
         When a sample has ended, it is once [null, the rest of its text, why it ended], and null afterwards.
         """
         question = self._read(GenerationQuestion, asked)
-        if not question.ids:
-            raise UserError("ids: there must be at least one token")
-        viewed, count = self._viewed(question), question.num_samples
+        viewed = self._viewed(question)
+        require_ids(question)
         with self.lock:
             gpt = self.samplers.get(
                 (question.model, question.step),
                 lambda: LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)),
             )
             torch.set_float32_matmul_precision("highest")  # for traces; a sampler on a GPU sets another one
-        rows = [SampledRow(viewed.tokenizer, question.stop) for _ in range(count)]
-        beginning = question.ids[max(0, len(question.ids) - question.begun) :]
-        begun = [[row.text.push(token) for token in beginning] for row in rows]
-        ended = [row.text.ended for row in rows]
-        steps = gpt.steps([list(question.ids)] * count, range(count), question, ended)
-        yield {"begun": begun[0]}
-        while True:
-            with self.lock:  # questions are answered between two steps
-                step = next(steps, None)
-                choices = most_likely(step, RUNNERS_UP, viewed.tokenizer.vocab_size) if step else []
-            if step is None:
-                break
-            yield {
-                "samples": [
-                    row.end(question.max_new_tokens) if token is None else row.push(token, *choice)
-                    for row, token, choice in zip(rows, step.tokens, choices, strict=True)
-                ]
-            }
-            ended[:] = [end or row.text.ended for end, row in zip(ended, rows, strict=True)]
-        yield {"samples": [row.end(question.max_new_tokens) for row in rows]}
+        yield from stream_samples(gpt, question, self.lock)
 
     # --- what is asked about ------------------------------------------------------------------------------------------
 
@@ -303,8 +167,9 @@ class TraceProvider:
         """A question that was read from JSON. Raises UserError."""
         if not isinstance(asked, dict):
             raise UserError("a question is a JSON object")
-        ids = asked.pop("ids", [])
-        question = configurator.from_json(kind, asked)
+        fields = dict(asked)
+        ids = fields.pop("ids", [])
+        question = configurator.from_json(kind, fields)
         if question.model >= len(self.models):
             raise UserError(f"model={question.model}: there are {len(self.models)}")
         size = self._viewed(question).tokenizer.vocab_size  # the model's may be padded
@@ -333,25 +198,11 @@ class TraceProvider:
         """The trace that a question is about. Raises UserError."""
         viewed = self._viewed(question)
         config, ids, switches = viewed.opened.config, question.ids, self._switches(question)
-        if not ids:
-            raise UserError("ids: there must be at least one token")
+        require_ids(question)
         if question.layer >= config.n_layer or question.head >= config.n_head or question.token >= len(ids):
             raise UserError(f"there are {config.n_layer} layers, {config.n_head} heads, and {len(ids):,} tokens")
         key = (question.model, question.step, ids, switches)
         return self.traces.get(key, lambda: ViewedTrace(viewed.at(question.step), ids, switches))
-
-    def _pushed(self, trace: Trace, added: Tensor, token: int) -> list[dict[str, Any]]:
-        """The tokens whose logits each of the vectors (N, C) raises and lowers most."""
-        effect = trace.effect(added, token)  # (N, V)
-        k = min(PUSHED, effect.shape[-1])
-        up, down = effect.topk(k), effect.topk(k, largest=False)
-        return [
-            {
-                "up": list(zip(up.indices[n].tolist(), up.values[n].tolist(), strict=True)),
-                "down": list(zip(down.indices[n].tolist(), down.values[n].tolist(), strict=True)),
-            }
-            for n in range(len(added))
-        ]
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -378,9 +229,9 @@ class TraceProvider:
 
     def overview(self, question: Question) -> Answer:
         """Every token's loss, and every head in small."""
-        viewed, trace = self._viewed(question), self._trace(question)
+        trace = self._trace(question)
         predictions = trace.trace.predictions
-        scores = {**trace.scores, "prefix": self._prefix_scores(viewed, question)}
+        scores = {**trace.scores, "prefix": self._prefix_scores(question)}
         tensors = {
             **predictions._asdict(),
             "norms": trace.trace.stream.norm(dim=-1),  # (2L + 1, T)
@@ -389,13 +240,13 @@ class TraceProvider:
         }
         return Answer({"mean_loss": predictions.loss.mean().item()}, tensors)
 
-    def _prefix_scores(self, viewed: ViewedModel, question: Question) -> Tensor:
+    def _prefix_scores(self, question: Question) -> Tensor:
         """The prefix-matching scores of all heads on random tokens that repeat: (L, H)."""
+        viewed = self._viewed(question)
 
         def measure() -> Tensor:
-            model = viewed.at(question.step)
             ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
-            return ViewedTrace(model, tuple(ids), Switches()).scores["prefix"]
+            return ViewedTrace(viewed.at(question.step), tuple(ids), Switches()).scores["prefix"]
 
         return self.probes.get((question.model, question.step), measure)
 
@@ -413,7 +264,7 @@ class TraceProvider:
         written = block.mlp.c_proj.weight * layer.hidden[token]  # (C, 4C)
         strongest = written.norm(dim=0).topk(min(NEURONS, written.shape[1])).indices
         added = torch.cat([by_head, layer.attention[token][None], layer.mlp[token][None], written.T[strongest]])
-        pushed = self._pushed(trace, added, token)
+        pushed = pushed_tokens(trace, added, token)
         H = len(by_head)
         facts = {
             "heads": pushed[:H],
@@ -548,34 +399,9 @@ class TraceProvider:
         return Answer({"method": config.position}, tensors)
 
     def run(self, question: Question) -> Answer:
-        """The run of a model as far as it has come: its metrics after the step `since`, samples, and checkpoints.
-
-        last: the last step of all metrics; if it is before `since`, another run has replaced this one, or the run was
-        resumed from an earlier step. training: whether a process is training it now, unless that was killed. idle:
-        seconds since the last line. max_iters, stopped_by: as of the newest checkpoint. Unknown metrics are NaN.
-        Nothing for a model without a run.
-        """
-        viewed = self._viewed(question)
-        if viewed.run is None:
-            return Answer({})
-        metrics = viewed.run / "metrics.jsonl"
-        lines, last = read_lines(metrics, question.since)
-        samples = [line for line in read_lines(viewed.run / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
-        max_iters, stopped_by = None, None
-        with suppress(OSError, ValueError, LookupError, TypeError):  # a checkpoint may be removed at this moment
-            state = checkpoint.last_state(viewed.run)
-            max_iters, stopped_by = state["decisions"][-1][1], state["stopped_by"]
-        facts = {
-            "training": (viewed.run / ".lock").exists(),
-            "idle": max(0.0, time.time() - metrics.stat().st_mtime) if metrics.exists() else None,
-            "max_iters": max_iters,
-            "stopped_by": stopped_by,
-            "last": last,
-            "samples": [[line["step"], line["text"]] for line in samples[-RUN_SAMPLES:]],
-            "checkpoints": viewed.steps(),
-        }
-        columns = {name: torch.tensor([_number(line.get(name)) for line in lines]) for name in RUN_METRICS}
-        return Answer(facts, {**columns, "step": torch.tensor([line["step"] for line in lines], dtype=torch.int32)})
+        """ViewedModel.progress: facts, and a tensor for each metric. Nothing for a model without a run."""
+        facts, columns = self._viewed(question).progress(question.since)
+        return Answer(facts, {name: torch.tensor(column) for name, column in columns.items()})
 
     def memorized(self, question: Question) -> Answer:
         """The spans of the text that occur in the training data and are longer than chance gives, and where they occur.
@@ -584,102 +410,24 @@ class TraceProvider:
         data cannot be searched, the only fact is the reason.
         """
         viewed = self._viewed(question)
-        if not question.ids:
-            raise UserError("ids: there must be at least one token")
+        require_ids(question)
+
+        def index() -> TrainingSearch:
+            return TrainingSearch(open_training_data(viewed.saved, self.data_dir), viewed.tokenizer)
+
         data_hash = viewed.saved.state.get("dataset", {}).get("hash")
         try:
-            search = self.searches.get(data_hash, lambda: TrainingSearch(viewed, self.data_dir))
+            training = self.searches.get(data_hash, index)
         except UserError as problem:  # not cached: the data may come back
             return Answer({"reason": str(problem)})
-        ids = np.array(question.ids)
-        longest, chance = search.index.longest(ids), search.index.chance(len(ids))
-        spans = [span for span in maximal_spans(longest) if span[1] - span[0] > chance]
-        facts = {
-            "reason": None,
-            "spans": [search.place(ids, start, end) for start, end in spans],
-            "chance": chance,
-            "datasets": [dataset.folder.name for dataset in search.datasets],
-            "searched": search.index.searched,
-            "complete": search.index.complete,
-            "held_out": search.held_out,
-            "init_from": viewed.settings.get("init_from"),
-        }
+        facts, longest = training.search(np.array(question.ids))
         tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
-        return Answer(facts, tensors)
+        return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
 
 
-class TrainingSearch:
-    """The training data of a model, and their index."""
-
-    def __init__(self, viewed: ViewedModel, data_dir: str | None):
-        """Raises UserError if the training data are not available."""
-        self.tokenizer = viewed.tokenizer
-        self.datasets = open_training_data(viewed.saved, data_dir)
-        self.index = TrainingIndex(self.datasets, self.tokenizer.eot)
-        lengths = held_out_lengths(self.index, self.datasets)
-        self.held_out = np.percentile(lengths, [50, 99], method="lower").tolist()  # the median and a long one
-
-    def place(self, ids: np.ndarray, start: int, end: int) -> dict[str, Any]:
-        """The facts about a span of a text, (T,), that occurs in the training data."""
-        count, dataset, shard, offset = self.index.find(ids[start:end])
-        tokens, after = self.datasets[dataset].train[shard].ids, offset + end - start
-        return {
-            "start": start,
-            "end": end,
-            "count": count,
-            "dataset": self.datasets[dataset].folder.name,
-            "shard": shard,
-            "shards": len(self.datasets[dataset].train),
-            "offset": offset,
-            "before": self._text(tokens[max(offset - CONTEXT_TOKENS, 0) : offset]),
-            "text": self._text(ids[start:end]),
-            "after": self._text(tokens[after : after + CONTEXT_TOKENS]),
-        }
-
-    def _text(self, ids: np.ndarray) -> str:
-        """The text of tokens, with the name of the end-of-text token."""
-        pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
-        return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
-
-
-class SampledRow:
-    """A sample as a page gets it."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: str | None):
-        self.text = TextStream(tokenizer, stop)
-        self.tokens = 0  # so far
-        self.reported = False  # whether its end has been
-
-    def push(self, token: int, probability: float, runners_up: list[tuple[int, float]]) -> list[Any]:
-        self.tokens += 1
-        return [token, self.text.push(token), probability, runners_up]
-
-    def end(self, max_new_tokens: int) -> list[Any] | None:
-        """The end of the sample, which there is only once."""
-        if self.reported:
-            return None
-        self.reported = True
-        length = "max_new_tokens" if self.tokens == max_new_tokens else "end of text"
-        why = "stop" if self.text.ended else length
-        return [None, self.text.push(None), why]
-
-
-def most_likely(step: Step, count: int, vocab_size: int) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each row, its token's probability, and so many of the most likely other tokens with theirs.
-
-    Ids from vocab_size on are padding. Raises UserError if the model computes NaN.
-    """
-    probabilities = step.logits[:, :vocab_size].softmax(dim=-1)  # (B, V)
-    top = probabilities.topk(min(count + 1, probabilities.shape[-1]))
-    if not top.values.isfinite().all():
-        raise UserError("the model computes NaN or infinity: use another checkpoint")
-    choices = []
-    for row, (token, ids, values) in enumerate(
-        zip(step.tokens, top.indices.tolist(), top.values.tolist(), strict=True)
-    ):
-        others = [(other, p) for other, p in zip(ids, values, strict=True) if other != token]
-        choices.append((0.0 if token is None else probabilities[row, token].item(), others[:count]))
-    return choices
+def require_ids(question: Question | GenerationQuestion) -> None:
+    if not question.ids:
+        raise UserError("ids: there must be at least one token")
 
 
 class ViewedTrace:
@@ -700,29 +448,18 @@ class ViewedTrace:
         self.scores = {name: torch.stack([layer[name] for layer in scores]) for name in HEAD_SCORES}  # (L, H) each
 
 
-def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | None]:
-    """The lines of a run's metrics.jsonl or samples.jsonl after a step (0: all of them), and the last line's step.
-
-    The last line may still be being written; it and damaged ones are left out.
-    """
-    lines: list[dict[str, Any]] = []
-    last = None
-    complete = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for content in reversed(complete):
-        with suppress(ValueError, RecursionError):
-            line = json.loads(content)
-            step = line.get("step") if isinstance(line, dict) else None
-            if type(step) is not int:
-                continue
-            last = step if last is None else last
-            if since and step <= since:
-                break
-            lines.append(line)
-    return lines[::-1], last
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def pushed_tokens(trace: Trace, added: Tensor, token: int) -> list[dict[str, Any]]:
+    """The tokens whose logits each of the vectors (N, C) raises and lowers most."""
+    effect = trace.effect(added, token)  # (N, V)
+    k = min(PUSHED, effect.shape[-1])
+    up, down = effect.topk(k), effect.topk(k, largest=False)
+    return [
+        {
+            "up": list(zip(up.indices[n].tolist(), up.values[n].tolist(), strict=True)),
+            "down": list(zip(down.indices[n].tolist(), down.values[n].tolist(), strict=True)),
+        }
+        for n in range(len(added))
+    ]
 
 
 def principal_plane(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:

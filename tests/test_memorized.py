@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from folio import UserError, memorized
-from folio.memorized import TrainingIndex, covering_lengths, held_out_lengths, maximal_spans
+from folio.memorized import CONTEXT_TOKENS, TrainingIndex, covering_lengths, held_out_lengths, maximal_spans
 from folio.shards import Dataset, DatasetError, Shard
-from folio.trace_provider import CONTEXT_TOKENS, TraceProvider, ViewedModel
+from folio.trace_provider import TraceProvider
+from folio.viewed_model import ViewedModel
 from train import train
 
 VOCAB = 70_000
@@ -236,7 +237,7 @@ def test_the_answer_about_a_text(viewed, text):
 def test_the_index_is_built_once(viewed, monkeypatch):
     provider = TraceProvider([viewed, viewed], "")
     first = provider.answer({"kind": "memorized", "ids": [1, 2, 3]})
-    monkeypatch.setattr("folio.trace_provider.TrainingIndex", None)
+    monkeypatch.setattr("folio.memorized.TrainingIndex", None)
     second = provider.answer({"kind": "memorized", "ids": [1, 2, 3], "model": 1})
     assert first.facts == second.facts
 

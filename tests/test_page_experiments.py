@@ -53,7 +53,8 @@ def serve(tmp_path) -> Iterator[Callable[..., str]]:
     import uvicorn
 
     from folio.serve import make_app
-    from folio.trace_provider import TraceProvider, ViewedModel
+    from folio.trace_provider import TraceProvider
+    from folio.viewed_model import ViewedModel
 
     servers = []
 

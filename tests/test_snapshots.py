@@ -18,7 +18,8 @@ from folio import checkpoint
 from folio.metrics import Metrics
 from folio.schedule import Schedule, StepCounts
 from folio.snapshots import find_snapshots, is_due, snapshot_steps, write_snapshot
-from folio.trace_provider import TraceProvider, ViewedModel
+from folio.trace_provider import TraceProvider
+from folio.viewed_model import ViewedModel
 from model import GPT
 from train import TrainConfig, train
 

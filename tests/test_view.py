@@ -5,14 +5,10 @@ NumpyRun. It runs for each kind of model, after one weight was changed. Every vi
 """
 
 import csv
-import http.client
 import io
-import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import urllib.parse
@@ -28,18 +24,16 @@ import numpy as np
 import pytest
 import torch
 from numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
-from repository import ROOT
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
-from folio import UserError, configurator
-from folio.configurator import ConfigError
 from folio.generate import Sampling, next_token_probabilities
-from folio.serve import make_app, read_page
-from folio.trace_provider import TraceProvider, ViewedModel
+from folio.serve import make_app, make_server
+from folio.trace_provider import TraceProvider
+from folio.viewed_model import ViewedModel
 from model import GPT, GPTConfig
 from tools import bench_view
 from tools.bench_view import ViewBenchConfig
-from tools.view import ViewConfig, listen, main
+from tools.view import listen
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 CPU = torch.device("cpu")
@@ -90,13 +84,10 @@ class Served:
 @contextmanager
 def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
     """Serve one or two runs."""
-    import uvicorn
-
     provider = TraceProvider([ViewedModel(run, "best", CPU) for run in runs], text)
     listener = listen("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    app = make_app(provider, frozenset([address]))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+    server = make_server(make_app(provider, frozenset([address])))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -905,152 +896,7 @@ def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
         assert heap["usedSize"] + heap.get("backingStorageSize", 0) < 300e6
 
 
-# --- the server -------------------------------------------------------------------------------------------------------
-
-
-def request(served: Served, method: str = "POST", path: str = "/ask", body: bytes = b"", **headers: str):
-    """The status, headers, and body of an answer. Names of headers have _ for -."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
-    names = {"content_type": "application/json", **headers}
-    try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in names.items()})
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
-    finally:
-        connection.close()
-
-
-def test_the_page_is_small_and_needs_nothing_else(char):
-    status, headers, page = request(char, "GET", "/")
-    assert status == 200 and page.decode() == read_page() and len(page) <= 150_000
-    policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "connect-src 'self'" in policy
-    assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
-    assert not re.search(rb"<link|<script [^>]*src|@import|//[a-z]+\.(com|org|net)(?!/(2000|1999))", page)
-
-
-def test_only_the_page_itself_may_ask(char):
-    question = json.dumps({"kind": "tokens", "text": "To"}).encode()
-    port = char.port
-    for headers, status in (
-        ({}, 200),
-        ({"origin": f"http://127.0.0.1:{port}"}, 200),
-        ({"content_type": "application/json; charset=utf-8"}, 200),
-        ({"host": "example.com"}, 403),  # as after DNS rebinding
-        ({"host": "127.0.0.1"}, 403),
-        ({"host": f"localhost:{port}"}, 403),  # the tests serve one name
-        ({"origin": "http://example.com"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": f"https://127.0.0.1:{port}"}, 403),
-        ({"content_type": "text/plain"}, 415),  # what a form can send
-        ({"content_type": ""}, 415),
-    ):
-        assert request(char, body=question, **headers)[0] == status, headers
-        if "content_type" not in headers:
-            assert request(char, "GET", "/", **headers)[0] == status, headers
-    assert request(char, "GET")[0] == 405 and request(char, path="/folio/serve.py")[0] == 404
-    assert request(char, "GET", "/../serve.py")[0] == request(char, "GET", "/page/core.js")[0] == 404
-
-
-@pytest.mark.parametrize("path", ["/ask", "/generate"])
-def test_a_wrong_request_is_an_error_of_one_line(path, char):
-    for body, message in (
-        (b"", "the body is not JSON"),
-        (b"\xff", "the body is not JSON"),
-        (b"[" * 100_000, "the body is not JSON"),
-        (b"[]", "a question is a JSON object"),
-        (b'{"kind": "head", "ids": [1], "layer": 9}', "layers" if path == "/ask" else None),
-        (b'{"ids": [1' + b"," * 2**20 + b"]}", "a request must not be larger than 1,048,576 bytes"),
-    ):
-        if message is None:
-            continue
-        status, _, answer = request(char, path=path, body=body)
-        assert status == 400 and message in json.loads(answer)["error"], body[:50]
-
-
-def test_samples_are_streamed_by_lines(char):
-    question = {"ids": [1, 2], "num_samples": 2, "max_new_tokens": 5}
-    status, headers, content = request(char, path="/generate", body=json.dumps(question).encode())
-    assert status == 200 and headers["content-type"] == "application/x-ndjson"
-    lines = [json.loads(line) for line in content.splitlines()]
-    assert lines == json.loads(json.dumps(list(char.provider.generate(question)))) and len(lines) == 6
-
-
-def test_sampling_ends_when_the_page_is_closed(char, monkeypatch):
-    closed, events = threading.Event(), []
-    generate = char.provider.generate
-
-    def observed(question: Any) -> Iterator[dict]:
-        try:
-            for event in generate(question):
-                events.append(event)
-                yield event
-        finally:
-            closed.set()
-
-    monkeypatch.setattr(char.provider, "generate", observed)
-    connection = http.client.HTTPConnection("127.0.0.1", char.port, timeout=30)
-    question = json.dumps({"ids": [1], "max_new_tokens": 4096})
-    connection.request("POST", "/generate", question, {"content-type": "application/json"})
-    response = connection.getresponse()
-    assert response.readline() == b"{}\n" and b"samples" in response.readline()
-    response.close(), connection.close()
-    assert closed.wait(60) and len(events) < 4000
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="it sends a signal")
-def test_the_command_serves_a_run_until_ctrl_c(tmp_path):
-    import signal
-
-    run = save_run(tmp_path / "run", {1: build_model("char", 1)}, TOKENIZERS["char"], {})
-    command = [sys.executable, str(ROOT / "tools" / "view.py"), run, "--open=False", "--port=0", "--text=To be"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    try:
-        url = re.match(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())[0]
-        served = Served(None, url)
-        for host in ("127.0.0.1", "localhost"):
-            status, _, answer = request(served, body=b'{"kind": "models"}', host=f"{host}:{served.port}")
-            assert status == 200 and b'"text": "To be"' in answer
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) in (0, 130) and "Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_port_that_is_taken_is_replaced_by_a_free_one():
-    first = listen("127.0.0.1", 0)
-    first.listen()
-    second = listen("127.0.0.1", first.getsockname()[1])
-    assert second.getsockname()[1] not in (0, first.getsockname()[1])
-    first.close(), second.close()
-    with pytest.raises(UserError, match=r"host=192\.0\.2\.1: no port can be opened there"):
-        listen("192.0.2.1", 0)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ([], "models: give one, or two to compare"),
-        (["a", "b", "c"], "give one, or two"),
-        (["a", "--host=0.0.0.0"], "host=0.0.0.0: it must be one of 127.0.0.1, localhost, ::1"),
-        (["a", "--port=70000"], "port=70000"),
-    ],
-)
-def test_wrong_settings_are_an_error_of_one_line(arguments, message):
-    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
-        configurator.load(ViewConfig, arguments)
-    assert "\n" not in str(raised.value)
-
-
-def test_two_models_need_the_same_tokenizer(tmp_path):
-    runs = {kind: build_model(kind, 1) for kind in ("char", "bpe")}
-    runs = [save_run(tmp_path / kind, {1: model}, TOKENIZERS[kind], {}) for kind, model in runs.items()]
-    with pytest.raises(UserError, match="have different tokenizers"):
-        main(ViewConfig(models=tuple(runs), device="cpu", open=False))
+# --- the benchmark ----------------------------------------------------------------------------------------------------
 
 
 @in_browser

@@ -15,11 +15,11 @@ import torch
 from random_runs import save_run
 from tiny_tokenizers import trained
 
-from folio import UserError, configurator, serve
+from folio import UserError, configurator
 from folio.checkpoint import NoCheckpointError
 from folio.language_model import LanguageModel
 from folio.tokenizer import ByteTokenizer, CharTokenizer
-from folio.trace_provider import ViewedModel
+from folio.viewed_model import ViewedModel
 from tools import view
 from tools.view import KNOWN_TEXT, ViewConfig
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> str:
 def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.client.HTTPConnection]:
     """Run the tool in a thread, and connect to it."""
     servers: queue.Queue = queue.Queue()
-    make_server = serve.make_server
+    make_server = view.make_server
 
     def remember(app):
         server = make_server(app)
@@ -45,7 +45,7 @@ def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.c
         server.run = lambda sockets: (servers.put((server, sockets[0].getsockname())), run(sockets=sockets))
         return server
 
-    monkeypatch.setattr(serve, "make_server", remember)
+    monkeypatch.setattr(view, "make_server", remember)
     cfg = configurator.load(ViewConfig, [*arguments, "--open=False", "--device=cpu"])
     thread = threading.Thread(target=view.main, args=(cfg,))
     thread.start()
@@ -58,8 +58,8 @@ def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.c
         thread.join()
 
 
-def ask(connection: http.client.HTTPConnection, kind: str) -> dict:
-    connection.request("POST", "/ask", json.dumps({"kind": kind}), {"content-type": "application/json"})
+def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> dict:
+    connection.request("POST", "/ask", json.dumps({"kind": kind}), {"content-type": "application/json", **headers})
     with connection.getresponse() as response:
         content = response.read()
         assert response.status == 200
@@ -101,7 +101,9 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         with viewing(monkeypatch, run, f"--port={taken}") as connection:
-            assert connection.port != taken and ask(connection, "models")["models"][0]["name"] == run
+            assert connection.port != taken
+            for host in ("127.0.0.1", "localhost"):
+                assert ask(connection, "models", host=f"{host}:{connection.port}")["models"][0]["name"] == run
     first, address = capsys.readouterr().out.splitlines()
     assert first == f"port {taken} cannot be used (Address already in use); {connection.port} is free"
     assert address == f"http://127.0.0.1:{connection.port}/  (Ctrl-C stops)"
@@ -111,6 +113,8 @@ def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
         assert second.getsockname()[1] != port
     with closing(view.listen("127.0.0.1", port)) as third:
         assert third.getsockname()[1] == port
+    with pytest.raises(UserError, match=r"^host=192\.0\.2\.1: no port can be opened there"):
+        view.listen("192.0.2.1", 0)
 
 
 def test_it_serves_on_ipv6(monkeypatch, capsys, run):

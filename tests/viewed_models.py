@@ -27,6 +27,8 @@ SHAPES = {  # fields of GPTConfig
     "rotary": dict(position="rotary", vocab_size=260),  # three ids more than the tokenizer has
 }
 
+CONFIG = {"max_iters": 300, "dataset": "no-such-data", "data_dir": None}  # of their runs
+
 
 def build_model(kind: str, seed: int) -> GPT:
     """A model of one of SHAPES, with a context of 48 tokens."""
@@ -38,7 +40,7 @@ def save_run(folder: Path, models: dict[int, GPT], tokenizer: Tokenizer, snapsho
     """A run's folder with complete checkpoints and snapshots by their steps. The best checkpoint is the last one."""
     for step, model in models.items():
         state = {name: kind() if isinstance(kind, type) else 1.0 for name, kind in SCHEMA.items()}
-        state |= {"model": asdict(model.config), "config": {"max_iters": 300}, "format_version": 1, "step": step}
+        state |= {"model": asdict(model.config), "config": CONFIG, "format_version": 1, "step": step}
         weights = dict(model.named_parameters())
         with mock.patch("os.fsync"):  # waiting for the disk takes most of the time
             checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True, keep_last=100)

@@ -14,7 +14,7 @@ import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -23,9 +23,11 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.configurator import Settings, line_breaks, run_script  # noqa: E402
-
-if TYPE_CHECKING:
-    from folio.trace_provider import ViewedModel
+from folio.language_model import LanguageModel  # noqa: E402
+from folio.runtime import resolve_runtime  # noqa: E402
+from folio.serve import make_app, make_server  # noqa: E402
+from folio.trace_provider import TraceProvider  # noqa: E402
+from folio.viewed_model import ViewedModel  # noqa: E402
 
 KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
 FIRST_TOKENS = 100  # of a text that is chosen
@@ -76,10 +78,8 @@ def listen(host: str, port: int) -> socket.socket:
     raise UserError(f"host={host}: no port can be opened there ({problem})")
 
 
-def choose_text(viewed: "ViewedModel") -> str:
+def choose_text(viewed: ViewedModel) -> str:
     """A text for a model of Shakespeare or of general English, and a sample of any other model."""
-    from folio.language_model import LanguageModel
-
     dataset = str(viewed.settings.get("dataset", "shakespeare"))
     if "shakespeare" in dataset and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
         return KNOWN_TEXT
@@ -91,10 +91,6 @@ def choose_text(viewed: "ViewedModel") -> str:
 
 
 def main(cfg: ViewConfig) -> None:
-    from folio.runtime import resolve_runtime  # these take a second
-    from folio.serve import make_app, make_server
-    from folio.trace_provider import TraceProvider, ViewedModel
-
     device = resolve_runtime(cfg.device, "float32", False).device
     models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
     if len({viewed.tokenizer.hash for viewed in models}) > 1:

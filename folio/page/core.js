@@ -293,7 +293,7 @@ function build(node, attributes, children) {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value !== undefined && value !== null) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter(child => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
   return node;
 }
 

@@ -12,24 +12,40 @@ const STOPS = {
   signed: [[20, 24, 80], [45, 90, 150], [120, 150, 165], [190, 190, 170], [240, 215, 130], [255, 252, 215]],
 };
 
-function colorOf(scale, x) {
-  const stops = STOPS[scale], last = stops.length - 1;
-  const at = clamp(scale === "signed" ? (x + 1) / 2 : x, 0, 1) * last;
-  const i = Math.min(Math.floor(at), last - 1);
+const MISSING = [225, 228, 233]; // the color of -∞ and NaN
+
+// Where on a scale a number is, from 0 to 1.
+function placeOn(scale, x) {
+  return clamp(scale === "signed" ? (x + 1) / 2 : x, 0, 1);
+}
+
+function colorAt(scale, place) {
+  const stops = STOPS[scale], at = place * (stops.length - 1), i = Math.min(Math.floor(at), stops.length - 2);
   return stops[i].map((c, channel) => Math.round(c + (at - i) * (stops[i + 1][channel] - c)));
 }
 
-const MISSING = [225, 228, 233]; // the color of -∞ and NaN
-const palettes = {};
+function colorOf(scale, x) {
+  return colorAt(scale, placeOn(scale, x));
+}
 
-// The colors of a scale from one end to the other as pixels of an image.
+const palettes = {}; // 1,024 colors of a scale, as pixels of an image
+
 function paletteOf(scale) {
-  const at = i => scale === "signed" ? i / 511.5 - 1 : i / 1023;
-  return palettes[scale] ??= Uint32Array.from({length: 1024}, (_, i) => pixelOf(colorOf(scale, at(i))));
+  return palettes[scale] ??= Uint32Array.from({length: 1024}, (_, i) => pixelOf(colorAt(scale, i / 1023)));
 }
 
 function pixelOf([r, g, b]) {
   return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
+}
+
+// Numbers as an image, one pixel for each.
+function imageOf(data, rows, columns, scale, value) {
+  const canvas = element("canvas", {width: columns, height: rows}), context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
+  const palette = paletteOf(scale), missing = pixelOf(MISSING);
+  data.forEach((x, k) => pixels[k] = Number.isFinite(x) ? palette[Math.round(1023 * placeOn(scale, value(x)))] : missing);
+  context.putImageData(image, 0, 0);
+  return canvas;
 }
 
 function css(color) {
@@ -58,11 +74,8 @@ function picture(id, title, table, drawing, note = "") {
   return figure;
 }
 
-// Numbers are written so that reading them gives the same float32 again.
 function csv({columns, rows}) {
-  const cell = x => typeof x === "number"
-    ? (Number.isFinite(x) ? String(x) : x < 0 ? "-inf" : Number.isNaN(x) ? "nan" : "inf")
-    : /[",\n\r]/.test(x) ? `"${x.replaceAll('"', '""')}"` : x;
+  const cell = x => /[",\n\r]/.test(x) ? `"${x.replaceAll('"', '""')}"` : x;
   return [columns, ...rows].map(row => Array.from(row, cell).join(",")).join("\n") + "\n";
 }
 
@@ -83,8 +96,7 @@ function download(name, content, type) {
 function savePicture(id, figure, kind) {
   if (kind === "png") return figure.querySelector("canvas").toBlob(blob => download(`${id}.png`, blob));
   const copy = figure.querySelector("svg").cloneNode(true);
-  const style = "text{font:12px monospace;fill:#1d2430}.soft{fill:#5d6878}";
-  copy.prepend(svg("style", {}, style));
+  copy.prepend(svg("style", {}, "text{font:12px monospace;fill:#1d2430}.soft{fill:#5d6878}"));
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   download(`${id}.svg`, new XMLSerializer().serializeToString(copy), "image/svg+xml");
 }
@@ -114,36 +126,25 @@ function heatMap({shape: [rows, columns], data}, options) {
   const {scale = "sequential", value = x => x, read, click, chosen, numbers = false} = options;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
   const height = options.height ?? (numbers ? 24 : cell);
-  const canvas = element("canvas", {width: columns * (numbers ? cell : 1), height: rows * (numbers ? height : 1)});
+  let canvas = imageOf(data, rows, columns, scale, value);
+  if (numbers) canvas = written(canvas);
   Object.assign(canvas.style, {width: `${columns * cell}px`, height: `${rows * height}px`});
-  paint(canvas.getContext("2d"));
   const cursor = element("div", {class: "cursor"}), readout = element("div", {class: "readout"});
   const box = element("div", {class: "heat"}, canvas, cursor);
   if (chosen) box.append(frame(element("div", {class: "chosen"}), ...chosen));
 
-  function paint(context) {
-    if (!numbers) {
-      const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-      const palette = paletteOf(scale), [from, to] = scale === "signed" ? [-1, 1] : [0, 1], last = palette.length - 1;
-      for (let k = 0; k < rows * columns; k++) {
-        const x = (value(data[k]) - from) / (to - from);
-        pixels[k] = Number.isFinite(data[k]) ? palette[Math.round(clamp(x, 0, 1) * last)] : pixelOf(MISSING);
-      }
-      return context.putImageData(image, 0, 0);
-    }
-    context.font = "11px monospace";
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    for (let i = 0; i < rows; i++) {
-      for (let j = 0; j < columns; j++) {
-        const x = data[i * columns + j];
-        const color = Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING;
-        context.fillStyle = css(color);
-        context.fillRect(j * cell, i * height, cell, height);
-        context.fillStyle = textColorOn(color);
-        context.fillText(Number.isFinite(x) ? x.toFixed(2) : "−∞", (j + 0.5) * cell, (i + 0.5) * height);
-      }
-    }
+  // The image, enlarged, with the numbers.
+  function written(image) {
+    const large = element("canvas", {width: columns * cell, height: rows * height}), context = large.getContext("2d");
+    context.imageSmoothingEnabled = false;
+    context.drawImage(image, 0, 0, large.width, large.height);
+    Object.assign(context, {font: "11px monospace", textAlign: "center", textBaseline: "middle"});
+    data.forEach((x, k) => {
+      context.fillStyle = textColorOn(Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING);
+      const text = Number.isFinite(x) ? x.toFixed(2) : "−∞";
+      context.fillText(text, (k % columns + 0.5) * cell, (Math.floor(k / columns) + 0.5) * height);
+    });
+    return large;
   }
 
   function frame(node, i, j) {
@@ -176,14 +177,12 @@ function heatMap({shape: [rows, columns], data}, options) {
 }
 
 // A vector as a strip of cells, wrapped to rows of `width`; colors are relative to the largest absolute value.
-function strip(vector, read, options = {}) {
-  const most = largest(vector), width = options.width ?? Math.min(vector.length, 128);
-  const rows = Math.ceil(vector.length / width), data = new Float32Array(rows * width).fill(NaN);
+function strip(vector, read, {width, cell}) {
+  const most = largest(vector), rows = Math.ceil(vector.length / width), data = new Float32Array(rows * width).fill(NaN);
   data.set(vector);
   return heatMap({shape: [rows, width], data}, {
-    scale: "signed", value: x => x / most, cell: options.cell ?? clamp(Math.floor(640 / width), 4, 12), height: 14,
+    scale: "signed", value: x => x / most, cell, height: 14,
     read: (i, j, x) => i * width + j < vector.length ? read(i * width + j, x) : "",
-    click: options.click && ((i, j) => i * width + j < vector.length && options.click(i * width + j)),
   });
 }
 
@@ -217,8 +216,8 @@ function numberTable(columns, rows, options = {}) {
       typeof cell === "number" ? short(cell) : cell)))))));
 }
 
-// Lines over x. series: {name, points: [[x, y], ...], color}. options: width, height, logX, xTitle, yTitle, mark (an x),
-// click(x).
+// Lines over x. series: {name, points: [[x, y], ...], color, width, dash, fill}. options: width, height, logX, from and to
+// (of y), xTitle, yTitle, mark (an x), click(x).
 const LINE_COLORS = ["#1f5fbf", "#c2410c", "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
 
 function lineChart(series, options = {}) {
@@ -230,16 +229,17 @@ function lineChart(series, options = {}) {
   const [y0, y1] = [options.from ?? Math.min(...ys), options.to ?? Math.max(...ys)];
   const X = x => left + (width - left - right) * (warp(x) - x0) / (x1 - x0 || 1);
   const Y = y => height - bottom - (height - bottom - top) * (y - y0) / (y1 - y0 || 1);
-  const ticks = ticksOf(y0, y1, 5), xTicks = logX ? [0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000, 300000].filter(x => warp(x) >= x0 && warp(x) <= x1) : ticksOf(x0, x1, 7);
+  const powers = [0, ...Array.from({length: 6}, (_, i) => [10 ** i, 3 * 10 ** i]).flat()];
+  const xTicks = logX ? powers.filter(x => warp(x) >= x0 && warp(x) <= x1) : ticksOf(x0, x1, 7);
   const chart = svg("svg", {width, height, role: "img"},
-    ticks.map(y => [svg("line", {x1: left, x2: width - right, y1: Y(y), y2: Y(y), stroke: "#e3e7ed"}),
-      svg("text", {x: left - 6, y: Y(y) + 4, "text-anchor": "end", class: "soft"}, String(Number(y.toPrecision(4))).replace("-", "−"))]).flat(),
+    ticksOf(y0, y1, 5).map(y => [svg("line", {x1: left, x2: width - right, y1: Y(y), y2: Y(y), stroke: "#e3e7ed"}),
+      svg("text", {x: left - 6, y: Y(y) + 4, "text-anchor": "end", class: "soft"}, String(Number(y.toPrecision(4))).replace("-", "−"))]),
     xTicks.map(x => svg("text", {x: X(x), y: height - bottom + 16, "text-anchor": "middle", class: "soft"}, short(x))),
     svg("text", {x: (left + width) / 2, y: height - 3, "text-anchor": "middle", class: "soft"}, xTitle),
     svg("text", {x: left, y: top, class: "soft"}, yTitle),
     mark !== undefined && svg("line", {x1: X(mark), x2: X(mark), y1: top, y2: height - bottom, stroke: "#c2410c", "stroke-dasharray": "3 3"}),
     series.map((s, i) => svg("polyline", {
-      points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: "none",
+      points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: s.fill ?? "none",
       stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6, "stroke-dasharray": s.dash ?? null,
     }, svg("title", {}, s.name))));
   if (click) {
@@ -288,13 +288,13 @@ function stackOfStrips(rows, options = {}) {
         rule && svg("line", {x1: 0, x2: width, y1: y - 6, y2: y - 6, stroke: "#5d6878"}),
         svg("text", {x: labelWidth - 8, y: y + lines / 2 + 5, "text-anchor": "end"}, label.length > letters ? `${label.slice(0, letters - 1)}…` : label),
         svg("image", {x: labelWidth, y, width: used * cell, height: Math.ceil(vector.length / columns) * lines, opacity: fade,
-          preserveAspectRatio: "none", href: stripImage(vector, columns, own ? largest(vector) : shared), style: {imageRendering: "pixelated"}}),
+          preserveAspectRatio: "none", href: stripImage(vector, used, own ? largest(vector) : shared), style: {imageRendering: "pixelated"}}),
         svg("text", {x: labelWidth + used * cell + 8, y: y + lines / 2 + 5, class: "soft"}, text),
         group && Array.from({length: Math.ceil(used / group) - 1}, (_, g) => svg("rect", {
           x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: Math.ceil(vector.length / columns) * lines, fill: "#fff"})),
         Array.from(vector.keys()).filter(k => chosen(i, k)).map(k => box(i, k, "#1f5fbf")),
-      ].flat();
-    }).flat());
+      ];
+    }));
   const readout = element("div", {class: "readout"});
 
   function at(event) {
@@ -318,13 +318,8 @@ function stackOfStrips(rows, options = {}) {
   return element("div", {}, element("div", {class: "scroll"}, drawing), read && readout);
 }
 
-// A vector as an image, one pixel for each number, in lines of `columns`.
 function stripImage(vector, columns, most) {
-  const width = Math.min(columns, vector.length), height = Math.ceil(vector.length / columns);
-  const canvas = element("canvas", {width, height}), context = canvas.getContext("2d"), image = context.createImageData(width, height);
-  vector.forEach((x, k) => image.data.set(Number.isFinite(x) ? [...colorOf("signed", x / most), 255] : [225, 228, 233, 255], 4 * k));
-  context.putImageData(image, 0, 0);
-  return canvas.toDataURL();
+  return imageOf(vector, Math.ceil(vector.length / columns), columns, "signed", x => x / most).toDataURL();
 }
 
 // How vectors become others: boxes [name, size] with what happens between them as text.
@@ -346,25 +341,14 @@ function largestDifference(x, y) {
 }
 
 // Counts of values between edges (one more than counts), and a normal distribution with the mean and the deviation.
-function histogramOf(edges, counts, {mean, deviation, width = 420, height = 220} = {}) {
-  const left = 12, bottom = 26, top = 8, low = edges[0], high = edges.at(-1), total = counts.reduce((a, b) => a + b, 0);
-  const most = Math.max(1, ...counts), wide = (high - low) / counts.length;
-  const X = x => left + (width - 2 * left) * (x - low) / (high - low || 1);
-  const Y = y => height - bottom - (height - bottom - top) * y / most;
-  const density = x => Math.exp(-(((x - mean) / deviation) ** 2) / 2) / (deviation * Math.sqrt(2 * Math.PI));
-  const normal = deviation > 0 && edges.map(x => [x, total * wide * density(x)]);
-  return svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, style: {maxWidth: "100%"}, role: "img"},
-    counts.map((count, i) => svg("rect", {
-      x: X(edges[i]), y: Y(count), width: Math.max(X(edges[i + 1]) - X(edges[i]) - 0.6, 0.6),
-      height: height - bottom - Y(count), fill: "#1f5fbf",
-    }, svg("title", {}, `${short(edges[i])} to ${short(edges[i + 1])}: ${count.toLocaleString("en-US")}`))),
-    svg("line", {x1: left, x2: width - left, y1: height - bottom, y2: height - bottom, stroke: "#5d6878"}),
-    ticksOf(low, high, 5).map(x => svg("text", {x: X(x), y: height - 9, "text-anchor": "middle", class: "soft"},
-      short(Number(x.toPrecision(10))))),
-    normal && svg("polyline", {
-      points: normal.map(([x, y]) => `${X(x).toFixed(1)},${Math.max(Y(y), 0).toFixed(1)}`).join(" "), fill: "none",
-      stroke: "#c2410c", "stroke-width": 1.5, "stroke-dasharray": "4 3",
-    }));
+function histogramOf(edges, counts, {mean, deviation}) {
+  const total = counts.reduce((a, b) => a + b, 0) * (edges[1] - edges[0]) / Math.sqrt(2 * Math.PI);
+  const normal = x => total / deviation * Math.exp(-(((x - mean) / deviation) ** 2) / 2);
+  const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
+  const values = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#1f5fbf"};
+  const curve = {name: "normal distribution", points: edges.map(x => [x, normal(x)]), color: "#c2410c", dash: "4 3"};
+  const width = clamp(document.getElementById("view").clientWidth - 42, 280, 420);
+  return lineChart(deviation > 0 ? [values, curve] : [values], {width, height: 220, from: 0, xTitle: "value", yTitle: "count"});
 }
 
 // Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text moves a

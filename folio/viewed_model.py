@@ -1,0 +1,147 @@
+"""A model that the viewer shows: its weights, its tokenizer, and the checkpoints and the progress of its run."""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+
+from folio import UserError, checkpoint, convert
+from folio.metrics import read_lines
+from folio.snapshots import find_snapshots
+from folio.tokenizer import EOT_TEXT
+from model import GPT
+
+MOST_TOKENS = 2048  # of a text, if the context is longer
+MODEL_BYTES = 2**30  # weights of other checkpoints to keep in memory
+RUN_METRICS = ("tokens", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
+RUN_SAMPLES = 10  # of samples.jsonl, the newest ones
+
+T = TypeVar("T")
+
+
+class Cache:
+    """The newest values by their keys, as long as their sizes sum to at most `most`; always the newest one."""
+
+    def __init__(self, most: int, size: Callable[[Any], int] = lambda value: 1):
+        self.most, self.size = most, size
+        self.values: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        if key not in self.values:
+            self.values[key] = compute()
+        self.values.move_to_end(key)
+        while len(self.values) > 1 and sum(map(self.size, self.values.values())) > self.most:
+            self.values.popitem(last=False)
+        return self.values[key]
+
+
+class ViewedModel:
+    """A model, its tokenizer, and the other checkpoints of its run."""
+
+    def __init__(self, init_from: str, which: str, device: torch.device):
+        """Load whatever convert.load does. Raises UserError."""
+        loaded = convert.load(init_from, which)
+        self.name, self.device = init_from, device
+        self.tokenizer = loaded.tokenizer
+        self.opened = self._ready(loaded.build())
+        self.step: int | None = loaded.state.get("step")
+        self.run = loaded.path.parent if self.step is not None else None  # the folder
+        self.settings = loaded.settings()
+        self.saved = replace(loaded, model={})  # without the weights
+        self.others = Cache(MODEL_BYTES, lambda model: sum(p.nbytes for p in model.parameters()))
+        self.limit = min(self.opened.config.block_size, MOST_TOKENS)  # tokens of a text
+
+    def checkpoints(self) -> dict[int, Path]:
+        """The checkpoints and snapshots of the run by their steps, in order, as they are now."""
+        if self.run is None:
+            return {}
+        complete = {int(path.name.removeprefix("step-")): path for path in checkpoint.directories(self.run)}
+        return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, and of the one that was opened, which may have been removed since."""
+        return sorted({*self.checkpoints(), *([] if self.step is None else [self.step])})
+
+    def at(self, step: int | None) -> GPT:
+        """The model after so many steps. Raises UserError if there is no such checkpoint."""
+        if step is None or step == self.step:
+            return self.opened
+        return self.others.get(step, partial(self._load, step))
+
+    def _ready(self, model: GPT) -> GPT:
+        """The model as a trace needs it."""
+        return model.to(self.device, torch.float32).requires_grad_(False).eval()
+
+    def _load(self, step: int) -> GPT:
+        path = self.checkpoints().get(step)
+        if path is None:
+            raise UserError(f"{self.name} has no checkpoint of step {step:,}")
+        weights = load_file(path if path.is_file() else path / "model.safetensors")
+        return self._ready(GPT.from_tensors(self.opened.config, weights))
+
+    def piece(self, token: int) -> str:
+        """A token as text. Bytes that are only a part of a character look like \\xe2."""
+        return EOT_TEXT if token == self.tokenizer.eot else self.content(token).decode("utf-8", "backslashreplace")
+
+    def content(self, token: int) -> bytes:
+        """The bytes of a token; none of the end-of-text token, and of ids that the tokenizer does not have."""
+        return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
+
+    def describe(self) -> dict[str, Any]:
+        """The facts about the model that never change, and its checkpoints."""
+        model = self.opened
+        return {
+            "name": self.name,
+            "config": asdict(model.config),
+            "tokenizer": self.tokenizer.kind,
+            "vocab_size": self.tokenizer.vocab_size,
+            "eot": self.tokenizer.eot,
+            "step": self.step,
+            "checkpoints": self.steps(),
+            "max_iters": self.settings.get("max_iters"),
+            "limit": self.limit,
+            "can_slide": model.config.can_slide,
+            "num_params": model.num_params(),
+            "parameters": [{"name": name, "shape": list(p.shape)} for name, p in model.named_parameters()],
+        }
+
+    def progress(self, since: int) -> tuple[dict[str, Any], dict[str, list]]:
+        """The facts about the run as far as it has come, and its steps and metrics after the step `since`.
+
+        last: the last step of all metrics; if it is before `since`, another run has replaced this one, or the run was
+        resumed from an earlier step. training: whether a process is training it now, unless that was killed. idle:
+        seconds since the last line. max_iters, stopped_by: as of the newest checkpoint. Unknown metrics are NaN.
+        Nothing for a model without a run.
+        """
+        if self.run is None:
+            return {}, {}
+        metrics = self.run / "metrics.jsonl"
+        lines, last = read_lines(metrics, since)
+        samples = [line for line in read_lines(self.run / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
+        max_iters, stopped_by = None, None
+        with suppress(OSError, ValueError, LookupError, TypeError):  # a checkpoint may be removed at this moment
+            state = checkpoint.last_state(self.run)
+            max_iters, stopped_by = state["decisions"][-1][1], state["stopped_by"]
+        facts = {
+            "training": (self.run / ".lock").exists(),
+            "idle": max(0.0, time.time() - metrics.stat().st_mtime) if metrics.exists() else None,
+            "max_iters": max_iters,
+            "stopped_by": stopped_by,
+            "last": last,
+            "samples": [[line["step"], line["text"]] for line in samples[-RUN_SAMPLES:]],
+            "checkpoints": self.steps(),
+        }
+        columns = {name: [_number(line.get(name)) for line in lines] for name in RUN_METRICS}
+        return facts, {"step": [line["step"] for line in lines], **columns}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
