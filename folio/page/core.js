@@ -324,7 +324,7 @@ function short(x) {
   if (!Number.isFinite(x)) return x > 0 ? "∞" : x < 0 ? "−∞" : "NaN"; // also for null, as NaN is in JSON
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x).replace("-", "−");
   const size = Math.abs(x);
-  return (size >= 1e5 || size < 1e-3 ? x.toExponential(2) : x.toPrecision(4)).replace("-", "−");
+  return (size >= 1e5 || size < 1e-3 ? x.toExponential(3) : x.toPrecision(4)).replace("-", "−");
 }
 
 function percent(p) {

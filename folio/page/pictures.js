@@ -415,12 +415,16 @@ function vectorPicture(id, title, rows, options = {}) {
     }), below), notes.filter(Boolean).join(" "));
 }
 
-// A picture that is a table. Its texts are made visible; shown: other cells to show. options: also those of numberTable.
+// A picture that is a table, scrolled to the selected row. Its texts are made visible; shown: other cells to show.
+// options: also those of numberTable.
 function tablePicture(id, title, columns, rows, {note, shown, ...options} = {}) {
   const cell = x => typeof x === "string" ? x && visible(x) : Number.isNaN(x) ? "" : x;
-  return picture(id, title, () => ({columns, rows}),
-    numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
-      shown ?? rows.map(row => row.map(cell)), options), note);
+  const table = numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
+    shown ?? rows.map(row => row.map(cell)), options);
+  requestAnimationFrame(() => {
+    table.scrollTop = (table.querySelector(".selected")?.offsetTop ?? 0) - table.clientHeight / 2;
+  });
+  return picture(id, title, () => ({columns, rows}), table, note);
 }
 
 // --- parts of views --------------------------------------------------------------------------------------------------

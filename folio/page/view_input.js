@@ -117,7 +117,7 @@ defineView({
     const chart = (id, title, columns, lines, note, options) => picture(id, title,
       () => ({columns, rows: upTo(lines[0].points.length).map(i => [i, ...lines.map(({points}) => points[i][1])])}),
       lineChart(lines, {width, mark: token, xTitle: columns[0], ...options}), note);
-    box.append(element("p", {"data-testid": "position-method"}, element("b", {}, `${position}: `),
+    box.append(element("p", {"data-testid": "position-method"}, element("strong", {}, `${position}: `),
       POSITION_METHODS[position]));
     if (table) {
       box.append(element("div", {class: "row pair"},
@@ -163,14 +163,12 @@ function upTo(n) {
 
 // --- examples --------------------------------------------------------------------------------------------------------
 
-const SHOWN_EXAMPLES = 18; // rows at once
-
 defineView({
   id: "examples", title: "Training examples",
   about: "Training shows the model a text and asks for the next token after each prefix. The loss of an example is −ln "
     + "p, for the probability p that the model gives to the token that follows.",
   draw(box, {ids, labels, token, overview: {tensors: {loss, best, best_probability: probability}, facts}}) {
-    const count = ids.length - 1, first = clamp(token - SHOWN_EXAMPLES / 2, 1, Math.max(1, count - SHOWN_EXAMPLES + 1));
+    const count = ids.length - 1;
     box.append(element("p", {},
       `A text of T = ${ids.length} tokens is T − 1 = ${count} examples. One forward pass computes all of them, `
       + "because the mask hides what comes after each prefix."));
@@ -180,13 +178,12 @@ defineView({
       Math.exp(-loss.data[i]), pieces[best.data[i]], probability.data[i]]);
     const most = innerWidth > 760 ? 44 : 10, right = rows.filter(row => row[2] === row[5]).length;
     const end = text => [...text].slice(-most).map(visible).join("").replaceAll("␣", " ");
-    const around = rows.slice(first - 1, first - 1 + SHOWN_EXAMPLES);
-    const shown = around.map(([t, prefix, next, nats, p, guess, ofGuess]) => [
+    const shown = rows.map(([t, prefix, next, nats, p, guess, ofGuess]) => [
       t, element("span", {class: "prefix"}, (prefix.length > most ? "…" : "") + end(prefix)), visible(next), nats, p,
-      guess === next ? element("b", {}, `${visible(guess)} ✓`) : visible(guess), ofGuess]);
+      guess === next ? element("strong", {}, `${visible(guess)} ✓`) : visible(guess), ofGuess]);
     const columns = ["length", "prefix", "next", "loss", "probability", "guess", "probability of the guess"];
-    box.append(tablePicture("examples", `${shown.length} of ${count} examples`, columns, rows, {
-      shown, selected: i => first + i === token, click: i => change({token: first + i}),
+    box.append(tablePicture("examples", `${count} examples`, columns, rows, {
+      shown, selected: i => i + 1 === token, click: i => change({token: i + 1}),
       note: !count ? "One token has no next one. Type more text." : `The most likely token is right in ${right} of `
         + `${count}. Training makes the mean loss smaller: ${short(facts.mean_loss)} nats.`,
     }));

@@ -185,7 +185,7 @@ defineView({
 function parameterTable({model: {num_params: counts, parameters}, config: {n_layer: L}}, chosen) {
   const share = count => percent(count / counts.total), kindOf = name => name.replace(/\.h\.\d+\./, ".h.*.");
   const size = shape => shape.reduce((a, b) => a * b, 1), rows = [];
-  const bold = (text, testid) => element("b", {"data-testid": testid}, text);
+  const bold = (text, testid) => element("strong", {"data-testid": testid}, text);
   for (const part of new Set(parameters.map(({name}) => partOf(name)))) {
     const tensors = parameters.filter(({name}) => partOf(name) === part);
     rows.push({cells: [bold(part), bold(withCommas(counts[part])), bold(share(counts[part])), "", ""]});
