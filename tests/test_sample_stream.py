@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from decoding import random_model
-from random_runs import save_run
 from tiny_tokenizers import trained
+from viewed_models import save_random_run
 
 from folio import UserError
 from folio.language_model import LanguageModel
@@ -23,9 +23,9 @@ CHARACTERS = "\n abcdefghijklmnopqr.,é日"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs: a character model whose vocabulary is padded, with a snapshot of step 10; and a BPE model."""
     folder = tmp_path_factory.mktemp("runs")
-    save_run(folder / "char", CharTokenizer(CHARACTERS, eot=True), SEED, vocab_size=32, block_size=16)
+    save_random_run(folder / "char", CharTokenizer(CHARACTERS, eot=True), SEED, vocab_size=32, block_size=16)
     write_snapshot(folder / "char", 10, dict(early_model().named_parameters()))
-    save_run(folder / "bpe", trained(), SEED, block_size=16)
+    save_random_run(folder / "bpe", trained(), SEED, block_size=16)
     return [folder / "char", folder / "bpe"]
 
 
@@ -108,7 +108,7 @@ def test_ends_of_samples(provider, runs, model):
 def test_a_row_ends_before_the_end_of_text(tmp_path):
     """The other rows continue, and the text before is complete: half a character becomes U+FFFD, as in sample.py."""
     tokenizer = trained()
-    save_run(tmp_path / "run", tokenizer, SEED, block_size=16)
+    save_random_run(tmp_path / "run", tokenizer, SEED, block_size=16)
     viewed = ViewedModel(str(tmp_path / "run"), "best", torch.device("cpu"))
     gpt = LanguageModel.load(tmp_path / "run")
     settings = {"num_samples": 8, "max_new_tokens": 60, "temperature": 2.0, "top_k": None}
@@ -168,7 +168,7 @@ def test_between_two_steps_torch_has_its_threads(provider):
 
 def test_a_model_that_computes_nan_samples_until_then(tmp_path):
     for index, value, steps in ((0, torch.nan, 0), (3 * 16, torch.nan, 3)):  # the first position, and the fourth
-        save_run(tmp_path / str(steps), CharTokenizer(CHARACTERS), SEED)
+        save_random_run(tmp_path / str(steps), CharTokenizer(CHARACTERS), SEED)
         viewed = ViewedModel(str(tmp_path / str(steps)), "best", torch.device("cpu"))
         viewed.opened.transformer.wpe.weight.flatten()[index] = value
         events = TraceProvider([viewed], "").generate({"ids": [1]})

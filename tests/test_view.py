@@ -1,4 +1,4 @@
-"""The viewer in a real browser, against NumPy; and its server.
+"""The viewer in a real browser, against NumPy.
 
 A test of another view is a function with @shows("its-id"), which compares the tables of the view's pictures with a
 NumpyRun. It runs for each kind of model, after one weight was changed. Every view in the menu needs one.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_runs import save_run
 from tiny_tokenizers import trained
+from viewed_models import save_random_run
 
 from folio import UserError, configurator
 from folio.checkpoint import NoCheckpointError
@@ -29,7 +29,7 @@ SEED = 3
 @pytest.fixture
 def run(tmp_path: Path) -> str:
     """The folder of a run of a byte model."""
-    save_run(tmp_path / "run", ByteTokenizer(), SEED, block_size=64)
+    save_random_run(tmp_path / "run", ByteTokenizer(), SEED, block_size=64)
     return str(tmp_path / "run")
 
 
@@ -90,7 +90,7 @@ def test_mistakes_are_one_line(arguments, message):
 
 
 def test_models_with_different_tokenizers_are_one_line(tmp_path, run):
-    save_run(tmp_path / "other", CharTokenizer("ab"), SEED)
+    save_random_run(tmp_path / "other", CharTokenizer("ab"), SEED)
     with pytest.raises(UserError, match=r"^[^\n]* and [^\n]* have different tokenizers, so their tokens [^\n]*$"):
         view.main(ViewConfig(models=(run, str(tmp_path / "other"))))
     with pytest.raises(NoCheckpointError):
@@ -128,7 +128,7 @@ def test_it_serves_on_ipv6(monkeypatch, capsys, run):
 
 
 def test_two_models(monkeypatch, tmp_path, run):
-    save_run(tmp_path / "other", ByteTokenizer(), SEED + 1, block_size=32, n_layer=1)
+    save_random_run(tmp_path / "other", ByteTokenizer(), SEED + 1, block_size=32, n_layer=1)
     with viewing(monkeypatch, run, str(tmp_path / "other"), "--port=0") as connection:
         assert [model["limit"] for model in ask(connection, "models")["models"]] == [64, 32]
 
@@ -156,7 +156,7 @@ def test_ctrl_c_stops_it_quietly_while_a_stream_runs(run):
 
 
 def viewed_run(folder: Path, tokenizer, settings: dict) -> ViewedModel:
-    save_run(folder, tokenizer, SEED, settings, block_size=64)
+    save_random_run(folder, tokenizer, SEED, settings, block_size=64)
     return ViewedModel(str(folder), "best", torch.device("cpu"))
 
 

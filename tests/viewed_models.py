@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,7 +28,7 @@ SHAPES = {  # fields of GPTConfig
     "rotary": dict(position="rotary", vocab_size=260),  # three ids more than the tokenizer has
 }
 
-CONFIG = {"max_iters": 300, "dataset": "no-such-data", "data_dir": None}  # of their runs
+SETTINGS = {"max_iters": 300, "dataset": "no-such-data", "data_dir": None}  # of their runs
 
 
 def build_model(kind: str, seed: int) -> GPT:
@@ -36,14 +37,27 @@ def build_model(kind: str, seed: int) -> GPT:
     return random_model(seed, **{**sizes, **SHAPES[kind]}).requires_grad_(False)
 
 
-def save_run(folder: Path, models: dict[int, GPT], tokenizer: Tokenizer, snapshots: dict[int, GPT]) -> str:
+def save_run(
+    folder: Path,
+    models: dict[int, GPT],
+    tokenizer: Tokenizer,
+    snapshots: dict[int, GPT],
+    settings: dict[str, Any] = SETTINGS,
+) -> str:
     """A run's folder with complete checkpoints and snapshots by their steps. The best checkpoint is the last one."""
     for step, model in models.items():
         state = {name: kind() if isinstance(kind, type) else 1.0 for name, kind in SCHEMA.items()}
-        state |= {"model": asdict(model.config), "config": CONFIG, "format_version": 1, "step": step}
+        state |= {"model": asdict(model.config), "config": settings, "format_version": 1, "step": step}
         weights = dict(model.named_parameters())
         with mock.patch("os.fsync"):  # waiting for the disk takes most of the time
             checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True, keep_last=100)
     for step, model in snapshots.items():
         write_snapshot(folder, step, dict(model.named_parameters()))
     return str(folder)
+
+
+def save_random_run(folder: Path, tokenizer: Tokenizer, seed: int, settings: dict[str, Any] | None = None, **sizes):
+    """Save a random model as step 20 of a run, and return it. sizes: fields of GPTConfig; settings: of the run."""
+    model = random_model(seed, **{"vocab_size": tokenizer.vocab_size, **sizes})
+    save_run(folder, {20: model}, tokenizer, {}, settings or {})
+    return model

@@ -159,7 +159,7 @@ function question(kind, ids, {step, ...options} = {}) {
 let drawing = 0; // counts the calls of draw; an older one stops when a newer one has begun
 
 async function draw() {
-  const mine = ++drawing, box = document.getElementById("view"), giveFocusBack = keepFocus();
+  const mine = ++drawing, box = byId("view"), giveFocusBack = keepFocus();
   let context;
   box.classList.add("busy");
   try {
@@ -173,7 +173,7 @@ async function draw() {
     await view.draw(content, context);
     if (mine === drawing) box.replaceChildren(content);
   } catch (problem) {
-    if (mine === drawing) box.replaceChildren(element("p", {class: "error", role: "alert"}, problem.message));
+    if (mine === drawing) box.replaceChildren(errorBox(problem));
   } finally {
     if (mine === drawing) {
       giveFocusBack();
@@ -191,8 +191,8 @@ const SMALL = 20e6; // parameters; the checkpoints of larger models are slow to 
 async function askAhead({model, ids, asked}, mine) {
   const {checkpoints} = model, at = checkpoints.indexOf(state.step);
   if (at < 0) return; // the slider was not moved
-  const steps = [...checkpoints].sort((a, b) => Math.abs(checkpoints.indexOf(a) - at) - Math.abs(checkpoints.indexOf(b) - at));
-  for (const step of steps.slice(0, model.num_params.total < SMALL ? steps.length : 3)) {
+  const nearest = checkpoints.map((step, i) => [Math.abs(i - at), step]).sort((a, b) => a[0] - b[0]);
+  for (const [, step] of nearest.slice(0, model.num_params.total < SMALL ? nearest.length : 3)) {
     for (const [kind, options] of asked) {
       if (mine !== drawing) return;
       if (await ask(question(kind, ids, {step, ...options})).catch(() => null) === null) return;
@@ -209,7 +209,8 @@ function keepFocus() {
   const place = controls().indexOf(focused);
   return () => {
     const control = controls()[place];
-    if (document.activeElement === document.body && control?.tagName === focused.tagName) control.focus({preventScroll: true});
+    if (document.activeElement !== document.body || control?.tagName !== focused.tagName) return;
+    control.focus({preventScroll: true});
   };
 }
 
@@ -249,8 +250,8 @@ function replacements(ids) {
     .filter(([position, before, after]) => ids[position] === after && before in pieces);
 }
 
-// What is compared with, if it is: the second model, or another checkpoint of the only one. {model, name, ids, overview,
-// ask}; its ids are fewer if its context is shorter.
+// What is compared with, if it is: the second model, or another checkpoint of the only one. It has fewer ids if its
+// context is shorter.
 async function loadOther(allIds) {
   if (!isComparable() || state.view !== "compare" && state.color !== "difference") return null;
   const index = described.models.length - 1, model = described.models[index], ids = allIds.slice(0, model.limit);
@@ -264,12 +265,16 @@ async function loadOther(allIds) {
     const which = index ? {model: index} : {};
     return ask(question(kind, ids, {...switches, ...options, ...which, ...step < 0 ? {} : {step}}));
   };
-  const name = index ? model.name + (step < 0 ? "" : `, step ${step.toLocaleString("en-US")}`) : `step ${step.toLocaleString("en-US")}`;
+  const name = [index && model.name, step >= 0 && `step ${step.toLocaleString("en-US")}`].filter(Boolean).join(", ");
   return {model, name, ids, step, overview: await otherAsk("overview"), ask: otherAsk};
 }
 
 function isComparable() {
   return described.models.length === 2 || described.models[0].checkpoints.length > 1;
+}
+
+function byId(id) {
+  return document.getElementById(id);
 }
 
 function clamp(x, low, high) {
@@ -291,22 +296,28 @@ function build(node, attributes, children) {
     if (typeof value === "function") node.addEventListener(name, value);
     else if (name === "style") Object.assign(node.style, value);
     else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value !== undefined && value !== null) node.setAttribute(name, value);
+    else if ((value ?? false) !== false) node.setAttribute(name, value);
   }
-  node.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat(Infinity).filter(child => (child ?? false) !== false));
   return node;
+}
+
+function errorBox({message}) {
+  return element("p", {class: "error", role: "alert"}, message);
 }
 
 const SHOWN_AS = new Map([["\n", "⏎"], ["\t", "⇥"], ["\r", "␍"], [" ", "␣"], ["", "∅"]]);
 const CONTROL_CHARACTERS = /[\0-\x1f\x7f]/g; // have symbols in Unicode
-const INVISIBLE_CHARACTERS = /[\x80-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]/g;
+const INVISIBLE =
+  /[\x80-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]/g;
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]/;
 
 // A token as it is shown: white space and control characters are made visible, and nothing reverses the text beside it.
 function visible(text) {
   if (SHOWN_AS.has(text)) return SHOWN_AS.get(text);
-  const shown = text.replace(CONTROL_CHARACTERS, c => String.fromCharCode(0x2400 + (c === "\x7f" ? 33 : c.charCodeAt(0))))
-    .replace(INVISIBLE_CHARACTERS, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  const symbol = code => String.fromCharCode(code === 0x7f ? 0x2421 : 0x2400 + code);
+  const shown = text.replace(CONTROL_CHARACTERS, c => symbol(c.charCodeAt(0)))
+    .replace(INVISIBLE, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
 }
 

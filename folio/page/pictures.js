@@ -1,11 +1,11 @@
 "use strict";
-// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV; drawings export
-// as SVG or PNG.
+// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a drawing,
+// which it exports as SVG or PNG.
 
 // --- colors ----------------------------------------------------------------------------------------------------------
 //
-// Both scales are monotone in luminance, so that they can be read without hues: `sequential` from light (0) to dark (1),
-// `signed` from dark (-1) through gray to light (1).
+// Both scales are monotone in luminance, so that they can be read without hues: `sequential` from light (0) to dark
+// (1), `signed` from dark (-1) through gray to light (1).
 
 const STOPS = {
   sequential: [[255, 255, 255], [255, 237, 160], [254, 178, 76], [240, 90, 40], [165, 15, 60], [60, 0, 50]],
@@ -42,8 +42,8 @@ function pixelOf([r, g, b]) {
 function imageOf(data, rows, columns, scale, value) {
   const canvas = element("canvas", {width: columns, height: rows}), context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-  const palette = paletteOf(scale), missing = pixelOf(MISSING);
-  data.forEach((x, k) => pixels[k] = Number.isFinite(x) ? palette[Math.round(1023 * placeOn(scale, value(x)))] : missing);
+  const palette = paletteOf(scale), color = x => palette[Math.round(1023 * placeOn(scale, value(x)))];
+  data.forEach((x, k) => pixels[k] = Number.isFinite(x) ? color(x) : pixelOf(MISSING));
   context.putImageData(image, 0, 0);
   return canvas;
 }
@@ -63,7 +63,7 @@ function textColorOn(color) {
 // A picture with its caption and exports. id: for tests and file names. table: {columns, rows}. drawing: an element.
 function picture(id, title, table, drawing, note = "") {
   const exports = element("span", {class: "exports"},
-    element("button", {click: () => download(`${id}.csv`, csv(table()), "text/csv"), title: "Download the numbers"}, "CSV"));
+    element("button", {click: () => download(`${id}.csv`, csv(table()), "text/csv"), title: "the numbers"}, "CSV"));
   const figure = element("figure", {"data-testid": id},
     element("figcaption", {}, element("h3", {}, title), exports),
     note && element("div", {class: "note"}, note), drawing);
@@ -103,7 +103,7 @@ function savePicture(id, figure, kind) {
 
 // The current view as one HTML file that needs nothing else.
 function saveView() {
-  const original = document.getElementById("view"), copy = original.cloneNode(true);
+  const original = byId("view"), copy = original.cloneNode(true);
   const canvases = original.querySelectorAll("canvas");
   copy.querySelectorAll("canvas").forEach((canvas, i) => {
     const {width, height} = canvases[i].style;
@@ -120,8 +120,8 @@ function saveView() {
 // --- drawings --------------------------------------------------------------------------------------------------------
 
 // A matrix as a heat map {shape: [N, M], data}. value(x) gives the color's place on the scale; options: scale, cell (in
-// pixels), numbers (write them into the cells), read(i, j, x) for the line below, click(i, j), chosen [i, j] (i or j may
-// be null, for a whole column or row).
+// pixels), height (of a cell), numbers (write them into the cells), read(i, j, x) for the line below, click(i, j),
+// chosen [i, j] (i or j may be null, for a whole column or row).
 function heatMap({shape: [rows, columns], data}, options) {
   const {scale = "sequential", value = x => x, read, click, chosen, numbers = false} = options;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
@@ -155,30 +155,27 @@ function heatMap({shape: [rows, columns], data}, options) {
     return node;
   }
 
-  function at(event) {
-    const bounds = canvas.getBoundingClientRect();
-    const i = Math.floor((event.clientY - bounds.top) / height), j = Math.floor((event.clientX - bounds.left) / cell);
-    return i >= 0 && j >= 0 && i < rows && j < columns ? [i, j] : null;
+  function at({offsetX, offsetY}) {
+    return [clamp(Math.floor(offsetY / height), 0, rows - 1), clamp(Math.floor(offsetX / cell), 0, columns - 1)];
   }
 
   canvas.addEventListener("pointermove", event => {
-    const place = at(event);
-    cursor.style.display = place ? "block" : "none";
-    if (!place) return;
-    frame(cursor, ...place);
-    if (read) readout.textContent = read(...place, data[place[0] * columns + place[1]]);
+    const [i, j] = at(event);
+    frame(cursor, i, j).style.display = "block";
+    if (read) readout.textContent = read(i, j, data[i * columns + j]);
   });
   canvas.addEventListener("pointerleave", () => {
     cursor.style.display = "none";
     readout.textContent = "";
   });
-  if (click) canvas.addEventListener("click", event => at(event) && click(...at(event)));
+  if (click) canvas.addEventListener("click", event => click(...at(event)));
   return element("div", {}, element("div", {class: "scroll"}, box), read && readout);
 }
 
 // A vector as a strip of cells, wrapped to rows of `width`; colors are relative to the largest absolute value.
 function strip(vector, read, {width, cell}) {
-  const most = largest(vector), rows = Math.ceil(vector.length / width), data = new Float32Array(rows * width).fill(NaN);
+  const most = largest(vector), rows = Math.ceil(vector.length / width);
+  const data = new Float32Array(rows * width).fill(NaN);
   data.set(vector);
   return heatMap({shape: [rows, width], data}, {
     scale: "signed", value: x => x / most, cell, height: 14,
@@ -190,6 +187,10 @@ function largest(values) {
   return values.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 1e-30);
 }
 
+function softText(x, y, text, anchor = "start") {
+  return svg("text", {x, y, "text-anchor": anchor, class: "soft"}, text);
+}
+
 // Horizontal bars. items: {label, value, text, dim, click}, values from 0 to most.
 function bars(items, most, options = {}) {
   const {labelWidth = 90, line = 20} = options;
@@ -198,26 +199,28 @@ function bars(items, most, options = {}) {
   return svg("svg", {width: labelWidth + width + 90, height: items.length * line + 4, role: "img"},
     items.map((item, i) => svg("g", {
       transform: `translate(0, ${i * line})`, opacity: item.dim ? 0.35 : 1,
-      click: item.click ?? null, style: item.click ? {cursor: "pointer"} : {},
+      click: item.click, style: item.click ? {cursor: "pointer"} : {},
     },
       svg("text", {x: labelWidth - 6, y: 14, "text-anchor": "end"}, item.label),
-      svg("rect", {x: labelWidth, y: 3, width: Math.max(x(item.value), 0.5), height: line - 6, fill: item.color ?? "#1f5fbf"}),
-      svg("text", {x: labelWidth + x(item.value) + 6, y: 14, class: "soft"}, item.text))));
+      svg("rect", {x: labelWidth, y: 3, width: Math.max(x(item.value), 0.5), height: line - 6,
+        fill: item.color ?? "#1f5fbf"}),
+      softText(labelWidth + x(item.value) + 6, 14, item.text))));
 }
 
 // A table of text and numbers. columns: {title, text: true for text}. options: selected(row index), click(row index).
 function numberTable(columns, rows, options = {}) {
   const {selected = () => false, click} = options;
   return element("div", {class: "scroll"}, element("table", {},
-    element("thead", {}, element("tr", {}, columns.map(column => element("th", {scope: "col", class: column.text ? "text" : null}, column.title)))),
+    element("thead", {}, element("tr", {}, columns.map(({title, text}) =>
+      element("th", {scope: "col", class: text && "text"}, title)))),
     element("tbody", {}, rows.map((row, i) => element("tr", {
-      class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, click: click ? () => click(i) : null,
-    }, row.map((cell, j) => element("td", {class: columns[j].text ? "text" : null},
+      class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, click: click && (() => click(i)),
+    }, row.map((cell, j) => element("td", {class: columns[j].text && "text"},
       typeof cell === "number" ? short(cell) : cell)))))));
 }
 
-// Lines over x. series: {name, points: [[x, y], ...], color, width, dash, fill}. options: width, height, logX, from and to
-// (of y), xTitle, yTitle, mark (an x), click(x).
+// Lines over x. series: {name, points: [[x, y], ...], color, width, dash, fill}. options: width, height, logX, from and
+// to (of y), xTitle, yTitle, mark (an x), click(x).
 const LINE_COLORS = ["#1f5fbf", "#c2410c", "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
 
 function lineChart(series, options = {}) {
@@ -225,22 +228,22 @@ function lineChart(series, options = {}) {
   const left = 56, bottom = 34, top = 10, right = 12;
   const points = series.flatMap(s => s.points), xs = points.map(p => p[0]), ys = points.map(p => p[1]);
   const warp = x => logX ? Math.log10(Math.max(x, 0) + 1) : x;
-  const [x0, x1] = [Math.min(...xs), Math.max(...xs)].map(warp);
+  const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   const [y0, y1] = [options.from ?? Math.min(...ys), options.to ?? Math.max(...ys)];
-  const X = x => left + (width - left - right) * (warp(x) - x0) / (x1 - x0 || 1);
-  const Y = y => height - bottom - (height - bottom - top) * (y - y0) / (y1 - y0 || 1);
-  const powers = [0, ...Array.from({length: 6}, (_, i) => [10 ** i, 3 * 10 ** i]).flat()];
-  const xTicks = logX ? powers.filter(x => warp(x) >= x0 && warp(x) <= x1) : ticksOf(x0, x1, 7);
+  const place = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => place(warp(x));
+  const Y = scaleOf([y0, y1], height - bottom, top);
+  const powers = [0, ...[0, 1, 2, 3, 4, 5].flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
+  const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
   const chart = svg("svg", {width, height, role: "img"},
-    ticksOf(y0, y1, 5).map(y => [svg("line", {x1: left, x2: width - right, y1: Y(y), y2: Y(y), stroke: "#e3e7ed"}),
-      svg("text", {x: left - 6, y: Y(y) + 4, "text-anchor": "end", class: "soft"}, String(Number(y.toPrecision(4))).replace("-", "−"))]),
-    xTicks.map(x => svg("text", {x: X(x), y: height - bottom + 16, "text-anchor": "middle", class: "soft"}, short(x))),
-    svg("text", {x: (left + width) / 2, y: height - 3, "text-anchor": "middle", class: "soft"}, xTitle),
-    svg("text", {x: left, y: top, class: "soft"}, yTitle),
-    mark !== undefined && svg("line", {x1: X(mark), x2: X(mark), y1: top, y2: height - bottom, stroke: "#c2410c", "stroke-dasharray": "3 3"}),
+    ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: "#e3e7ed"}),
+      softText(left - 6, Y(y) + 4, String(Number(y.toPrecision(4))).replace("-", "−"), "end")]),
+    (logX ? powers : ticksOf(x0, x1, 7)).map(x => softText(X(x), height - bottom + 16, short(x), "middle")),
+    softText((left + width) / 2, height - 3, xTitle, "middle"), softText(left, top, yTitle),
+    mark !== undefined && ruler(X(mark), X(mark), top, height - bottom, {stroke: "#c2410c", "stroke-dasharray": "3 3"}),
     series.map((s, i) => svg("polyline", {
       points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: s.fill ?? "none",
-      stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6, "stroke-dasharray": s.dash ?? null,
+      stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6,
+      "stroke-dasharray": s.dash,
     }, svg("title", {}, s.name))));
   if (click) {
     chart.style.cursor = "pointer";
@@ -252,47 +255,58 @@ function lineChart(series, options = {}) {
   return chart;
 }
 
+// The function from a number to its place, which maps the smallest of the values to `from` and the largest to `to`.
+function scaleOf(values, from, to) {
+  const low = Math.min(...values), high = Math.max(...values);
+  return x => from + (to - from) * (x - low) / (high - low || 1);
+}
+
 function ticksOf(low, high, count) {
   const step = 10 ** Math.floor(Math.log10((high - low || 1) / count));
   const size = [1, 2, 5, 10].map(n => n * step).find(size => (high - low) / size <= count);
   return Array.from({length: count + 2}, (_, i) => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
 }
 
-// Vectors as strips below each other. rows: {label, vector, text (at the right), fade (opacity, from 0 to 1), own (true:
-// colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as over a sum)}.
-// options: group (a gap after so many cells, with the names in `groups` above), read(i, k, x) for the line below,
-// click(i, k), chosen(i, k): whether a cell is framed, labelWidth, textWidth.
+// Vectors as strips below each other. rows: {label, vector, text (at the right), fade (opacity, from 0 to 1), own
+// (true: colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as
+// over a sum)}. options: group (a gap after so many cells, with the names in `groups` above), read(i, k, x) for the line
+// below, click(i, k), chosen(i, k): whether a cell is framed, labelWidth, textWidth.
 function stackOfStrips(rows, options = {}) {
   const {labelWidth = 110, textWidth = 70, group = 0, groups = [], read, click, chosen = () => false} = options;
-  const longest = Math.max(...rows.map(row => row.vector.length)), shared = Math.max(...rows.map(row => row.own ? 0 : largest(row.vector)));
-  const room = clamp(document.getElementById("view").clientWidth - labelWidth - textWidth - 48, 180, 640);
+  const longest = Math.max(...rows.map(row => row.vector.length));
+  const shared = Math.max(...rows.map(row => row.own ? 0 : largest(row.vector)));
+  const room = clamp(byId("view").clientWidth - labelWidth - textWidth - 48, 180, 640);
   const even = Math.ceil(longest / Math.ceil(2.5 * longest / room)); // cells have 2.5 pixels or more
   const columns = group ? Math.max(group, Math.floor(even / group) * group) : even;
-  const cell = Math.min(14, room / columns), lines = longest > columns ? 9 : 16, head = groups.length && columns === longest ? 18 : 0;
-  const tops = [];
-  let height = head + 3;
-  for (const {vector, rule} of rows) {
-    height += rule ? 8 : 0;
-    tops.push(height);
-    height += Math.ceil(vector.length / columns) * lines + 5;
-  }
-  const place = k => [labelWidth + (k % columns) * cell, Math.floor(k / columns) * lines];
-  const box = (i, k, color, name) => svg("rect", {x: place(k)[0] - 1, y: tops[i] + place(k)[1] - 1, width: cell + 2, height: lines + 2,
-    fill: "none", stroke: color, "stroke-width": 1.5, class: name, "pointer-events": "none"});
+  const cell = Math.min(14, room / columns), line = longest > columns ? 9 : 16;
+  const named = groups.length > 0 && columns === longest, tops = [];
+  const heights = rows.map(({vector}) => Math.ceil(vector.length / columns) * line);
+  const height = rows.reduce((y, {rule}, i) => {
+    tops.push(y + (rule ? 8 : 0));
+    return tops[i] + heights[i] + 5;
+  }, named ? 21 : 3);
+  const frame = (i, k, stroke, name) => svg("rect", {
+    x: labelWidth + (k % columns) * cell - 1, y: tops[i] + Math.floor(k / columns) * line - 1, width: cell + 2,
+    height: line + 2, fill: "none", stroke, "stroke-width": 1.5, class: name, "pointer-events": "none",
+  });
   const width = labelWidth + columns * cell + textWidth, letters = Math.floor((labelWidth - 8) / 7.3);
-  const drawing = svg("svg", {width, height, role: "img", style: {display: "block", cursor: click ? "pointer" : "default"}},
-    head && groups.map((name, g) => svg("text", {x: labelWidth + (g + 0.5) * group * cell, y: 12, "text-anchor": "middle", class: "soft"}, name)),
+  const style = {display: "block", cursor: click ? "pointer" : "default"};
+  const drawing = svg("svg", {width, height, role: "img", style},
+    named && groups.map((name, g) => softText(labelWidth + (g + 0.5) * group * cell, 12, name, "middle")),
     rows.map(({label, vector, text = "", fade = 1, own, rule}, i) => {
-      const used = Math.min(columns, vector.length), y = tops[i];
+      const used = Math.min(columns, vector.length), y = tops[i], middle = y + line / 2 + 5;
+      const most = own ? largest(vector) : shared;
+      const image = imageOf(vector, heights[i] / line, used, "signed", x => x / most);
       return [
         rule && svg("line", {x1: 0, x2: width, y1: y - 6, y2: y - 6, stroke: "#5d6878"}),
-        svg("text", {x: labelWidth - 8, y: y + lines / 2 + 5, "text-anchor": "end"}, label.length > letters ? `${label.slice(0, letters - 1)}…` : label),
-        svg("image", {x: labelWidth, y, width: used * cell, height: Math.ceil(vector.length / columns) * lines, opacity: fade,
-          preserveAspectRatio: "none", href: stripImage(vector, used, own ? largest(vector) : shared), style: {imageRendering: "pixelated"}}),
-        svg("text", {x: labelWidth + used * cell + 8, y: y + lines / 2 + 5, class: "soft"}, text),
-        group && Array.from({length: Math.ceil(used / group) - 1}, (_, g) => svg("rect", {
-          x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: Math.ceil(vector.length / columns) * lines, fill: "#fff"})),
-        Array.from(vector.keys()).filter(k => chosen(i, k)).map(k => box(i, k, "#1f5fbf")),
+        svg("text", {x: labelWidth - 8, y: middle, "text-anchor": "end"},
+          label.length > letters ? `${label.slice(0, letters - 1)}…` : label),
+        svg("image", {x: labelWidth, y, width: used * cell, height: heights[i], opacity: fade, href: image.toDataURL(),
+          preserveAspectRatio: "none", style: {imageRendering: "pixelated"}}),
+        softText(labelWidth + used * cell + 8, middle, text),
+        group > 0 && Array.from({length: Math.ceil(used / group) - 1}, (_, g) =>
+          svg("rect", {x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: heights[i], fill: "#fff"})),
+        Array.from(vector, (_, k) => chosen(i, k) && frame(i, k, "#1f5fbf")),
       ];
     }));
   const readout = element("div", {class: "readout"});
@@ -300,14 +314,14 @@ function stackOfStrips(rows, options = {}) {
   function at(event) {
     const {left, top} = drawing.getBoundingClientRect(), x = event.clientX - left - labelWidth, y = event.clientY - top;
     const i = tops.findLastIndex(start => start <= y), column = Math.floor(x / cell);
-    const k = Math.floor((y - tops[i]) / lines) * columns + column;
+    const k = Math.floor((y - tops[i]) / line) * columns + column;
     return i >= 0 && column >= 0 && column < columns && k < rows[i].vector.length ? [i, k] : null;
   }
 
   drawing.addEventListener("pointermove", event => {
     const found = at(event);
     drawing.querySelector(".pointed")?.remove();
-    if (found) drawing.append(box(...found, "#c2410c", "pointed"));
+    if (found) drawing.append(frame(...found, "#c2410c", "pointed"));
     if (found && read) readout.textContent = read(...found, rows[found[0]].vector[found[1]]);
   });
   drawing.addEventListener("pointerleave", () => {
@@ -316,10 +330,6 @@ function stackOfStrips(rows, options = {}) {
   });
   if (click) drawing.addEventListener("click", event => at(event) && click(...at(event)));
   return element("div", {}, element("div", {class: "scroll"}, drawing), read && readout);
-}
-
-function stripImage(vector, columns, most) {
-  return imageOf(vector, Math.ceil(vector.length / columns), columns, "signed", x => x / most).toDataURL();
 }
 
 // How vectors become others: boxes [name, size] with what happens between them as text.
@@ -331,13 +341,13 @@ function shapeFlow(...parts) {
 // A line that checks a sum. The difference is rounding if it is small compared with the numbers.
 function checkLine(text, difference, size = 1) {
   const good = Math.abs(difference) <= 1e-4 * Math.max(1, size);
-  return element("div", {class: good ? "check" : "check wrong", title: String(difference)},
-    `${good ? "✓" : "✗"} ${text}: ${difference.toFixed(4).replace("-", "−").replace(/^−(0\.0+)$/, "$1")}`);
+  return element("div", {class: good ? "check" : "check wrong"},
+    `${good ? "✓" : "✗"} ${text}: ${Math.abs(difference).toFixed(4)}`);
 }
 
-// The largest difference of two vectors, with its sign.
+// The largest absolute difference of two vectors.
 function largestDifference(x, y) {
-  return x.reduce((most, value, i) => Math.abs(value - y[i]) > Math.abs(most) ? value - y[i] : most, 0);
+  return x.reduce((most, value, i) => Math.max(most, Math.abs(value - y[i])), 0);
 }
 
 // Counts of values between edges (one more than counts), and a normal distribution with the mean and the deviation.
@@ -345,43 +355,37 @@ function histogramOf(edges, counts, {mean, deviation}) {
   const total = counts.reduce((a, b) => a + b, 0) * (edges[1] - edges[0]) / Math.sqrt(2 * Math.PI);
   const normal = x => total / deviation * Math.exp(-(((x - mean) / deviation) ** 2) / 2);
   const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
-  const values = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#1f5fbf"};
+  const values = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#c9daf3"};
   const curve = {name: "normal distribution", points: edges.map(x => [x, normal(x)]), color: "#c2410c", dash: "4 3"};
-  const width = clamp(document.getElementById("view").clientWidth - 42, 280, 420);
-  return lineChart(deviation > 0 ? [values, curve] : [values], {width, height: 220, from: 0, xTitle: "value", yTitle: "count"});
+  const options = {width: roomFor(420), height: 220, from: 0, xTitle: "value", yTitle: "count"};
+  return lineChart(deviation > 0 ? [values, curve] : [values], options);
 }
 
 // Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text moves a
 // little if it would cover an earlier one, and is only a dot if that does not help.
-function textScatter(points, options = {}) {
-  const {width = 640, height = 460, xTitle = "", yTitle = ""} = options, margin = 20, line = 15, letter = 8;
-  const edge = 20; // above and below the frame
-  const span = values => [Math.min(...values), Math.max(...values)];
-  const [x0, x1] = span(points.map(p => p.x)), [y0, y1] = span(points.map(p => p.y));
-  const X = x => margin + (width - 2 * margin) * (x - x0) / (x1 - x0 || 1);
-  const Y = y => height - edge - margin - (height - 2 * edge - 2 * margin) * (y - y0) / (y1 - y0 || 1);
-  const shifts = [[0, 0], ...[10, 17, 24, 32].flatMap(r => Array.from({length: 8},
-    (_, k) => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]))];
+function textScatter(points, {width = 640, height = 460, xTitle = "", yTitle = ""} = {}) {
+  const line = 15, letter = 8, edge = 20; // above and below the frame
+  const X = scaleOf(points.map(p => p.x), 20, width - 20);
+  const Y = scaleOf(points.map(p => p.y), height - edge - 20, edge + 20);
+  const shifts = [0, 10, 17, 24, 32].flatMap(r => Array.from({length: r ? 8 : 1},
+    (_, k) => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]));
   const taken = [], lines = [], dots = [], texts = [];
   for (const {x, y, text, title, color = "#1d2430", marked} of points) {
-    const wide = Math.max(letter * [...text].length, 9) + 3, place = ([dx, dy]) => ({
+    const wide = Math.max(letter * [...text].length, 9) + 3, about = svg("title", {}, title);
+    const boxes = shifts.map(([dx, dy]) => ({
       left: clamp(X(x) + dx - wide / 2, 1, width - wide - 1),
       top: clamp(Y(y) + dy - line / 2, edge + 1, height - edge - line - 1), wide,
-    });
-    const free = shifts.find(shift => {
-      const box = place(shift);
-      return !taken.some(other => box.left < other.left + other.wide && other.left < box.left + box.wide
-        && Math.abs(box.top - other.top) < line);
-    });
-    const about = svg("title", {}, title);
-    if (!free) {
+    }));
+    const box = boxes.find(({left, top}) => taken.every(other =>
+      left >= other.left + other.wide || other.left >= left + wide || Math.abs(top - other.top) >= line));
+    if (!box) {
       dots.push(svg("circle", {cx: X(x), cy: Y(y), r: 1.8, fill: color, opacity: 0.5}, about));
       continue;
     }
-    const box = place(free);
     taken.push(box);
-    if (free[0] || free[1]) lines.push(svg("line", {x1: X(x), y1: Y(y), x2: box.left + wide / 2, y2: box.top + line / 2,
-      stroke: "#c3cad5"}));
+    if (box !== boxes[0]) lines.push(svg("line", {
+      x1: X(x), y1: Y(y), x2: box.left + wide / 2, y2: box.top + line / 2, stroke: "#c3cad5",
+    }));
     if (marked) texts.push(svg("rect", {x: box.left - 1, y: box.top - 1, width: wide + 2, height: line + 2, rx: 3,
       fill: "#fdeee4", stroke: "#c2410c", "stroke-width": 2}));
     texts.push(svg("text", {x: box.left + wide / 2, y: box.top + 12, "text-anchor": "middle",
@@ -389,8 +393,7 @@ function textScatter(points, options = {}) {
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
   return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: "#d9dee6"}),
-    svg("text", {x: width, y: height - 6, "text-anchor": "end", class: "soft"}, `${xTitle} →`),
-    svg("text", {x: 0, y: 14, class: "soft"}, `↑ ${yTitle}`),
+    softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
     lines, dots, texts);
 }
 

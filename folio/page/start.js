@@ -1,26 +1,25 @@
 "use strict";
 // What surrounds the views: the model's name, the text, the tokens, the checkpoints, the menu, and the keyboard.
 
+// The numbers that the strip can show for tokens, from the overview: the i-th one is of token i + 1.
 const COLORINGS = {
-  loss: {title: "loss", read: (tensors, t) => t ? tensors.loss.data[t - 1] : NaN, most: 6, unit: "nats"},
-  rank: {title: "rank", read: (tensors, t) => t ? Math.log2(1 + tensors.rank.data[t - 1]) : NaN, most: 8, unit: "log₂(1 + rank)"},
-  entropy: {title: "entropy", read: (tensors, t) => t ? tensors.entropy.data[t - 1] : NaN, most: 4, unit: "nats before the token"},
-  difference: {
-    title: "difference", read: ({loss}, t, {loss: other}) => t && t <= other.data.length ? loss.data[t - 1] - other.data[t - 1] : NaN,
-    most: 3, unit: "nats", scale: "signed", offered: isComparable,
-  },
+  loss: {read: ({loss}, i) => loss.data[i], most: 6, unit: "nats"},
+  rank: {read: ({rank}, i) => Math.log2(1 + rank.data[i]), most: 8, unit: "log₂(1 + rank)"},
+  entropy: {read: ({entropy}, i) => entropy.data[i], most: 4, unit: "nats before the token"},
+  difference: {read: ({loss}, i, other) => loss.data[i] - other.loss.data[i], most: 3, unit: "nats", scale: "signed"},
 };
 
 function drawSurroundings(context) {
   const {model, note} = context, {config} = model;
-  const names = described.models.map(model => model.name).join(" and ");
+  const names = described.models.map(model => model.name).join(" and "), grouped = n => n.toLocaleString("en-US");
   document.title = `Folio: ${names}`;
-  document.getElementById("model-facts").replaceChildren(
-    `${names} · ${model.num_params.total.toLocaleString("en-US")} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
-    + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · ${model.vocab_size.toLocaleString("en-US")} tokens (${model.tokenizer}) `);
-  const box = document.getElementById("text");
+  byId("model-facts").textContent =
+    `${names} · ${grouped(model.num_params.total)} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
+    + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · `
+    + `${grouped(model.vocab_size)} tokens (${model.tokenizer})`;
+  const box = byId("text");
   if (document.activeElement !== box) box.value = state.ids ? textOf(context.ids) : state.text;
-  document.getElementById("input-note").textContent = note;
+  byId("input-note").textContent = note;
   drawSwitched(context);
   drawCheckpoints(model);
   drawStrip(context);
@@ -30,17 +29,19 @@ function drawSurroundings(context) {
 // A badge that says what is changed in the model or the text, with a button that undoes it.
 function drawSwitched({ids}) {
   const heads = state.heads_off.split(",").filter(Boolean), mlps = state.mlps_off.split(",").filter(Boolean);
-  const replaced = replacements(ids), list = (name, items) => items.length > 4 ? `${items.length} ${name}s off` : `${name} ${items.join(", ")} off`;
-  const changes = [
+  const replaced = replacements(ids);
+  const list = (name, items) => items.length > 4 ? `${items.length} ${name} off` : `${name} ${items.join(", ")} off`;
+  const changed = [
     {after: "mask after the softmax", off: "no mask"}[state.mask], !state.scale && "no 1/√D",
-    heads.length && list("head", heads), mlps.length && list("MLP", mlps),
+    heads.length && list("heads", heads), mlps.length && list("MLPs", mlps),
     replaced.length && `token ${replaced.map(([position]) => position).join(", ")} replaced`,
   ].filter(Boolean);
-  document.getElementById("switched")?.remove();
-  if (!changes.length) return;
-  document.getElementById("header").append(element("div", {id: "switched", role: "status", "data-testid": "switched"},
-    element("a", {href: link({view: "switches"})}, `Changed: ${changes.join(", ")}`), " ",
-    element("button", {"data-testid": "reset-switches", click: () => change({...UNCHANGED, ...restored(ids)})}, "reset")));
+  byId("switched")?.remove();
+  if (!changed.length) return;
+  const reset = () => change({...UNCHANGED, ...restored(ids)});
+  byId("header").append(element("div", {id: "switched", role: "status", "data-testid": "switched"},
+    element("a", {href: link({view: "switches"})}, `Changed: ${changed.join(", ")}`), " ",
+    element("button", {"data-testid": "reset-switches", click: reset}, "reset")));
 }
 
 // The change of state that puts the replaced tokens back.
@@ -51,7 +52,7 @@ function restored(ids) {
 
 // The slider over the checkpoints, of which a run that is still training adds some and removes others.
 function drawCheckpoints({checkpoints, step}) {
-  const box = document.getElementById("checkpoints");
+  const box = byId("checkpoints");
   if (checkpoints.length < 2) return box.replaceChildren();
   const current = state.step < 0 ? step : state.step;
   const move = event => change({step: described.models[0].checkpoints[Number(event.target.value)]});
@@ -60,27 +61,30 @@ function drawCheckpoints({checkpoints, step}) {
       type: "range", id: "checkpoint", "data-testid": "checkpoint", min: 0, step: 1, input: move,
     }), " ", element("output", {id: "checkpoint-step"})));
   }
-  const slider = document.getElementById("checkpoint");
+  const slider = byId("checkpoint");
   slider.max = checkpoints.length - 1;
   slider.value = checkpoints.filter(other => other < current).length;
-  document.getElementById("checkpoint-step").textContent = `step ${current.toLocaleString("en-US")}`;
+  byId("checkpoint-step").textContent = `step ${current.toLocaleString("en-US")}`;
 }
 
 function drawStrip({labels, token, overview, other}) {
-  const offered = Object.entries(COLORINGS).filter(([, coloring]) => coloring.offered?.() ?? true);
-  const coloring = Object.fromEntries(offered)[state.color] ?? COLORINGS.loss, {scale = "sequential", most, unit} = coloring;
-  document.getElementById("strip-bar").replaceChildren(
-    element("label", {}, "color by ", element("select", {"data-testid": "color", change: event => change({color: event.target.value})},
-      offered.map(([name, {title}]) => element("option", {value: name, selected: name === state.color}, title)))),
-    scale === "signed" ? `loss − loss of ${other.name}: dark −${most} ${unit}, light ${most}` : `0 to ${most} ${unit}, light to dark`);
-  const strip = document.getElementById("strip");
+  const offered = Object.keys(COLORINGS).filter(name => name !== "difference" || isComparable());
+  const color = offered.includes(state.color) ? state.color : "loss";
+  const {read, most, unit, scale = "sequential"} = COLORINGS[color];
+  const choose = event => change({color: event.target.value});
+  byId("strip-bar").replaceChildren(
+    element("label", {}, "color by ", element("select", {"data-testid": "color", change: choose},
+      offered.map(name => element("option", {selected: name === color}, name)))),
+    scale === "signed" ? `loss − loss of ${other.name}: dark −${most} ${unit}, light ${most}`
+      : `0 to ${most} ${unit}, light to dark`);
+  const strip = byId("strip");
   strip.replaceChildren(...labels.map((label, t) => {
-    const x = coloring.read(overview.tensors, t, other?.overview.tensors);
-    const color = Number.isFinite(x) ? colorOf(scale, x / most) : [255, 255, 255];
+    const x = t ? read(overview.tensors, t - 1, other?.overview.tensors) : NaN;
+    const background = Number.isFinite(x) ? colorOf(scale, x / most) : [255, 255, 255];
     return element("span", {
       class: t === token ? "token selected" : "token", role: "option", "aria-selected": String(t === token),
-      "data-testid": `strip-${t}`, title: `${t}: ${visible(label)}${Number.isFinite(x) ? ` ${coloring.title} ${short(x)}` : ""}`,
-      style: {background: css(color), color: textColorOn(color)}, click: () => change({token: t}),
+      "data-testid": `strip-${t}`, title: `${t}: ${visible(label)}${Number.isFinite(x) ? ` ${color} ${short(x)}` : ""}`,
+      style: {background: css(background), color: textColorOn(background)}, click: () => change({token: t}),
     }, label === "\n" ? "⏎\n" : label === " " ? " " : visible(label).replaceAll("␣", " "));
   }));
 }
@@ -89,7 +93,8 @@ function drawStrip({labels, token, overview, other}) {
 const MENU = {
   Model: ["map", "parameters"],
   Input: ["tokens", "embedding", "positions", "examples"],
-  Attention: ["qkv", "head-split", "looking-back", "attention-row", "attention-table", "weighted-sum", "merge", "all-heads"],
+  Attention: ["qkv", "head-split", "looking-back", "attention-row", "attention-table", "weighted-sum", "merge",
+    "all-heads"],
   Layers: ["mlp", "stream"],
   Output: ["output", "loop", "cache"],
   Experiments: ["switches", "checkpoints", "compare", "memorized", "run"],
@@ -102,10 +107,11 @@ function isOffered(id) {
 }
 
 function drawMenu() {
-  document.getElementById("menu").replaceChildren(...Object.entries(MENU).flatMap(([group, ids]) => [
+  byId("menu").replaceChildren(...Object.entries(MENU).flatMap(([group, ids]) => [
     element("h3", {}, group),
     ...ids.filter(isOffered).map(id => element("a", {
-      href: link({view: id}), "data-view": id, class: id === state.view ? "selected" : null, "aria-current": id === state.view ? "page" : null,
+      href: link({view: id}), "data-view": id, class: id === state.view && "selected",
+      "aria-current": id === state.view && "page",
     }, views[id].title)),
   ]), element("h3", {}, "Export"), element("a", {href: "#", click: event => {
     event.preventDefault();
@@ -117,7 +123,7 @@ function drawMenu() {
 
 let typing; // the timer that waits for the end of typing
 
-document.getElementById("text").addEventListener("input", event => {
+byId("text").addEventListener("input", event => {
   clearTimeout(typing);
   typing = setTimeout(() => change({text: event.target.value, ids: "", token: -1}), 250);
 });
@@ -128,9 +134,10 @@ window.addEventListener("hashchange", () => {
 });
 
 document.addEventListener("keydown", event => {
-  if (!described || event.target.matches("textarea, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const isTyping = event.target.matches("textarea, input, select");
+  if (!described || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const {n_layer, n_head} = described.models[0].config, steps = described.models[0].checkpoints;
-  const count = document.getElementById("strip").childElementCount;
+  const count = byId("strip").childElementCount;
   const token = state.token < 0 ? count - 1 : state.token;
   const at = steps.indexOf(state.step < 0 ? described.models[0].step : state.step);
   if (views[state.view]?.keys?.[event.key]) {
@@ -138,13 +145,14 @@ document.addEventListener("keydown", event => {
     return views[state.view].keys[event.key]();
   }
   const menu = Object.values(MENU).flat().filter(isOffered), view = Math.max(0, menu.indexOf(state.view));
-  const step = by => steps.length ? {step: steps[clamp(at + by, 0, steps.length - 1)]} : {};
+  const move = (name, to, length) => ({[name]: clamp(to, 0, length - 1)});
+  const choose = (name, values, to) => values.length ? {[name]: values[clamp(to, 0, values.length - 1)]} : {};
   const changes = {
-    ArrowLeft: {token: clamp(token - 1, 0, count - 1)}, ArrowRight: {token: clamp(token + 1, 0, count - 1)},
-    ArrowUp: {layer: clamp(state.layer + 1, 0, n_layer - 1)}, ArrowDown: {layer: clamp(state.layer - 1, 0, n_layer - 1)},
-    "[": {head: clamp(state.head - 1, 0, n_head - 1)}, "]": {head: clamp(state.head + 1, 0, n_head - 1)},
-    ",": step(-1), ".": step(1),
-    PageUp: {view: menu[clamp(view - 1, 0, menu.length - 1)]}, PageDown: {view: menu[clamp(view + 1, 0, menu.length - 1)]},
+    ArrowLeft: move("token", token - 1, count), ArrowRight: move("token", token + 1, count),
+    ArrowUp: move("layer", state.layer + 1, n_layer), ArrowDown: move("layer", state.layer - 1, n_layer),
+    "[": move("head", state.head - 1, n_head), "]": move("head", state.head + 1, n_head),
+    ",": choose("step", steps, at - 1), ".": choose("step", steps, at + 1),
+    PageUp: choose("view", menu, view - 1), PageDown: choose("view", menu, view + 1),
   }[event.key];
   if (!changes) return;
   event.preventDefault();
@@ -155,7 +163,7 @@ async function start() {
   try {
     ({facts: described} = await provider.ask({kind: "models"}));
   } catch (problem) {
-    return document.getElementById("view").replaceChildren(element("p", {class: "error", role: "alert"}, problem.message));
+    return byId("view").replaceChildren(errorBox(problem));
   }
   pieces = described.pieces;
   readState();
