@@ -172,17 +172,6 @@ function heatMap({shape: [rows, columns], data}, options) {
   return element("div", {}, element("div", {class: "scroll"}, box), read && readout);
 }
 
-// A vector as a strip of cells, wrapped to rows of `width`; colors are relative to the largest absolute value.
-function strip(vector, read, {width, cell}) {
-  const most = largest(vector), rows = Math.ceil(vector.length / width);
-  const data = new Float32Array(rows * width).fill(NaN);
-  data.set(vector);
-  return heatMap({shape: [rows, width], data}, {
-    scale: "signed", value: x => x / most, cell, height: 14,
-    read: (i, j, x) => i * width + j < vector.length ? read(i * width + j, x) : "",
-  });
-}
-
 function largest(values) {
   return values.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 1e-30);
 }
@@ -418,12 +407,9 @@ function vectorPicture(id, title, rows, options = {}) {
     }), below), notes.filter(Boolean).join(" "));
 }
 
-// A picture that is a table, scrolled to the selected row. Its texts are made visible; shown: other cells to show.
-// options: also those of numberTable.
-function tablePicture(id, title, columns, rows, {note, shown, ...options} = {}) {
-  const cell = x => typeof x === "string" ? x && visible(x) : Number.isNaN(x) ? "" : x;
-  const table = numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
-    shown ?? rows.map(row => row.map(cell)), options);
+// A picture that is a table, scrolled to the selected row. options: those of tokenTable, note.
+function tablePicture(id, title, columns, rows, {note, ...options} = {}) {
+  const table = tokenTable({columns, rows}, options);
   requestAnimationFrame(() => {
     table.scrollTop = (table.querySelector(".selected")?.offsetTop ?? 0) - table.clientHeight / 2;
   });
@@ -480,10 +466,11 @@ function onColor(color) {
   return {background: css(color), color: textColorOn(color)};
 }
 
-// A table of the rows of a picture: columns of strings are shown as tokens.
-function tokenTable({columns, rows}, options) {
-  return numberTable(columns.map((title, j) => ({title, text: typeof rows[0]?.[j] === "string"})),
-    rows.map(row => row.map(cell => typeof cell === "string" ? visible(cell) : cell)), options);
+// The table of a picture. Its texts are made visible. options: shown (other cells to show), and those of numberTable.
+function tokenTable({columns, rows}, {shown, ...options} = {}) {
+  const cell = x => typeof x === "string" ? x && visible(x) : Number.isNaN(x) ? "" : x;
+  return numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
+    shown ?? rows.map(row => row.map(cell)), options);
 }
 
 // The names of lines or colors. items: {name, color, click, selected}.

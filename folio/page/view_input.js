@@ -80,7 +80,7 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
     })), {width, height: Math.round(0.78 * width), xTitle: axis(0), yTitle: axis(1)}),
     element("div", {class: "legend"}, TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind))
       .map(({title, color}) => element("span", {style: {color}}, `■ ${title}`)))),
-    `The embeddings of ${withCommas(all.size)} tokens in the plane of their two largest principal components. The `
+    `The embeddings of ${grouped(all.size)} tokens in the plane of their two largest principal components. The `
       + "selected one is framed; dots are tokens without room for their text.");
 }
 

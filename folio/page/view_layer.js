@@ -133,7 +133,7 @@ defineView({
     }));
     const differenceOf = (h, part) => Math.abs(largestDifference(piece(qkv, part, h), piece(separate, part, h)));
     box.append(headPicker(context),
-      vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${withCommas(3 * C)} numbers`,
+      vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${grouped(3 * C)} numbers`,
         PARTS.map((label, i) => ({label, vector: qkv.subarray(i * C, (i + 1) * C)})), {
           group: D, note: "Cut into heads at the white lines.",
           choose: c => change({head: Math.floor(c / D)}),
@@ -152,7 +152,7 @@ defineView({
             upTo(H).map(h => [h, ...upTo(3).map(part => differenceOf(h, part))]),
             {selected: h => h === head, click: h => change({head: h})}),
           checkSame("one way − the other", qkv, separate)),
-        `One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have ${withCommas(3 * C * C)} weights. Both `
+        `One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have ${grouped(3 * C * C)} weights. Both `
           + "ways are computed; differences are rounding."));
   },
 });
@@ -254,7 +254,7 @@ defineView({
         : "",
       shapeFlow(["between", C], "→ norm →", ["ln_2(x)", C], `→ W: ${N} × ${C} →`, ["preactivation", N],
         `→ ${config.activation} →`, ["neurons", N], `→ W: ${C} × ${N} →`, ["MLP", C], "→ + x →", ["after", C]),
-      vectorPicture("mlp-activations", `${tokenTitle(context)}: ${withCommas(N)} neurons`,
+      vectorPicture("mlp-activations", `${tokenTitle(context)}: ${grouped(N)} neurons`,
         [{label: "preactivation", vector: before, own: true}, {label: "activation", vector: after, own: true}],
         {axis: "neuron", place: neuron, choose, note: `${percent(active / N)} of the neurons are positive.`}),
       tablePicture("mlp-neurons", "The neurons that add most",

@@ -122,7 +122,7 @@ defineView({
           rows: boxes.map(([, , title, letters, view]) => [title, letters, shapeOf(letters, sizes), view])}),
         element("div", {class: "wide"}, drawMap(context)),
         `T = ${sizes.T} tokens, C = ${sizes.C} channels, H = ${H} heads of D = C / H = ${sizes.D}, V = `
-          + `${withCommas(V)} tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
+          + `${grouped(V)} tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
       element("p", {}, "This is a decoder: a token attends only to itself and to earlier ones. It has no encoder and "
         + "no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
   },
@@ -160,10 +160,6 @@ function countParameters(L, C, T, V) {
   return {...counts, total: Object.values(counts).reduce((a, b) => a + b)};
 }
 
-function withCommas(n) {
-  return n.toLocaleString("en-US");
-}
-
 defineView({
   id: "parameters", title: "The parameters",
   about: "Everything that the model has learned is in these tensors. Click one to see its values. The output matrix is "
@@ -175,8 +171,8 @@ defineView({
     const answer = await context.ask("parameter", {name: chosen.name});
     box.append(parameterTable(context, chosen),
       element("p", {}, "A head moves x W_V W_O, times a weight, from a token x to another one. W_V W_O is a matrix of "
-        + `C × C = ${withCommas(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × `
-        + `D) and the head's part of W_O (D × C), ${withCommas(2 * C * D)} numbers.`),
+        + `C × C = ${grouped(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × `
+        + `D) and the head's part of W_O (D × C), ${grouped(2 * C * D)} numbers.`),
       headPicker(context, {heads: false}), parameterPictures(chosen, answer), ...publishedTable(counts));
   },
 }, {parameter: "transformer.wte.weight"});
@@ -188,22 +184,22 @@ function parameterTable({model: {num_params: counts, parameters}, config: {n_lay
   const bold = (text, testid) => element("strong", {"data-testid": testid}, text);
   for (const part of new Set(parameters.map(({name}) => partOf(name)))) {
     const tensors = parameters.filter(({name}) => partOf(name) === part);
-    rows.push({cells: [bold(part), bold(withCommas(counts[part])), bold(share(counts[part])), "", ""]});
+    rows.push({cells: [bold(part), bold(grouped(counts[part])), bold(share(counts[part])), "", ""]});
     for (const kind of new Set(tensors.map(({name}) => kindOf(name)))) {
       const {shape} = tensors.find(({name}) => kindOf(name) === kind);
       const layers = kind.includes("*") ? L : 1, count = size(shape) * layers;
-      rows.push({kind, cells: [kind.replace("transformer.", ""), withCommas(count), share(count),
+      rows.push({kind, cells: [kind.replace("transformer.", ""), grouped(count), share(count),
         (layers > 1 ? `${layers} × ` : "") + shape.join(" × "),
         Object.entries(PARAMETER_MEANINGS).find(([end]) => kind.endsWith(end))?.[1] ?? ""]});
     }
   }
-  rows.push({cells: [bold("total"), bold(withCommas(counts.total), "params-total"), bold("100%"), "", ""]});
+  rows.push({cells: [bold("total"), bold(grouped(counts.total), "params-total"), bold("100%"), "", ""]});
   const columns = ["tensor", "parameters", "share", "shape", "what it is"].map((title, j) => ({title, text: j === 4}));
   const drawn = numberTable(columns, rows.map(({cells}) => cells), {
     selected: i => rows[i].kind === kindOf(chosen.name), click: i => rows[i].kind && change({parameter: rows[i].kind}),
   });
   drawn.classList.add("parameters");
-  return picture("parameters", `${withCommas(counts.total)} parameters`, () => ({
+  return picture("parameters", `${grouped(counts.total)} parameters`, () => ({
     columns: ["name", "part", "shape", "parameters"],
     rows: parameters.map(({name, shape}) => [name, partOf(name), shape.join(" x "), size(shape)]),
   }), drawn);
@@ -240,12 +236,12 @@ function publishedTable(counts) {
     .map(({name, paper, counts}) => [name, counts.total, paper, ...Object.keys(parts).map(part => counts[part])]);
   return [
     tablePicture("published", "Beside GPT-2 and GPT-3", ["model", "total", "its paper", ...Object.keys(parts)], rows, {
-      shown: rows.map(row => row.map(x => typeof x === "number" ? withCommas(x) : x)), selected: i => i === 0,
+      shown: rows.map(row => row.map(x => typeof x === "number" ? grouped(x) : x)), selected: i => i === 0,
       note: "With L layers of C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² for "
-        + `attention, 8 L C² for MLPs, 9 L C biases, and (4 L + 2) C for norms. V = ${withCommas(GPT2_TOKENS)}.`}),
-    element("p", {}, `GPT-2 small has ${withCommas(total)} parameters; its paper says 117M. OpenAI later called the `
-      + `paper's numbers an error. They are what the same formula gives for the ${withCommas(GPT1_TOKENS)} tokens of `
-      + `GPT-1: ${models.slice(0, 4).map(({early}) => withCommas(early)).join(", ")}.`),
-    element("p", {}, `Attention is ${withCommas(gpt3.attention)} of GPT-3's ${withCommas(gpt3.total)} parameters, a `
+        + `attention, 8 L C² for MLPs, 9 L C biases, and (4 L + 2) C for norms. V = ${grouped(GPT2_TOKENS)}.`}),
+    element("p", {}, `GPT-2 small has ${grouped(total)} parameters; its paper says 117M. OpenAI later called the `
+      + `paper's numbers an error. They are what the same formula gives for the ${grouped(GPT1_TOKENS)} tokens of `
+      + `GPT-1: ${models.slice(0, 4).map(({early}) => grouped(early)).join(", ")}.`),
+    element("p", {}, `Attention is ${grouped(gpt3.attention)} of GPT-3's ${grouped(gpt3.total)} parameters, a `
       + "third; the MLPs are almost all of the rest.")];
 }
