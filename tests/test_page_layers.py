@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import test_view
 from numpy_gpt import NumpyGPT, NumpyRun, alibi_slopes, assert_same, sinusoids, softmax, t5_bucket
+from repository import ROOT
 from test_view import Place, Viewer, browser, check_tokens, in_browser, new_viewer, served, servers  # noqa: F401
 
 Check = Callable[[Viewer, NumpyRun, Place], None]
@@ -248,3 +250,20 @@ def check_stream(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert t in {row[0] for row in window} and len(window) == 12 * len(states)
     expected = [probabilities[i % len(states), row[0]].max() for i, row in enumerate(window)]
     assert_same([row[4] for row in window], expected)
+
+
+CHECKED_ELSEWHERE = {
+    "test_page_experiments.py": "all-heads switches checkpoints compare loop cache",
+    "test_page_memorized.py": "memorized",
+    "test_page_playground.py": "playground",
+    "test_snapshots.py": "run",
+}
+
+
+@in_browser
+def test_every_view_of_the_menu_is_compared(new_viewer, servers):  # noqa: F811
+    missing = {*new_viewer(servers("char")).open("tokens").views()} - test_view.CHECKS.keys() - CHECKS.keys()
+    for file, views in CHECKED_ELSEWHERE.items():
+        assert all(f'"{view}"' in (ROOT / "tests" / file).read_text(encoding="utf-8") for view in views.split())
+        missing -= {*views.split()}
+    assert not missing, 'add a function with @shows("...") for each'

@@ -96,7 +96,7 @@ defineView({
         append: ends ? ["the end of the text", "nothing is appended"] : [`${piece}, id ${drawn.id}`, "and again"],
       };
       path.replaceChildren(...Object.entries(lines).map(([name, lines]) => element("li", {},
-        element("b", {}, name), lines.map(line => element("span", {}, line)))));
+        element("strong", {}, name), lines.map(line => element("span", {}, line)))));
       draw.disabled = many.disabled = ends;
       detail.replaceChildren(drawPicture(stages[0].probabilities, probabilities, parts, u, drawn.id));
     }
