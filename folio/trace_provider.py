@@ -263,15 +263,13 @@ class TraceProvider:
         by_head = trace.head_outputs(question.layer, token)  # (H, C)
         written = block.mlp.c_proj.weight * layer.hidden[token]  # (C, 4C)
         strongest = written.norm(dim=0).topk(min(NEURONS, written.shape[1])).indices
-        added = torch.cat([by_head, layer.attention[token][None], layer.mlp[token][None], written.T[strongest]])
+        added = torch.cat([by_head, written.T[strongest]])
         pushed = pushed_tokens(trace, added, token)
         H = len(by_head)
         facts = {
             "heads": pushed[:H],
-            "attention_pushes": pushed[H],
-            "mlp_pushes": pushed[H + 1],
             "neurons": [
-                {"index": index, **pushes} for index, pushes in zip(strongest.tolist(), pushed[H + 2 :], strict=True)
+                {"index": index, **pushes} for index, pushes in zip(strongest.tolist(), pushed[H:], strict=True)
             ],
         }
         names = ("ln_1", "qkv", "attention", "ln_2", "preactivation", "hidden", "mlp")
@@ -301,7 +299,6 @@ class TraceProvider:
             "states": states,
             "lens_ids": lens.ids,  # (2L + 1, k)
             "lens_probabilities": lens.probabilities,
-            "lens_entropy": lens.entropy,
             "embedding": embedding,
             "position": model.embed(trace.ids[token], position) - embedding,
         }
@@ -318,7 +315,6 @@ class TraceProvider:
         tensors = {
             "ids": torch.cat([lens.ids for lens in lenses], dim=1),
             "probabilities": torch.cat([lens.probabilities for lens in lenses], dim=1),
-            "entropy": torch.stack([lens.entropy for lens in lenses], dim=1),
         }
         return Answer({"first": first}, tensors)
 

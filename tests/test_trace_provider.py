@@ -202,8 +202,6 @@ def test_a_layer_is_that_of_numpy(provider, model):
             assert value == pytest.approx(effect[token], rel=1e-4, abs=1e-4)
 
     assert_pushed(facts["heads"][0], layer.head_outputs[0, token])
-    assert_pushed(facts["attention_pushes"], layer.attention[token])
-    assert_pushed(facts["mlp_pushes"], layer.mlp[token])
     assert_pushed(facts["neurons"][2], written[:, strongest[2]])
 
 

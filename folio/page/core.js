@@ -265,7 +265,7 @@ async function loadOther(allIds) {
     const which = index ? {model: index} : {};
     return ask(question(kind, ids, {...switches, ...options, ...which, ...step < 0 ? {} : {step}}));
   };
-  const name = [index && model.name, step >= 0 && `step ${step.toLocaleString("en-US")}`].filter(Boolean).join(", ");
+  const name = [index && model.name, step >= 0 && `step ${grouped(step)}`].filter(Boolean).join(", ");
   return {model, name, ids, step, overview: await otherAsk("overview"), ask: otherAsk};
 }
 
@@ -319,6 +319,11 @@ function visible(text) {
   const shown = text.replace(CONTROL_CHARACTERS, c => symbol(c.charCodeAt(0)))
     .replace(INVISIBLE, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
+}
+
+// The same within a text, which keeps its spaces and line breaks.
+function inText(label) {
+  return label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " ");
 }
 
 const encoder = new TextEncoder();

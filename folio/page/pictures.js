@@ -458,7 +458,7 @@ function slider(title, {value, move, read = String, ...attributes}) {
 function tokenStrip(labels, selected, attributes) {
   return element("div", {class: "token-strip"}, labels.map((label, t) => element("span", {
     class: t === selected ? "token selected" : "token", click: () => change({token: t}), ...attributes(t),
-  }, label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " "))));
+  }, inText(label))));
 }
 
 // The style of text on a color.

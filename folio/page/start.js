@@ -11,7 +11,7 @@ const COLORINGS = {
 
 function drawSurroundings(context) {
   const {model, note} = context, {config} = model;
-  const names = described.models.map(model => model.name).join(" and "), grouped = n => n.toLocaleString("en-US");
+  const names = described.models.map(model => model.name).join(" and ");
   document.title = `Folio: ${names}`;
   byId("model-facts").textContent =
     `${names} · ${grouped(model.num_params.total)} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
@@ -64,7 +64,7 @@ function drawCheckpoints({checkpoints, step}) {
   const slider = byId("checkpoint");
   slider.max = checkpoints.length - 1;
   slider.value = checkpoints.filter(other => other < current).length;
-  byId("checkpoint-step").textContent = `step ${current.toLocaleString("en-US")}`;
+  byId("checkpoint-step").textContent = `step ${grouped(current)}`;
 }
 
 function drawStrip({labels, token, overview, other}) {
@@ -85,7 +85,7 @@ function drawStrip({labels, token, overview, other}) {
       class: t === token ? "token selected" : "token", role: "option", "aria-selected": String(t === token),
       "data-testid": `strip-${t}`, title: `${t}: ${visible(label)}${Number.isFinite(x) ? ` ${color} ${short(x)}` : ""}`,
       style: {background: css(background), color: textColorOn(background)}, click: () => change({token: t}),
-    }, label === "\n" ? "⏎\n" : label === " " ? " " : visible(label).replaceAll("␣", " "));
+    }, inText(label));
   }));
 }
 
