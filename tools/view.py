@@ -39,7 +39,7 @@ class ViewConfig(Settings):
     # --- files ---
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
-    text: str = ""  # to show first; \\n is a line break; default: Shakespeare, or a sample of the model
+    text: str = ""  # to show first; \n is a line break; default: Shakespeare, or a sample of the model
     data_dir: str | None = None  # where to look for the training data if it is not where it was
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
