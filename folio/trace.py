@@ -94,7 +94,6 @@ class Lens(NamedTuple):
 
     ids: Tensor  # the most likely tokens, (..., k)
     probabilities: Tensor  # (..., k)
-    entropy: Tensor  # of the whole distribution, in nats (...)
     target_probability: Tensor | None  # of the token that was asked about (...)
     target_rank: Tensor | None  # how many tokens were more likely than that one (...)
 
@@ -201,12 +200,11 @@ class Trace:
         """
         log_probabilities = self.logits(states).log_softmax(dim=-1)
         top = log_probabilities.topk(min(k, log_probabilities.shape[-1]))
-        entropy = -(log_probabilities.exp() * log_probabilities).sum(-1)
         if target is None:
-            return Lens(top.indices, top.values.exp(), entropy, None, None)
+            return Lens(top.indices, top.values.exp(), None, None)
         of_target = log_probabilities[..., target]
         rank = (log_probabilities > of_target[..., None]).sum(-1)
-        return Lens(top.indices, top.values.exp(), entropy, of_target.exp(), rank)
+        return Lens(top.indices, top.values.exp(), of_target.exp(), rank)
 
     @torch.no_grad()
     def effect(self, added: Tensor, token: int) -> Tensor:
