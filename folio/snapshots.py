@@ -65,5 +65,5 @@ def remove_snapshots(out_dir: Path, after: int) -> None:
     What a killed run left incomplete is removed too.
     """
     abandoned = [path for step, path in find_snapshots(out_dir).items() if step > after]
-    for path in [*abandoned, *(out_dir / "snapshots").glob(".*")]:
+    for path in [*abandoned, *(out_dir / "snapshots").glob(".step-*.tmp")]:
         path.unlink()
