@@ -328,7 +328,7 @@ class TraceProvider:
         parameters = dict(self._viewed(question).at(question.step).named_parameters())
         if question.name not in parameters:
             raise UserError(f"name={question.name!r}: it is not a parameter of the model")
-        p = parameters[question.name].detach()
+        p = parameters[question.name].detach().cpu()
         rows = torch.atleast_2d(p)
         if question.row is not None:
             if question.row >= len(rows):
@@ -336,8 +336,8 @@ class TraceProvider:
             return Answer({}, {"row": rows[question.row]})
         size = [min(n, LARGEST_PICTURE) for n in rows.shape]
         picture = F.adaptive_avg_pool2d(rows[None], size)[0]
-        finite = p[p.isfinite()]
-        counts, edges = np.histogram(finite.cpu().numpy(), HISTOGRAM_BINS)
+        finite = p[p.isfinite()].double()  # in float32, values near 1 may be too close for so many bins
+        counts, edges = np.histogram(finite.numpy(), HISTOGRAM_BINS)
         mean, deviation = (finite.mean().item(), finite.std(unbiased=False).item()) if len(finite) else (None, None)
         facts = {"mean": mean, "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
         return Answer(facts, {"picture": picture})
@@ -435,7 +435,8 @@ class ViewedTrace:
         scores: list[dict[str, Tensor]] = []
 
         def summarize(layer: int, heads: Heads) -> None:
-            small = F.adaptive_max_pool2d(heads.weights[None], min(THUMBNAIL, len(ids)))[0]  # a thin diagonal remains
+            # The largest weight of each block: a thin diagonal remains. On Apple's GPUs it is wrong (pytorch#190064).
+            small = F.adaptive_max_pool2d(heads.weights[None].cpu(), min(THUMBNAIL, len(ids)))[0]
             thumbnails.append((small.clamp(0, 1).sqrt() * 255).round().byte())
             scores.append(head_scores(heads.weights, tensor))
 

@@ -280,6 +280,15 @@ def test_a_context_of_one_token_is_enough(seed, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["char"])
+def test_values_that_hardly_differ_are_counted(provider, model):
+    """Of the gains after a first step, which are close to 1, there was no histogram: its bins were equal in float32."""
+    gains = provider.models[0].opened.transformer.ln_f.weight
+    gains.copy_(1 + torch.arange(len(gains)) % 2 * torch.finfo().eps)
+    facts, _ = ask(provider, "parameter", name="transformer.ln_f.weight")
+    assert facts["counts"] == [16] + 62 * [0] + [16]
+
+
+@pytest.mark.parametrize("kind", ["char"])
 def test_weights_that_are_not_numbers_are_shown(provider, model):
     """The mean loss of NaN is not JSON, and a histogram of NaN failed."""
     viewed = provider.models[0]
