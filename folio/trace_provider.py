@@ -9,7 +9,7 @@ Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -112,10 +112,10 @@ class TraceProvider:
         self.models, self.text, self.data_dir = models, text, data_dir
         self.lock = threading.Lock()
         self.traces = Cache(TRACES)
-        self.probes = Cache(1000)  # prefix-matching scores (L, H) by model and step
-        self.samplers = Cache(2)
+        self.probes = Cache(1000)  # prefix-matching scores (L, H) by _version
+        self.samplers = Cache(2)  # by _version
         self.searches = Cache(2)  # TrainingSearch by the hash of the training data
-        self.maps = Cache(8)  # of vocabularies, by model and step
+        self.maps = Cache(8)  # of vocabularies, by _version
         self.questions: dict[str, Callable[[Question], Answer]] = {
             "models": self.describe,
             "tokens": self.tokens,
@@ -139,7 +139,8 @@ class TraceProvider:
             raise UserError(f"kind={question.kind!r}: it is none of {', '.join(self.questions)}")
         if len(question.ids) > self._viewed(question).limit:
             raise UserError(f"ids: {len(question.ids):,} tokens are more than {self._viewed(question).limit:,}")
-        with self.lock, torch.inference_mode():
+        with self.lock, torch.no_grad():  # not in inference mode, whose tensors a sampler cannot use
+            torch.set_float32_matmul_precision("highest")  # a sampler on a GPU sets another one
             return self.questions[question.kind](question)
 
     def generate(self, asked: Any) -> Iterator[dict[str, Any]]:
@@ -155,10 +156,9 @@ class TraceProvider:
         require_ids(question)
         with self.lock:
             gpt = self.samplers.get(
-                (question.model, question.step),
+                self._version(question),
                 lambda: LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)),
             )
-            torch.set_float32_matmul_precision("highest")  # for traces; a sampler on a GPU sets another one
         yield from stream_samples(gpt, question, self.lock)
 
     # --- what is asked about ------------------------------------------------------------------------------------------
@@ -180,13 +180,17 @@ class TraceProvider:
     def _viewed(self, question: Question | GenerationQuestion) -> ViewedModel:
         return self.models[question.model]
 
+    def _version(self, question: Question | GenerationQuestion) -> Hashable:
+        """What the caches know a checkpoint by. Raises UserError."""
+        return question.model, self._viewed(question).version(question.step)
+
     def _switches(self, question: Question) -> Switches:
         """The switches of a question. Raises UserError."""
         config = self._viewed(question).opened.config
         try:
             pairs = [pair.split(".") for pair in filter(None, question.heads_off.split(","))]
-            heads = sorted((int(layer), int(head)) for layer, head in pairs)
-            mlps = sorted(int(layer) for layer in filter(None, question.mlps_off.split(",")))
+            heads = sorted({(int(layer), int(head)) for layer, head in pairs})
+            mlps = sorted({int(layer) for layer in filter(None, question.mlps_off.split(","))})
         except ValueError:
             raise UserError("heads_off takes LAYER.HEAD, and mlps_off layers, separated by commas") from None
         layers, every_head = range(config.n_layer), range(config.n_head)
@@ -201,7 +205,7 @@ class TraceProvider:
         require_ids(question)
         if question.layer >= config.n_layer or question.head >= config.n_head or question.token >= len(ids):
             raise UserError(f"there are {config.n_layer} layers, {config.n_head} heads, and {len(ids):,} tokens")
-        key = (question.model, question.step, ids, switches)
+        key = (self._version(question), ids, switches)
         return self.traces.get(key, lambda: ViewedTrace(viewed.at(question.step), ids, switches))
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -248,7 +252,7 @@ class TraceProvider:
             ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
             return ViewedTrace(viewed.at(question.step), tuple(ids), Switches()).scores["prefix"]
 
-        return self.probes.get((question.model, question.step), measure)
+        return self.probes.get(self._version(question), measure)
 
     def head(self, question: Question) -> Answer:
         """Everything that a head computed."""
@@ -355,7 +359,7 @@ class TraceProvider:
             raise UserError(f"row={token}: there are {len(table):,} tokens")
         if not table.isfinite().all():
             raise UserError("the token embeddings contain NaN or infinity")
-        mean, plane, share = self.maps.get((question.model, question.step), lambda: principal_plane(table))
+        mean, plane, share = self.maps.get(self._version(question), lambda: principal_plane(table))
         similarity = F.cosine_similarity(table, table[token][None], dim=-1)
         nearest = similarity.topk(min(NEIGHBORS + 1, len(table)))
         tensors = {

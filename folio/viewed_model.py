@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from folio import UserError, checkpoint, convert
+from folio.checkpoint import Checkpoint
 from folio.metrics import read_lines
 from folio.snapshots import find_snapshots
 from folio.tokenizer import EOT_TEXT
@@ -51,7 +53,7 @@ class ViewedModel:
         loaded = convert.load(init_from, which)
         self.name, self.device = init_from, device
         self.tokenizer = loaded.tokenizer
-        self.opened = self._ready(loaded.build())
+        self.opened = self._build(loaded)
         self.step: int | None = loaded.state.get("step")
         self.run = loaded.path.parent if self.step is not None else None  # the folder
         self.settings = loaded.settings()
@@ -70,22 +72,34 @@ class ViewedModel:
         """The steps of the checkpoints, and of the one that was opened, which may have been removed since."""
         return sorted({*self.checkpoints(), *([] if self.step is None else [self.step])})
 
-    def at(self, step: int | None) -> GPT:
-        """The model after so many steps. Raises UserError if there is no such checkpoint."""
+    def version(self, step: int | None) -> tuple[Path, int] | None:
+        """The file of a step's weights, and when it was written, because a run that is started again may replace it.
+
+        None for the checkpoint that was opened, which stays as it was then. Raises UserError if there is no such step.
+        """
         if step is None or step == self.step:
-            return self.opened
-        return self.others.get(step, partial(self._load, step))
+            return None
+        with suppress(KeyError, OSError):
+            path = self.checkpoints()[step]
+            file = path / "model.safetensors" if path.is_dir() else path
+            return file, file.stat().st_mtime_ns
+        raise UserError(f"{self.name} has no checkpoint of step {step:,}")
 
-    def _ready(self, model: GPT) -> GPT:
-        """The model as a trace needs it."""
-        return model.to(self.device, torch.float32).requires_grad_(False).eval()
+    def at(self, step: int | None) -> GPT:
+        """The model after so many steps. Raises UserError if there is no such checkpoint, or another model's."""
+        version = self.version(step)
+        return self.opened if version is None else self.others.get(version, partial(self._load, version[0]))
 
-    def _load(self, step: int) -> GPT:
-        path = self.checkpoints().get(step)
-        if path is None:
-            raise UserError(f"{self.name} has no checkpoint of step {step:,}")
-        weights = load_file(path if path.is_file() else path / "model.safetensors")
-        return self._ready(GPT.from_tensors(self.opened.config, weights))
+    def _load(self, file: Path) -> GPT:
+        try:
+            return self._build(replace(self.saved, path=file, model=load_file(file)))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{file} cannot be read: {error}") from None
+
+    def _build(self, loaded: Checkpoint) -> GPT:
+        """The model as a trace needs it. Its weights are copied: a run may remove the file, of which they are a map."""
+        weights = {name: t.to(self.device, torch.float32, copy=True) for name, t in loaded.model.items()}
+        return replace(loaded, model=weights).build().requires_grad_(False).eval()
 
     def piece(self, token: int) -> str:
         """A token as text. Bytes that are only a part of a character look like \\xe2."""

@@ -76,7 +76,10 @@ def test_samples_are_those_of_generate(provider, runs, model, prompt, settings):
     assert texts_of(alone) == [gpt.generate(prompt, **settings)] == expected[:1]
 
 
-def test_a_snapshot_samples_its_own_text(provider, runs):
+def test_a_snapshot_samples_its_own_text(runs):
+    """Also after it was traced: its weights were then tensors of inference mode, which a sampler cannot use."""
+    provider = TraceProvider([ViewedModel(str(runs[0]), "best", torch.device("cpu"))], "")
+    provider.answer({"kind": "overview", "ids": [1], "step": 10})
     expected = LanguageModel(early_model(), CharTokenizer(CHARACTERS, eot=True)).generate("abc", num_samples=2)
     ids = LanguageModel.load(runs[0]).encode_prompt("abc").ids
     events = generate(provider, ids=ids, step=10, num_samples=2, max_new_tokens=500)

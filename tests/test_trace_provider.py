@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import struct
 import threading
 
@@ -315,11 +316,40 @@ def test_a_text_is_traced_once(provider, monkeypatch):
     monkeypatch.setattr(trace_provider, "ViewedTrace", CountedTrace)
     for kind in ("overview", "head", "layer", "token", "logits"):
         ask(provider, kind, ids=IDS, heads_off="1.1,0.0")
-        ask(provider, kind, ids=IDS, heads_off="0.0,1.1")
+        ask(provider, kind, ids=IDS, heads_off="0.0,1.1,0.0", step=200)  # which is the one that was opened
     assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 1  # the other one is the probe
     ask(provider, "head", ids=IDS)
     ask(provider, "head", ids=IDS, step=10)
     assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 3
+
+
+@pytest.mark.parametrize("kind", ["char"])
+def test_no_answer_is_about_a_checkpoint_that_was_replaced(provider, seed):
+    """A run that was started again had the traces, scores, maps and samples of the one before."""
+    asked = [(kind, {"ids": IDS}) for kind in ("overview", "logits")] + [("vocabulary", {})]
+
+    def everything() -> list:
+        tensors = [ask(provider, kind, step=10, **options)[1] for kind, options in asked]
+        samples = list(provider.generate({"ids": IDS, "step": 10, "max_new_tokens": 9, "temperature": 0}))
+        return [tensors[0]["loss"], tensors[0]["score_prefix"], tensors[1]["logits"], tensors[2]["map"], samples]
+
+    before = everything()
+    viewed = provider.models[0]
+    save_run(viewed.run, {}, viewed.tokenizer, {10: build_model("char", seed + 1)})
+    os.utime(viewed.checkpoints()[10], (1, 1))  # another time, however coarse the clock is
+    for old, new in zip(before, everything(), strict=True):
+        assert not np.array_equal(old, new)
+
+
+def test_traces_are_in_full_precision(char_provider):
+    """A sampler on a GPU lets matrix products of float32 be less precise, for the whole process."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        ask(char_provider, "overview", ids=[1, 2])
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("kind", ["rotary"])
