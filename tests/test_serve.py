@@ -400,48 +400,53 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-SENSIBLE = {
-    "ids": st.lists(st.integers(-1, 26), max_size=20),
+SMALL = st.integers(0, 1)
+SENSIBLE = {  # of most of them, a question is answered
+    "ids": st.lists(st.integers(0, 24), min_size=2, max_size=16),
     "text": st.text(max_size=10),
-    "name": st.sampled_from(["transformer.wte.weight", "transformer.ln_f.weight", "lm_head.weight", "", ".."]),
-    "heads_off": st.from_regex(r"[0-2.,]{0,5}", fullmatch=True),
-    "mlps_off": st.from_regex(r"[0-2.,]{0,4}", fullmatch=True),
+    "name": st.sampled_from(["transformer.wte.weight", "transformer.ln_f.weight"]),
+    "heads_off": st.sampled_from(["", "0.0", "1.1,0.1,1.1"]),
+    "mlps_off": st.sampled_from(["", "0", "1,0,1"]),
     "mask": st.sampled_from(["before", "after", "off"]),
-    "step": st.sampled_from([None, 10, 20, 5]),
-    "max_new_tokens": st.integers(0, 5),
-    "stop": st.none() | st.text(max_size=2),
-    "temperature": st.floats(0, 2) | st.sampled_from([1e-6, 1e6, 0]),
-    "top_p": st.floats(0, 1.5),
-    "min_p": st.floats(0, 1.5),
-    "repetition_penalty": st.floats(0, 3) | st.sampled_from([1e-6, 1e6]),
+    "scale": st.booleans(),
+    "whole": st.booleans(),
+    "model": st.just(0),
+    "step": st.sampled_from([None, 20]),
+    "num_samples": st.integers(1, 3),
+    "max_new_tokens": st.integers(1, 5),
+    "stop": st.none() | st.text(min_size=1, max_size=2),
+    "temperature": st.sampled_from([0, 1e-6, 0.8, 1e6]),
+    "top_k": st.none() | st.integers(1, 30),
+    "top_p": st.none() | st.sampled_from([1e-9, 0.5, 1]),
+    "min_p": st.none() | st.sampled_from([1e-9, 0.5, 1]),
+    "repetition_penalty": st.sampled_from([1e-6, 1, 1.5, 1e6]),
     "context_stride": st.none() | st.integers(1, 20),
-    "batch_size": st.integers(0, 3),
+    "batch_size": st.integers(1, 3),
     "on_unknown": st.sampled_from(["error", "skip", "replace"]),
-    "kind": st.nothing(),
 }
 
 
 def fields_of(question: type, kinds: st.SearchStrategy) -> st.SearchStrategy[dict]:
-    """Some fields of a question, most of them with sensible values."""
-    small = st.integers(-1, 3)
-    values = {name: SENSIBLE.get(name, small | st.booleans()) for name in question.__dataclass_fields__}
-    optional = {name: strategy | strategy | strategy | ANYTHING for name, strategy in values.items()}
-    return st.fixed_dictionaries({"kind": kinds}, optional={k: v for k, v in optional.items() if k != "kind"})
+    """A question with sensible values, of which up to two are replaced by anything."""
+    names = list(question.__dataclass_fields__)
+    values = {name: SENSIBLE.get(name, SMALL) for name in names}
+    odd = st.dictionaries(st.sampled_from(names), ANYTHING | st.sampled_from(["", "..", "0.", -1, 3, 99]), max_size=2)
+    return st.builds(lambda *parts: parts[0] | parts[1], st.fixed_dictionaries({**values, "kind": kinds}), odd)
 
 
 @pytest.mark.parametrize("path, question", [("/ask", Question), ("/generate", GenerationQuestion)])
 def test_any_question_is_answered_or_refused(client, path, question, seed):
     """Never an error of the server."""
-    kinds = st.sampled_from(list(TraceProvider([], "").questions)) if question is Question else ANYTHING
+    answered = []
 
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=150, deadline=None, database=None)
-    @hypothesis.given(fields_of(question, kinds | kinds | kinds | ANYTHING))
+    @hypothesis.given(fields_of(question, st.sampled_from(list(TraceProvider([], "").questions))))
     def is_answered_or_refused(fields: dict) -> None:
-        fields.setdefault("max_new_tokens", 3)
         response = client.request("POST", path, json.dumps(fields))
         body = response.body
         assert response.status in (200, 400), body
+        answered.append(response.status == 200)
         if response.status == 400:
             assert list(json.loads(body)) == ["error"]
         elif path == "/generate":
@@ -449,6 +454,7 @@ def test_any_question_is_answered_or_refused(client, path, question, seed):
             assert not any("error" in event for event in events)
 
     is_answered_or_refused()
+    assert 0.2 < sum(answered) / len(answered) < 0.9
 
 
 # --- slow and broken connections --------------------------------------------------------------------------------------
