@@ -61,7 +61,7 @@ def content_security_policy(page: str) -> str:
     )
 
 
-class OnlyFromHere:
+class SameOriginOnly:
     """Refuses requests that a page of another site could cause."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]):
@@ -137,7 +137,7 @@ def next_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
 
 
 def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
-    """The application. hosts: as in OnlyFromHere."""
+    """The application. hosts: as in SameOriginOnly."""
     page = read_page()
     policy = content_security_policy(page)
 
@@ -182,7 +182,7 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
     handlers = {UserError: refuse, HTTPException: refuse_request, ClientDisconnect: ignore, Exception: fail}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return OnlyFromHere(app, hosts)
+    return SameOriginOnly(app, hosts)
 
 
 class Server(uvicorn.Server):

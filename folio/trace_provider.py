@@ -91,7 +91,7 @@ class Question(Settings):
     head: NonNegativeInt = 0
     token: NonNegativeInt = 0  # a position in the text
     name: str = ""  # of a parameter
-    row: NonNegativeInt | None = None  # of the parameter; None: all of them
+    row: NonNegativeInt | None = None  # of the parameter, None: all of them; or a token id, for its nearest ones
     since: NonNegativeInt = 0  # a step of the run, after which to answer; 0: from the beginning
     text: str = ""
     # as in Switches
@@ -101,7 +101,7 @@ class Question(Settings):
     mlps_off: str = ""  # layers, separated by commas
     # a list of token ids, checked by TraceProvider
     ids: tuple[int, ...] = ()
-    whole: bool = False  # of a text longer than the context: all its ids
+    whole: bool = False  # True: all ids of a text that is longer than the context
 
 
 class TraceProvider:
@@ -212,8 +212,8 @@ class TraceProvider:
 
     def describe(self, question: Question) -> Answer:
         """The models, the texts of their tokens, and the bytes (hexadecimal, by id) of tokens that are not text."""
-        first = self.models[0]
-        pieces = [first.piece(token) for token in range(first.opened.config.vocab_size)]
+        first, size = self.models[0], max(viewed.opened.config.vocab_size for viewed in self.models)
+        pieces = [first.piece(token) for token in range(size)]
         not_text = [token for token, piece in enumerate(pieces) if not piece or first.content(token) != piece.encode()]
         facts = {
             "models": [viewed.describe() for viewed in self.models],

@@ -125,6 +125,13 @@ def test_a_model_is_described(provider, model, kind):
                 assert piece == f"\\x{content.hex()}" and facts["bytes"][str(token)] == content.hex(" ")
 
 
+def test_all_tokens_that_either_model_predicts_have_a_text(tmp_path):
+    """The second of two models may have more padding."""
+    runs = [save_run(tmp_path / kind, {1: build_model(kind, 1)}, TOKENIZERS["char"], {}) for kind in ("char", "rotary")]
+    facts, _ = ask(TraceProvider([ViewedModel(run, "last", CPU) for run in runs], ""), "models")
+    assert len(facts["pieces"]) == SHAPES["rotary"]["vocab_size"] and facts["pieces"][-1] == ""
+
+
 def test_a_text_becomes_tokens(provider, model, kind):
     tokenizer = TOKENIZERS[kind]
     for text in (TEXT, STRANGE, TEXT * 3):
