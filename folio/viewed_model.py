@@ -23,7 +23,7 @@ from model import GPT
 
 MOST_TOKENS = 2048  # of a text, if the context is longer
 MODEL_BYTES = 2**30  # weights of other checkpoints to keep in memory
-RUN_METRICS = ("tokens", "loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
+RUN_METRICS = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
 RUN_SAMPLES = 10  # of samples.jsonl, the newest ones
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class ViewedModel:
         return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
 
     def describe(self) -> dict[str, Any]:
-        """The facts about the model that never change, and its checkpoints."""
+        """The facts about the model, which do not change, and its checkpoints as they are now."""
         model = self.opened
         return {
             "name": self.name,
@@ -120,7 +120,6 @@ class ViewedModel:
             "eot": self.tokenizer.eot,
             "step": self.step,
             "checkpoints": self.steps(),
-            "max_iters": self.settings.get("max_iters"),
             "limit": self.limit,
             "can_slide": model.config.can_slide,
             "num_params": model.num_params(),
