@@ -196,4 +196,4 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp) -> Server:
     """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
-    return Server(uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="warning", timeout_keep_alive=5))
+    return Server(uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="error", timeout_keep_alive=5))

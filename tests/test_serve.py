@@ -477,7 +477,10 @@ def test_slow_senders_do_not_block_others(client):
 
 
 def test_connections_that_break_leave_nothing_in_the_terminal(capfd):
-    """A page that is closed while it sends or receives is not an error."""
+    """A page that is closed while it sends or receives is not an error, nor are requests of other programs.
+
+    A page of another server that was on this port may ask for a WebSocket every second.
+    """
     provider = Scripted(pause=0.001)
     with serving(provider) as client:
         whole = client.post_head("/generate", "Content-Length: 2") + b"{}"
@@ -487,5 +490,8 @@ def test_connections_that_break_leave_nothing_in_the_terminal(capfd):
                     connection.sendall(beginning)
                     if resets:
                         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert client.request("GET", "/").status == 200
+        assert client.request("GET", "/", Upgrade="websocket", Connection="Upgrade").status == 200
+        with client.connect() as connection:
+            connection.sendall(b"\x16\x03\x01\x02\r\n\r\n")  # TLS
+            assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
     assert capfd.readouterr().err == ""
