@@ -7,7 +7,6 @@ Dimensions: T time, S keys, C channels, H heads, D head size, V vocabulary, L la
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -110,7 +109,6 @@ class Trace:
     ids: Tensor
     switches: Switches = field(default_factory=Switches)
     on_heads: Callable[[int, Heads], None] = lambda layer, heads: None
-    KEPT_LAYERS = 2  # of `layer`, the newest ones
 
     @torch.no_grad()
     def __post_init__(self) -> None:
@@ -120,7 +118,7 @@ class Trace:
         with self._switched(), captured({norm: lambda x, y: states.append(x) for norm in norms}):
             self.model(self.ids[None], attend=TracingAttention(self.switches, self.on_heads))
         self.stream = torch.stack(states)  # (2L + 1, T, C): before attention and before the MLP of each layer; the last
-        self._layers: OrderedDict[int, LayerTrace] = OrderedDict()
+        self._newest: tuple[int, LayerTrace] | None = None  # the layer that was asked for last
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
@@ -140,10 +138,9 @@ class Trace:
 
     @torch.no_grad()
     def layer(self, index: int) -> LayerTrace:
-        """What a block computed."""
-        if index in self._layers:
-            self._layers.move_to_end(index)
-            return self._layers[index]
+        """What a block computed. Only the newest one is kept, because its scores and weights are (H, T, T)."""
+        if self._newest and self._newest[0] == index:
+            return self._newest[1]
         block: Block = self.model.transformer.h[index]
         config, positions = self.model.config, torch.arange(len(self.ids), device=self.ids.device)
         rotation = rotary(positions, config.n_embd // config.n_head) if config.position == "rotary" else None
@@ -161,9 +158,7 @@ class Trace:
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
         traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)
-        self._layers[index] = traced
-        while len(self._layers) > self.KEPT_LAYERS:
-            self._layers.popitem(last=False)
+        self._newest = index, traced
         return traced
 
     @torch.no_grad()
