@@ -74,10 +74,10 @@ def _finite(value: Any) -> Any:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """A tensor in one of the three types of an answer."""
+    """A tensor on the CPU in one of the three types of an answer."""
     if tensor.dtype == torch.uint8:
-        return tensor.cpu().numpy()
-    return (tensor.float() if tensor.is_floating_point() else tensor.int()).cpu().numpy()
+        return tensor.numpy()
+    return (tensor.float() if tensor.is_floating_point() else tensor.int()).numpy()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class TraceProvider:
             raise UserError(f"ids: {len(question.ids):,} tokens are more than {self._viewed(question).limit:,}")
         with self.lock, torch.no_grad():  # not in inference mode, whose tensors a sampler cannot use
             torch.set_float32_matmul_precision("highest")  # a sampler on a GPU sets another one
-            return self.questions[question.kind](question)
+            facts, tensors = self.questions[question.kind](question)
+            return Answer(facts, {name: tensor.cpu() for name, tensor in tensors.items()})  # before others use the GPU
 
     def generate(self, asked: Any) -> Iterator[dict[str, Any]]:
         """Samples that continue the token ids of a question, while they are generated. Raises UserError.
@@ -332,15 +333,14 @@ class TraceProvider:
         parameters = dict(self._viewed(question).at(question.step).named_parameters())
         if question.name not in parameters:
             raise UserError(f"name={question.name!r}: it is not a parameter of the model")
-        p = parameters[question.name].detach().cpu()
-        rows = torch.atleast_2d(p)
+        rows = torch.atleast_2d(parameters[question.name].detach())
         if question.row is not None:
             if question.row >= len(rows):
                 raise UserError(f"row={question.row}: {question.name} has {len(rows):,}")
             return Answer({}, {"row": rows[question.row]})
-        size = [min(n, LARGEST_PICTURE) for n in rows.shape]
-        picture = F.adaptive_avg_pool2d(rows[None], size)[0]
-        finite = p[p.isfinite()].double()  # in float32, values near 1 may be too close for so many bins
+        rows = rows.cpu()
+        picture = F.adaptive_avg_pool2d(rows[None], [min(n, LARGEST_PICTURE) for n in rows.shape])[0]
+        finite = rows[rows.isfinite()].double()  # in float32, values near 1 may be too close for so many bins
         counts, edges = np.histogram(finite.numpy(), HISTOGRAM_BINS)
         mean, deviation = (finite.mean().item(), finite.std(unbiased=False).item()) if len(finite) else (None, None)
         facts = {"mean": mean, "deviation": deviation, "edges": edges.tolist(), "counts": counts.tolist()}
