@@ -182,7 +182,7 @@ class TraceProvider:
         return self.models[question.model]
 
     def _version(self, question: Question | GenerationQuestion) -> Hashable:
-        """What the caches know a checkpoint by. Raises UserError."""
+        """What identifies a checkpoint in the caches. Raises UserError."""
         return question.model, self._viewed(question).version(question.step)
 
     def _switches(self, question: Question) -> Switches:

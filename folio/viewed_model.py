@@ -75,7 +75,7 @@ class ViewedModel:
     def version(self, step: int | None) -> tuple[Path, int] | None:
         """The file of a step's weights, and when it was written, because a run that is started again may replace it.
 
-        None for the checkpoint that was opened, which stays as it was then. Raises UserError if there is no such step.
+        None for the checkpoint that was opened, which stays as it was then. Raises UserError for a step without one.
         """
         if step is None or step == self.step:
             return None
@@ -97,7 +97,7 @@ class ViewedModel:
             raise UserError(f"{file} cannot be read: {error}") from None
 
     def _build(self, loaded: Checkpoint) -> GPT:
-        """The model as a trace needs it. Its weights are copied: a run may remove the file, of which they are a map."""
+        """The model as a trace needs it. The weights are copied, because a run may remove the file that is mapped."""
         weights = {name: t.to(self.device, torch.float32, copy=True) for name, t in loaded.model.items()}
         return replace(loaded, model=weights).build().requires_grad_(False).eval()
 
