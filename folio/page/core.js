@@ -126,6 +126,11 @@ function readState() {
   state.text ??= described.text;
 }
 
+// The step of the checkpoint that is shown.
+function shownStep() {
+  return state.step < 0 ? described.models[0].step : state.step;
+}
+
 function link(changes) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries({...state, ...changes})) {
@@ -137,6 +142,10 @@ function link(changes) {
 function change(changes) {
   remember(changes);
   return draw();
+}
+
+function selectToken(token) {
+  return change({token});
 }
 
 // Change the state without drawing, for a view that updates itself.

@@ -1,6 +1,6 @@
 "use strict";
-// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a drawing,
-// which it exports as SVG or PNG.
+// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a
+// drawing, which it exports as SVG or PNG.
 
 // --- colors ----------------------------------------------------------------------------------------------------------
 //
@@ -120,9 +120,9 @@ function saveView() {
 
 // --- drawings --------------------------------------------------------------------------------------------------------
 
-// A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height (of
-// a cell), numbers (write them into the cells), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j may be
-// null, for a whole column or row).
+// A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height
+// (of a cell), numbers (write them into the cells), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j may
+// be null, for a whole column or row).
 function heatMap({shape: [rows, columns], data}, options) {
   const {scale = "sequential", most = 1, read, click, chosen, numbers = false} = options, value = x => x / most;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
@@ -273,14 +273,15 @@ function ticksOf(low, high, count) {
 }
 
 // A picture of vectors as strips below each other. rows: {label, vector, text (at the right), fade (its opacity), own
-// (true: colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as over
-// a sum)}. options: axis (what a place in the vectors is called), place (the chosen one, whose numbers are at the right),
-// chosen(i, k): whether a cell is framed, click(i, k), read(i, k, x) for the line below, group (a gap after so many
+// (true: colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as
+// over a sum)}. options: axis (what a place in the vectors is called), place (the chosen one, whose numbers are at the
+// right), chosen(i, k): whether a cell is framed, click(i, k), read(i, k, x) for the line below, group (a gap after so many
 // cells, with the names in `groups` above), textWidth, table, note, below (elements).
 function vectorPicture(id, title, rows, options = {}) {
   const {axis = "channel", place, chosen = (_, k) => k === place, click, note, below = [], textWidth = 80} = options;
   const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
-  const longest = Math.max(...rows.map(row => row.vector.length)), shared = largest(rows.map(row => largest(row.vector)));
+  const longest = Math.max(...rows.map(row => row.vector.length));
+  const shared = largest(rows.map(row => largest(row.vector)));
   const labelWidth = 110, room = roomFor(640 + labelWidth + textWidth) - labelWidth - textWidth;
   const even = Math.ceil(longest / Math.ceil(2.5 * longest / room)); // cells have 2.5 pixels or more
   const columns = group ? Math.max(group, Math.floor(even / group) * group) : even;
@@ -357,10 +358,11 @@ function signedNote(most) {
   return `Dark is −${short(most)}, gray 0, light ${short(most)}.`;
 }
 
-// How vectors become others: boxes [name, size] with what happens between them as text.
+// How things become others: boxes [name, line, ...] with what happens between them as text.
 function shapeFlow(...parts) {
   return element("div", {class: "flow"}, parts.filter(Boolean).map(part => Array.isArray(part)
-    ? element("span", {class: "shape"}, part[0], element("small", {}, part[1])) : element("span", {}, part)));
+    ? element("span", {class: "shape"}, part[0], part.slice(1).map(line => element("small", {}, line)))
+    : element("span", {}, part)));
 }
 
 // A line that checks a sum. The difference is rounding if it is small compared with the numbers.
@@ -428,7 +430,8 @@ function controls(...children) {
 
 // A choice. choices: values, or [value, text].
 function select(title, choices, chosen, choose, attributes = {}) {
-  return element("label", {}, `${title} `, element("select", {...attributes, change: ({target}) => choose(target.value)},
+  const change = ({target}) => choose(target.value);
+  return element("label", {}, `${title} `, element("select", {...attributes, change},
     choices.map(choice => {
       const [value, text = value] = [choice].flat();
       return element("option", {value, selected: String(value) === String(chosen)}, text);
@@ -455,7 +458,7 @@ function slider(title, {value, move, read = String, ...attributes}) {
 // The tokens of a text. attributes(t): what differs from token to token.
 function tokenStrip(labels, selected, attributes) {
   return element("div", {class: "token-strip"}, labels.map((label, t) => element("span", {
-    class: t === selected ? "token selected" : "token", click: () => change({token: t}), ...attributes(t),
+    class: t === selected ? "token selected" : "token", click: () => selectToken(t), ...attributes(t),
   }, inText(label))));
 }
 

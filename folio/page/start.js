@@ -52,11 +52,11 @@ function restored(ids) {
 
 // The slider over the checkpoints, of which a run that is still training adds some and removes others.
 function drawCheckpoints(model) {
-  const box = byId("checkpoints"), {checkpoints, step} = model, current = state.step < 0 ? step : state.step;
+  const box = byId("checkpoints"), {checkpoints} = model, current = shownStep();
   if (checkpoints.length < 2) return box.replaceChildren();
   if (!box.firstChild) {
     box.append(slider("checkpoint", {
-      id: "checkpoint", "data-testid": "checkpoint", min: 0, value: 0, read: at => `step ${short(model.checkpoints[at])}`,
+      id: "checkpoint", "data-testid": "checkpoint", min: 0, value: 0, read: at => `step ${short(checkpoints[at])}`,
       move: at => change({step: model.checkpoints[at]}),
     }));
   }
@@ -86,7 +86,7 @@ function drawStrip({labels, names, token, overview, other}) {
     return element("span", {
       class: t === token ? "token selected" : "token", role: "option", "aria-selected": String(t === token),
       "data-testid": `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? ` ${color} ${short(x)}` : ""}`,
-      style: onColor(background), click: () => change({token: t}),
+      style: onColor(background), click: () => selectToken(t),
     }, inText(label));
   }));
 }
@@ -141,7 +141,7 @@ document.addEventListener("keydown", event => {
   const {n_layer, n_head} = described.models[0].config, steps = described.models[0].checkpoints;
   const count = byId("strip").childElementCount;
   const token = state.token < 0 ? count - 1 : state.token;
-  const at = steps.indexOf(state.step < 0 ? described.models[0].step : state.step);
+  const at = steps.indexOf(shownStep());
   if (views[state.view]?.keys?.[event.key]) {
     event.preventDefault();
     return views[state.view].keys[event.key]();

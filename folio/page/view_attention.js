@@ -132,7 +132,7 @@ defineView({
       "exp(score − largest)", "weight"];
     box.append(headPicker(context), tablePicture("attention-row",
       `Token ${names[token]}, layer ${layer}, head ${head}`, columns, rows, {
-        selected: j => j === token, click: j => change({token: j}),
+        selected: j => j === token, click: selectToken,
         note: `The weights sum to ${sumOf(weights).toFixed(6)}. q and k have D = ${D} numbers each`
           + (config.position === "rotary" ? ", rotated by their positions." : "."),
       }));
@@ -153,7 +153,7 @@ defineView({
     const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, most = largest(biased);
     const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
     const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names],
-      {numbers, click: i => change({token: i}), chosen: [token, null], ...options});
+      {numbers, click: selectToken, chosen: [token, null], ...options});
     const scale = {scale: "signed", most};
     box.append(headPicker(context), shadeControls(), element("div", {class: "row"},
       map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),

@@ -7,10 +7,10 @@ defineView({
   id: "checkpoints", title: "While it learned", offered: () => described.models[0].checkpoints.length > 1,
   about: "The loss on this text, and what each head does. Click on a curve to see that checkpoint in all views.",
   async draw(box, context) {
-    const {model: {checkpoints, step: last}, ids, config: {n_head}} = context, mine = drawing;
+    const {model: {checkpoints}, ids, config: {n_head}} = context, mine = drawing;
     const asked = checkpoints.map(step => question("overview", ids, {step}));
     const score = state.score in HEAD_SCORES ? state.score : "previous", status = controls(), result = element("div");
-    const options = {width: roomFor(760), logX: true, xTitle: "step", mark: state.step < 0 ? last : state.step,
+    const options = {width: roomFor(760), logX: true, xTitle: "step", mark: shownStep(),
       click: step => change({step})};
     const choice = controls(select("score", Object.keys(HEAD_SCORES), score, score => change({score}),
       {"data-testid": "score"}));
@@ -50,15 +50,17 @@ defineView({
       const heads = Array.from(known[0].tensors[`score_${score}`].data, (_, i) => {
         const layer = Math.floor(i / n_head), head = i % n_head;
         return {
-          name: `${layer}.${head}`, points: points(i), most: largest(points(i).map(point => point[1])), color: "#c5ccd6",
-          width: 1, selected: layer === context.layer && head === context.head, click: () => change({layer, head}),
+          name: `${layer}.${head}`, points: points(i), color: "#c5ccd6", width: 1,
+          selected: layer === context.layer && head === context.head, click: () => change({layer, head}),
         };
-      }).sort((a, b) => b.most - a.most);
-      const named = heads.filter((one, i) => i < NAMED_LINES || one.selected).map((one, i) => {
+      });
+      const most = ({points}) => largest(points.map(point => point[1]));
+      const strongest = heads.toSorted((a, b) => most(b) - most(a));
+      const named = strongest.filter((one, i) => i < NAMED_LINES || one.selected).map((one, i) => {
         Object.assign(one, {color: LINE_COLORS[i], width: one.selected ? 3 : 1.8});
         return {...one, name: `head ${one.name}: ${short(one.points.at(-1)[1])}`};
       });
-      return chartPicture("scores-by-step", `What the heads do: ${score}`, heads.reverse(), {
+      return chartPicture("scores-by-step", `What the heads do: ${score}`, heads, {
         ...options, named, height: 280, from: 0,
         note: `${HEAD_SCORES[score]}. The ${NAMED_LINES} heads with the highest values and the selected one are named, `
           + "with their last value.",

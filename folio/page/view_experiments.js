@@ -123,10 +123,11 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
       pointerenter: () => readout.textContent = `${names[t]}: ${isCompared ? signed(x) : "–"}`,
     };
   });
-  return picture(id, `Difference of the losses: ${signed(difference)} ${n > 1 ? `± ${short(error)} ` : ""}nats per token`,
+  const [before, after] = [2, 3].map(column => short(mean(rows.map(row => row[column]))));
+  return picture(id, `Change of the loss: ${signed(difference)} ${n > 1 ? `± ${short(error)} ` : ""}nats per token`,
     () => ({columns: ["position", "token", name, otherName, "difference"], rows}), element("div", {}, text, readout),
-    `Mean loss ${name}: ${short(mean(rows.map(row => row[2])))}, ${otherName}: ${short(mean(rows.map(row => row[3])))}. `
-      + `±: the standard error. ${otherName} − ${name}: dark −${short(most)}, light ${short(most)}; white: not compared.`);
+    `Mean loss ${name}: ${before}, ${otherName}: ${after}; ±: the standard error. Tokens are colored by their own `
+      + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);
 }
 
 // The entropy of each row of the selected head, with and without 1/sqrt(D), and the sums of its rows.
@@ -135,14 +136,14 @@ async function entropyPictures(context) {
   const answers = await Promise.all([true, false].map(scale => context.ask("head", {layer, head, scale})));
   const [divided, plain] = answers.map(({tensors: {weights}}) => labels.map((_, t) => rowOf(weights, t)));
   const entropy = row => entropyOf(Array.from(row, w => w / sumOf(row)));
-  const options = {from: 0, xTitle: "query", mark: token, click: t => change({token: t})};
+  const options = {from: 0, xTitle: "query", mark: token, click: selectToken};
   return [
     headPicker(context), chartPicture("row-entropies", `Entropy (nats) of the rows of head ${layer}.${head}`, [
       {name: "divided by √D", color: BLUE, points: pointsOf(divided.map(entropy))},
       {name: "not divided", color: ORANGE, points: pointsOf(plain.map(entropy))},
     ], {
       ...options,
-      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy), `
+      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy) `
         + "and the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide.",
     }),
     ...state.mask === "after" ? [chartPicture("row-sums", "Sum of the weights of each row",
@@ -161,7 +162,7 @@ defineView({
   async draw(box, context) {
     const {names, token, model, overview, other} = context, {checkpoints, config, step} = other.model;
     const first = described.models.length === 2 ? model.name
-      : `step ${short(state.step < 0 ? model.step : state.step)}`;
+      : `step ${short(shownStep())}`;
     if (checkpoints.length > 1) {
       box.append(controls(slider("second:", {
         min: 0, max: checkpoints.length - 1, value: checkpoints.indexOf(other.step < 0 ? step : other.step),
@@ -195,7 +196,7 @@ defineView({
       return matrixPicture("compare-head",
         `Attention: head ${context.layer}.${context.head} of the first − head ${layer}.${head} of the second`,
         {shape: [T, T], data}, ["query", names.slice(0, T)], ["key", names.slice(0, T)], {
-          scale: "signed", chosen: token < T && [token, null], click: t => change({token: t}),
+          scale: "signed", chosen: token < T && [token, null], click: selectToken,
           note: "Rows look at columns. Light: the first looks there more. Dark: the second does.",
         });
     }

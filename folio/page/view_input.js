@@ -15,7 +15,7 @@ defineView({
       t, labels[t], id, described.bytes[id] ?? hexadecimal(labels[t]), before(loss, t), before(rank, t),
       t ? pieces[best.data[t - 1]] : "", before(probability, t), entropy.data[t],
     ]), {
-      selected: t => t === token, click: t => change({token: t}),
+      selected: t => t === token, click: selectToken,
       note: mean === null ? "" : `Mean loss: ${short(mean)} nats per token, perplexity ${short(Math.exp(mean))}.`,
     }));
   },
@@ -36,9 +36,9 @@ const TOKEN_KINDS = [ // of tokens, by color on the map of the vocabulary; the f
 
 defineView({
   id: "embedding", title: "Embedding",
-  about: "Each token id selects a row of the embedding table, a vector that the model has learned. Tokens that are used "
-    + "alike get similar vectors. The residual stream starts with it, plus a vector of the position if the method adds "
-    + "one.",
+  about: "Each token id selects a row of the embedding table, a vector that the model has learned. Tokens that are "
+    + "used alike get similar vectors. The residual stream starts with it, plus a vector of the position if the method "
+    + "adds one.",
   async draw(box, context) {
     const {ids, labels, names, token, config} = context, id = ids[token];
     const [{tensors: {embedding, position, states}}, {tensors: vocabulary}] = await Promise.all([
@@ -102,12 +102,12 @@ defineView({
   async draw(box, context) {
     const {config: {position}, token, head} = context;
     const {tensors: {table, sinusoids, similarity, angles, bias}} = await context.ask("positions");
-    const click = t => change({token: t}), options = {width: roomFor(430), mark: token};
+    const options = {width: roomFor(430), mark: token};
     const map = (id, title, matrix, column, note) => {
       const most = largest(matrix.data), [rows, columns] = matrix.shape.map(upTo);
       return matrixPicture(id, title, matrix, ["position", rows], [column, columns], {
-        scale: "signed", most, cell: clamp(Math.floor(440 / largest(matrix.shape)), 1, 6), click, chosen: [token, null],
-        note: `${note} ${signedNote(most)}`,
+        scale: "signed", most, cell: clamp(Math.floor(440 / largest(matrix.shape)), 1, 6), chosen: [token, null],
+        click: selectToken, note: `${note} ${signedNote(most)}`,
       });
     };
     box.append(element("p", {"data-testid": "position-method"}, element("strong", {}, `${position}: `),
@@ -129,7 +129,7 @@ defineView({
       box.append(matrixPicture("rotary-angles", "Cosines of the angles", turned, ["pair", upTo(pairs)],
         ["position", upTo(T)], {
           scale: "signed", cell: clamp(Math.floor(640 / T), 1, 10), height: clamp(Math.floor(320 / pairs), 6, 20),
-          chosen: [null, token], click: (i, t) => click(t),
+          chosen: [null, token], click: (i, t) => selectToken(t),
           note: "Columns are positions, rows pairs of channels of a head; all heads and layers have the same angles. "
             + signedNote(1),
         }));
@@ -151,9 +151,9 @@ defineView({
 
 defineView({
   id: "examples", title: "Training examples",
-  about: "Training asks for the next token after each prefix of a text: T tokens are T − 1 examples. One forward pass "
-    + "computes all of them, because the mask hides what comes after each prefix. The loss of an example is −ln p, for "
-    + "the probability p that the model gives to the token that follows.",
+  about: "Training asks for the next token after each prefix of a text: T tokens are T − 1 examples. One forward "
+    + "pass computes all of them, because the mask hides what comes after each prefix. The loss of an example is −ln p, "
+    + "for the probability p that the model gives to the token that follows.",
   draw(box, {ids, labels, token, overview: {tensors: {loss, best, best_probability: probability}, facts}}) {
     const count = ids.length - 1;
     if (state.mask !== "before") box.append(element("p", {class: "error"},
@@ -163,7 +163,7 @@ defineView({
     const most = innerWidth > 760 ? 44 : 10, right = rows.filter(row => row[2] === row[5]).length;
     const end = text => [...text].slice(-most).map(inLine).join("");
     const shown = rows.map(([t, prefix, next, nats, p, guess, ofGuess]) => [
-      t, element("span", {class: "prefix"}, (prefix.length > most ? "…" : "") + end(prefix)), visible(next), nats, p,
+      t, (prefix.length > most ? "…" : "") + end(prefix), visible(next), nats, p,
       guess === next ? element("strong", {}, `${visible(guess)} ✓`) : visible(guess), ofGuess]);
     const columns = ["length", "prefix", "next", "loss", "probability", "guess", "probability of the guess"];
     box.append(tablePicture("examples", `${count} examples`, columns, rows, {

@@ -139,8 +139,8 @@ defineView({
       vectorPicture("head-split", `${H} heads of ${D} numbers`, heads, {
         axis: "number", group: D, groups: PARTS, click: h => change({head: h}),
         read: (h, c, x) => `head ${h}, ${PARTS[Math.floor(c / D)]}[${c % D}] = ${short(x)}`,
-        note: `The same numbers, in a row for each head. One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both `
-          + `have ${short(3 * C * C)} weights, and both ways are computed here.`,
+        note: `The same numbers, in a row for each head. One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: `
+          + `both have ${short(3 * C * C)} weights, and both ways are computed here.`,
         below: checkSame("one matrix − a matrix for each head", qkv, separate),
       }));
   },
@@ -187,8 +187,8 @@ defineView({
 
 defineView({
   id: "merge", title: "Heads put together",
-  about: "The outputs z of all heads, one after the other, are one vector again. W_O turns it into what attention adds to "
-    + "the residual stream: each head has its own columns of W_O, so the stream receives a sum of heads.",
+  about: "The outputs z of all heads, one after the other, are one vector again. W_O turns it into what attention adds "
+    + "to the residual stream: each head has its own columns of W_O, so the stream receives a sum of heads.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
     const {facts, tensors} = await context.ask("layer", {layer, token});
@@ -317,7 +317,7 @@ defineView({
             [first + j, labels[first + j], name, pieces[at(around.ids, s, j)], at(around.probabilities, s, j)]))}),
         lens(window.map(j => element("th", {
           class: first + j === token && "selected", style: {cursor: "pointer"},
-          click: () => change({token: first + j}),
+          click: () => selectToken(first + j),
         }, element("small", {}, first + j), element("br"), visible(labels[first + j]))),
         s => window.map(j => lensCell(at(around.ids, s, j), at(around.probabilities, s, j), ids[first + j + 1]))),
         "A column is a token, a row a state of its stream: the most likely next token there, framed if it is what "
@@ -326,7 +326,7 @@ defineView({
         {note: "The vector of the token after each half layer."}),
       vectorPicture("stream-norms", "Lengths of all tokens",
         names.map((label, s) => ({label, vector: rowOf(allNorms, s)})),
-        {axis: "token", place: token, click: (_, t) => change({token: t}),
+        {axis: "token", place: token, click: (_, t) => selectToken(t),
           note: "The lengths of the vectors of all tokens after each half layer."}));
   },
 });

@@ -50,7 +50,7 @@ defineView({
     const {labels, token, model, config} = context, ids = context.ids.slice(0, token + 1), T = ids.length;
     const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // how many were drawn before
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
-    const path = element("ol", {class: "path", "data-testid": "loop-path"}), detail = element("div");
+    const path = element("div", {"data-testid": "loop-path"}), detail = element("div");
     const draw = element("button", {class: "chosen", "data-testid": "loop-draw", click: () => generate(1)},
       "Draw a token ", element("kbd", {}, "d"));
     const many = element("button", {"data-testid": "loop-draw-20", click: () => generate(20)}, "20 tokens");
@@ -64,7 +64,7 @@ defineView({
       if (draw.disabled) return;
       draw.disabled = many.disabled = true;
       if (count === 1 && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
-        for (const part of path.children) {
+        for (const part of path.querySelectorAll(".shape")) {
           part.classList.add("lit");
           await new Promise(resolve => setTimeout(resolve, 110));
         }
@@ -85,18 +85,16 @@ defineView({
 
     function update() {
       const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
-      const best = logits.indexOf(highest(logits)), piece = visible(pieces[drawn.id]);
-      const lines = {
-        text: [`${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
-        ids: [`${T} numbers`, `…${ids.slice(-3).join(" ")}`],
-        model: [`${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`],
-        logits: [`${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`],
-        filters: [`${probabilities.filter(p => p > 0).length} left`, `entropy ${short(entropyOf(probabilities))}`],
-        draw: [`u = ${u.toFixed(4)}`, `falls on ${piece}`],
-        append: ends ? ["the end of the text", "nothing is appended"] : [`${piece}, id ${drawn.id}`, "and again"],
-      };
-      path.replaceChildren(...Object.entries(lines).map(([name, lines]) => element("li", {},
-        element("strong", {}, name), lines.map(line => element("span", {}, line)))));
+      const best = highest(logits), left = probabilities.filter(p => p > 0).length, piece = visible(pieces[drawn.id]);
+      path.replaceChildren(shapeFlow(
+        ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`], "→",
+        ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`], "→",
+        ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`], "→",
+        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[logits.indexOf(best)])} ${short(best)}`], "→",
+        ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`], "→",
+        ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`], "→",
+        ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],
+      ));
       draw.disabled = many.disabled = ends;
       detail.replaceChildren(drawPicture(stages[0].probabilities, probabilities, parts, u, drawn.id));
     }

@@ -245,6 +245,6 @@ function publishedTable(counts) {
       }),
     element("p", {}, `GPT-2 small has ${short(total)} parameters; its paper says 117M. OpenAI later called the paper's `
       + `numbers an error. They are what the same formula gives for the ${short(GPT1_TOKENS)} tokens of GPT-1: `
-      + `${models.slice(0, 4).map(({early}) => short(early)).join(", ")}. Attention is ${short(gpt3.attention)} of GPT-3's `
-      + `${short(gpt3.total)} parameters, a third; the MLPs are almost all of the rest.`)];
+      + `${models.slice(0, 4).map(({early}) => short(early)).join(", ")}. Attention is ${short(gpt3.attention)} of `
+      + `GPT-3's ${short(gpt3.total)} parameters, a third; the MLPs are almost all of the rest.`)];
 }

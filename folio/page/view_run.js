@@ -47,7 +47,7 @@ defineView({
 
     function show() {
       status.textContent = describeProgress();
-      figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2], model)));
+      figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2])));
       samples.replaceChildren(...run.facts.samples.toReversed().map(([step, text]) =>
         element("div", {}, element("div", {class: "note"}, `step ${short(step)}`),
           element("div", {class: "token-strip"}, text))));
@@ -92,14 +92,14 @@ function seriesOf(names) {
   }).filter(series => series.points.length);
 }
 
-function runChart(i, names, model) {
+function runChart(i, names) {
   const series = seriesOf(names), values = series.flatMap(({points}) => points.map(point => point[1]));
   const from = i ? 0 : Math.min(...values), high = Math.max(...values);
   const last = run.lines.at(-1).step, {checkpoints} = run.facts;
   const ticks = checkpoints.filter(step => step <= last).map(step => ({
     name: `checkpoint of step ${step}`, color: "#9aa5b4", points: [[step, from], [step, from + 0.03 * (high - from)]],
   }));
-  const current = state.step < 0 ? model.step : state.step, room = roomFor(1200);
+  const current = shownStep(), room = roomFor(1200);
   return lineChart([...ticks, ...series], {
     width: !i ? room : room >= 800 ? (room - 60) / 3 : Math.min(room, 400), height: i ? 190 : 320, from, xTitle: "step",
     mark: current <= last ? current : undefined,
