@@ -259,7 +259,7 @@ def test_two_models_are_compared_token_by_token(page, serve, seed):
         probabilities = model(torch.tensor(IDS[:8])[None])[0][0, -1].softmax(-1)
         shown = torch.tensor([rows[i][name] for i in range(len(rows))])
         torch.testing.assert_close(shown, probabilities, atol=1e-5, rtol=0)
-    assert page.get_by_test_id("strip-20").get_attribute("title") == f"20: {'␣' if TEXT[20] == ' ' else TEXT[20]}"
+    assert page.get_by_test_id("strip-20").get_attribute("title") == f"20 {'␣' if TEXT[20] == ' ' else TEXT[20]}"
 
 
 def test_curves_over_checkpoints_and_a_click_on_them(page, serve, seed):

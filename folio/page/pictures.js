@@ -68,9 +68,8 @@ function picture(id, title, table, drawing, note = "") {
   const figure = element("figure", {"data-testid": id},
     element("figcaption", {}, element("h3", {}, title), exports),
     note && element("div", {class: "note"}, note), drawing);
-  const save = kind => element("button", {click: () => savePicture(id, figure, kind)}, kind.toUpperCase());
-  if (drawing.matches("svg") || drawing.querySelector("svg")) exports.append(" ", save("svg"));
-  else if (drawing.querySelector("canvas")) exports.append(" ", save("png"));
+  const kind = figure.querySelector("svg") ? "svg" : figure.querySelector("canvas") && "png";
+  if (kind) exports.append(" ", element("button", {click: () => savePicture(id, figure, kind)}, kind.toUpperCase()));
   figure.table = table;
   return figure;
 }
@@ -121,8 +120,8 @@ function saveView() {
 // --- drawings --------------------------------------------------------------------------------------------------------
 
 // A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height
-// (of a cell), numbers (write them into the cells), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j may
-// be null, for a whole column or row).
+// (of a cell), numbers (write them into the cells), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j
+// may be null, for a whole column or row).
 function heatMap({shape: [rows, columns], data}, options) {
   const {scale = "sequential", most = 1, read, click, chosen, numbers = false} = options, value = x => x / most;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
@@ -211,8 +210,8 @@ function tablePicture(id, title, columns, rows, {most, note, ...options} = {}) {
   return picture(id, title, () => ({columns, rows}), tableOf(columns, rows.slice(0, most), options), note);
 }
 
-// Lines over x. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to (of
-// y), xTitle, yTitle, mark (an x), click(x).
+// Lines over x. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
+// (of y), xTitle, yTitle, mark (an x), click(x).
 const LINE_COLORS = [BLUE, ORANGE, "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
 
 function lineChart(series, options = {}) {
@@ -275,8 +274,8 @@ function ticksOf(low, high, count) {
 // A picture of vectors as strips below each other. rows: {label, vector, text (at the right), fade (its opacity), own
 // (true: colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as
 // over a sum)}. options: axis (what a place in the vectors is called), place (the chosen one, whose numbers are at the
-// right), chosen(i, k): whether a cell is framed, click(i, k), read(i, k, x) for the line below, group (a gap after so many
-// cells, with the names in `groups` above), textWidth, table, note, below (elements).
+// right), chosen(i, k): whether a cell is framed, click(i, k), read(i, k, x) for the line below, group (a gap after so
+// many cells, with the names in `groups` above), textWidth, table, note, below (elements).
 function vectorPicture(id, title, rows, options = {}) {
   const {axis = "channel", place, chosen = (_, k) => k === place, click, note, below = [], textWidth = 80} = options;
   const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
@@ -462,8 +461,9 @@ function tokenStrip(labels, selected, attributes) {
   }, inText(label))));
 }
 
-// The style of text on a color.
-function onColor(color) {
+// The style of text on the color of a number, which is white without one.
+function onColor(scale, x) {
+  const color = Number.isFinite(x) ? colorOf(scale, x) : [255, 255, 255];
   return {background: css(color), color: textColorOn(color)};
 }
 

@@ -56,8 +56,8 @@ function drawCheckpoints(model) {
   if (checkpoints.length < 2) return box.replaceChildren();
   if (!box.firstChild) {
     box.append(slider("checkpoint", {
-      id: "checkpoint", "data-testid": "checkpoint", min: 0, value: 0, read: at => `step ${short(checkpoints[at])}`,
-      move: at => change({step: model.checkpoints[at]}),
+      id: "checkpoint", "data-testid": "checkpoint", min: 0, value: 0,
+      read: at => `step ${short(model.checkpoints[at])}`, move: at => change({step: model.checkpoints[at]}),
     }));
   }
   const [input, output] = box.querySelectorAll("input, output");
@@ -79,16 +79,13 @@ function drawStrip({labels, names, token, overview, other}) {
     select("color by", offered, color, color => change({color}), {"data-testid": "color"}),
     scale === "signed" ? `loss − loss of ${other.name}: dark −${most} ${unit}, light ${most}`
       : `0 to ${most} ${unit}, light to dark`);
-  const strip = byId("strip");
-  strip.replaceChildren(...labels.map((label, t) => {
+  byId("strip").replaceChildren(...tokenStrip(labels, token, t => {
     const x = t ? read(overview.tensors, t - 1, other?.overview.tensors) : NaN;
-    const background = Number.isFinite(x) ? colorOf(scale, x / most) : [255, 255, 255];
-    return element("span", {
-      class: t === token ? "token selected" : "token", role: "option", "aria-selected": String(t === token),
-      "data-testid": `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? ` ${color} ${short(x)}` : ""}`,
-      style: onColor(background), click: () => selectToken(t),
-    }, inText(label));
-  }));
+    return {
+      role: "option", "aria-selected": String(t === token), style: onColor(scale, x / most),
+      "data-testid": `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
+    };
+  }).children);
 }
 
 // The views in the order in which the model computes.

@@ -18,12 +18,9 @@ function headPicker(context) {
 
 // A head's attention weights over the text, at most 32 x 32 cells. Rows are queries.
 function thumbnail({shape: [, heads, n], data}, layer, head) {
-  const canvas = element("canvas", {width: n, height: n,
-    style: {width: "40px", height: "40px", imageRendering: "pixelated"}});
-  const context = canvas.getContext("2d"), image = context.createImageData(n, n), palette = paletteOf("sequential");
-  const first = (layer * heads + head) * n * n, pixels = new Uint32Array(image.data.buffer);
-  pixels.forEach((_, k) => pixels[k] = palette[4 * data[first + k]]);
-  context.putImageData(image, 0, 0);
+  const weights = rowOf({shape: [0, n * n], data}, layer * heads + head);
+  const canvas = imageOf(weights, n, n, "sequential", x => x / 255);
+  Object.assign(canvas.style, {width: "40px", height: "40px"});
   return canvas;
 }
 
@@ -67,8 +64,7 @@ defineView({
     function show(query) {
       const row = rowOf(weights, query), colors = rowOf(shades, query);
       [...text.children].forEach((span, t) => {
-        Object.assign(span.style, onColor(Number.isFinite(colors[t])
-          ? colorOf("sequential", colors[t]) : [255, 255, 255]));
+        Object.assign(span.style, onColor("sequential", colors[t]));
         span.classList.toggle("selected", t === query);
       });
       const top = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, 5).filter(t => row[t] > 0.005);

@@ -117,14 +117,15 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
   const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
   const most = Math.max(largest(differences), 0.01), readout = element("div", {class: "readout"});
   const text = tokenStrip(labels, token, t => {
-    const isCompared = t - 1 in differences, x = differences[t - 1];
+    const x = differences[t - 1];
     return {
-      style: onColor(isCompared ? colorOf("signed", x / most) : [255, 255, 255]),
-      pointerenter: () => readout.textContent = `${names[t]}: ${isCompared ? signed(x) : "–"}`,
+      style: onColor("signed", x / most),
+      pointerenter: () => readout.textContent = `${names[t]}: ${x === undefined ? "–" : signed(x)}`,
     };
   });
   const [before, after] = [2, 3].map(column => short(mean(rows.map(row => row[column]))));
-  return picture(id, `Change of the loss: ${signed(difference)} ${n > 1 ? `± ${short(error)} ` : ""}nats per token`,
+  const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
+  return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
     () => ({columns: ["position", "token", name, otherName, "difference"], rows}), element("div", {}, text, readout),
     `Mean loss ${name}: ${before}, ${otherName}: ${after}; ±: the standard error. Tokens are colored by their own `
       + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);

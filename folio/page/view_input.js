@@ -152,8 +152,8 @@ defineView({
 defineView({
   id: "examples", title: "Training examples",
   about: "Training asks for the next token after each prefix of a text: T tokens are T − 1 examples. One forward "
-    + "pass computes all of them, because the mask hides what comes after each prefix. The loss of an example is −ln p, "
-    + "for the probability p that the model gives to the token that follows.",
+    + "pass computes all of them, because the mask hides what comes after each prefix. The loss of an example is "
+    + "−ln p, for the probability p that the model gives to the token that follows.",
   draw(box, {ids, labels, token, overview: {tensors: {loss, best, best_probability: probability}, facts}}) {
     const count = ids.length - 1;
     if (state.mask !== "before") box.append(element("p", {class: "error"},

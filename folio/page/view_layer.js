@@ -269,8 +269,7 @@ function stateName(s) {
 
 // A cell of the logit lens: the darker, the more probable.
 function lensCell(id, probability, next) {
-  const color = colorOf("sequential", 0.85 * probability);
-  return element("td", {class: id === next && "next", style: onColor(color)},
+  return element("td", {class: id === next && "next", style: onColor("sequential", 0.85 * probability)},
     visible(pieces[id]), element("small", {}, smallPercent(probability)));
 }
 

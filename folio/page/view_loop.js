@@ -85,12 +85,13 @@ defineView({
 
     function update() {
       const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
-      const best = highest(logits), left = probabilities.filter(p => p > 0).length, piece = visible(pieces[drawn.id]);
+      const best = logits.indexOf(highest(logits)), piece = visible(pieces[drawn.id]);
+      const left = probabilities.filter(p => p > 0).length;
       path.replaceChildren(shapeFlow(
         ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`], "→",
         ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`], "→",
         ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`], "→",
-        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[logits.indexOf(best)])} ${short(best)}`], "→",
+        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`], "→",
         ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`], "→",
         ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`], "→",
         ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],

@@ -17,8 +17,8 @@ defineView({
     const {chance} = facts, least = Math.max(chance, 1), most = least * 2 ** SPAN_SHADES;
     const spans = [...facts.spans].sort((a, b) => size(b) - size(a) || a.start - b.start);
     const chosen = chosenSpan(spans), isChosen = t => chosen && chosen.start <= t && t < chosen.end;
-    const colorAt = length => onColor(colorOf("sequential", length > chance
-      ? 0.12 + 0.88 * Math.log2(length / least) / SPAN_SHADES : 0));
+    const shade = length => onColor("sequential", length > chance
+      ? 0.12 + 0.88 * Math.log2(length / least) / SPAN_SHADES : 0);
     const columns = ["position", "token", "id", "longest span that covers it", "longest span from here"];
     const lines = comparison(facts, spans[0] && size(spans[0]), ids.length).map(line => element("li", {}, line));
     box.append(element("ul", {"data-testid": "memorized-facts"}, lines),
@@ -27,7 +27,7 @@ defineView({
         tokenStrip(labels, state.token, t => ({
           "data-testid": `memorized-${t}`, click: () => change({token: t, span: -1}),
           title: `${t}: in a span of ${inTokens(covering[t])}`,
-          style: {...colorAt(covering[t]), borderBottom: `2px solid ${isChosen(t) ? "var(--accent)" : "transparent"}`},
+          style: {...shade(covering[t]), borderBottom: `2px solid ${isChosen(t) ? "var(--accent)" : "transparent"}`},
         })), `White: up to ${inTokens(chance)}, as by chance. Darkest: ${most} or more. Underlined: the span below.`));
     if (chosen) box.append(placePicture(chosen, inTokens(size(chosen))));
     if (!spans.length) return;
