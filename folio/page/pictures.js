@@ -281,7 +281,7 @@ function vectorPicture(id, title, rows, options = {}) {
   const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
   const longest = Math.max(...rows.map(row => row.vector.length));
   const shared = largest(rows.map(row => largest(row.vector)));
-  const labelWidth = 110, room = roomFor(640 + labelWidth + textWidth) - labelWidth - textWidth;
+  const labelWidth = 110, room = Math.max(120, roomFor(640 + labelWidth + textWidth) - labelWidth - textWidth);
   const even = Math.ceil(longest / Math.ceil(2.5 * longest / room)); // cells have 2.5 pixels or more
   const columns = group ? Math.max(group, Math.floor(even / group) * group) : even;
   const cell = Math.min(14, room / columns), line = longest > columns ? 9 : 16;
