@@ -875,7 +875,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
 def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
     model = GPT(GPTConfig(), seed).requires_grad_(False).eval()
     run = save_run(tmp_path / "run", {1: model}, TOKENIZERS["bpe"], {})
-    ids = np.random.default_rng(seed).integers(50257, size=1024)
+    ids = np.random.default_rng(seed).integers(TOKENIZERS["bpe"].vocab_size, size=1024)
     with serving([run]) as served:
         numpy = NumpyGPT(model, np.float32).run(ids)
         viewer = new_viewer(served)

@@ -60,10 +60,10 @@ defineView({
         Object.assign(one, {color: LINE_COLORS[i], width: one.selected ? 3 : 1.8});
         return {...one, name: `head ${one.name}: ${short(one.points.at(-1)[1])}`};
       });
-      return chartPicture("scores-by-step", `What the heads do: ${score}`, heads, {
+      return chartPicture("scores-by-step", "What the heads do", heads, {
         ...options, named, height: 280, from: 0,
-        note: `${HEAD_SCORES[score]}. The ${NAMED_LINES} heads with the highest values and the selected one are named, `
-          + "with their last value.",
+        note: `${score}: ${HEAD_SCORES[score]}. The ${NAMED_LINES} heads with the highest values and the selected one `
+          + "are named, with their last value.",
       });
     }
   },
