@@ -172,7 +172,7 @@ def check_head_split(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     qkv, H = run.layer(place.layer).qkv[place.token], run.gpt.config.n_head
     assert_same(viewer.matrix("head-split-whole"), qkv.reshape(3, -1).T)
     assert_same(viewer.matrix("head-split"), qkv.reshape(3, H, -1).transpose(1, 0, 2).reshape(H, -1).T)
-    assert_same([row[3:] for row in viewer.table("two-ways")["rows"]], np.stack([qkv, qkv], 1))
+    assert "a matrix for each head, largest difference: 0.0000" in viewer.find("head-split").inner_text()
 
 
 @shows("weighted-sum")

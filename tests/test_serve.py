@@ -341,7 +341,6 @@ def test_the_page_contains_its_scripts_without_comments():
         assert lines[start - 1] == "<script>" and lines[start + len(program)] == "</script>"
 
 
-@pytest.mark.xfail(reason="it has 211,378 bytes", strict=True)
 def test_the_page_is_small():
     assert len(read_page().encode()) <= 150_000
 

@@ -77,8 +77,8 @@ function ask(question) {
   if (entry.answer) return entry.promise;
   entry.promise.then(answer => {
     entry.answer = answer;
-    entry.bytes = Object.values(answer.tensors).reduce((sum, {data}) => sum + data.byteLength, FACTS_BYTES);
-    let total = [...answers.values()].reduce((sum, {bytes}) => sum + bytes, 0);
+    entry.bytes = FACTS_BYTES + sumOf(Object.values(answer.tensors).map(({data}) => data.byteLength));
+    let total = sumOf([...answers.values()].map(({bytes}) => bytes));
     for (const [old, {bytes}] of answers) {
       if (total <= KEPT_BYTES || old === key) break;
       total -= bytes;
@@ -126,6 +126,11 @@ function readState() {
   state.text ??= described.text;
 }
 
+// The step of the checkpoint that is shown.
+function shownStep() {
+  return state.step < 0 ? described.models[0].step : state.step;
+}
+
 function link(changes) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries({...state, ...changes})) {
@@ -137,6 +142,10 @@ function link(changes) {
 function change(changes) {
   remember(changes);
   return draw();
+}
+
+function selectToken(token) {
+  return change({token});
 }
 
 // Change the state without drawing, for a view that updates itself.
@@ -236,10 +245,11 @@ async function loadContext() {
     return ask(question(kind, ids, options));
   };
   const overview = await ownAsk("overview");
-  const {layer, head} = state;
+  const {layer, head} = state, labels = ids.map(id => pieces[id]);
+  const names = labels.map((label, t) => `${t} ${visible(label)}`);
   return {
-    model, ids, token, layer, head, note, overview, asked, config: model.config,
-    labels: ids.map(id => pieces[id]), ask: ownAsk, other: await loadOther(ids),
+    model, ids, token, layer, head, note, overview, asked, config: model.config, labels, names, ask: ownAsk,
+    other: await loadOther(ids),
   };
 }
 
@@ -265,7 +275,7 @@ async function loadOther(allIds) {
     const which = index ? {model: index} : {};
     return ask(question(kind, ids, {...switches, ...options, ...which, ...step < 0 ? {} : {step}}));
   };
-  const name = [index && model.name, step >= 0 && `step ${grouped(step)}`].filter(Boolean).join(", ");
+  const name = [index && model.name, step >= 0 && `step ${short(step)}`].filter(Boolean).join(", ");
   return {model, name, ids, step, overview: await otherAsk("overview"), ask: otherAsk};
 }
 
@@ -321,9 +331,14 @@ function visible(text) {
   return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
 }
 
-// The same within a text, which keeps its spaces and line breaks.
+// The same within a line of text, which keeps its spaces.
+function inLine(label) {
+  return visible(label).replaceAll("␣", " ");
+}
+
+// The same within a text, which keeps its line breaks.
 function inText(label) {
-  return label === "\n" ? "⏎\n" : visible(label).replaceAll("␣", " ");
+  return label === "\n" ? "⏎\n" : inLine(label);
 }
 
 const encoder = new TextEncoder();
@@ -335,14 +350,38 @@ function textOf(ids) {
   return new TextDecoder("utf-8", {ignoreBOM: true}).decode(Uint8Array.from(bytes));
 }
 
-// A number with four significant digits.
+const WHOLE = new Intl.NumberFormat("en-US", {signDisplay: "negative"}); // without −0
+
+// A whole number, or one with four significant digits.
 function short(x) {
   if (!Number.isFinite(x)) return x > 0 ? "∞" : x < 0 ? "−∞" : "NaN"; // also for null, as NaN is in JSON
-  if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x).replace("-", "−");
-  const size = Math.abs(x);
-  return (size >= 1e5 || size < 1e-3 ? x.toExponential(3) : x.toPrecision(4)).replace("-", "−");
+  const size = Math.abs(x), text = Number.isSafeInteger(x) ? WHOLE.format(x)
+    : size >= 1e5 || size < 1e-3 ? x.toExponential(3) : x.toPrecision(4);
+  return text.replace("-", "−");
+}
+
+function signed(x) {
+  return (x > 0 ? "+" : "") + short(x);
 }
 
 function percent(p) {
   return `${(100 * p).toPrecision(3)}%`;
+}
+
+function sumOf(values) {
+  return values.reduce((sum, x) => sum + x, 0);
+}
+
+function mean(values) {
+  return sumOf(values) / values.length;
+}
+
+// 0, 1, ..., n - 1
+function upTo(n) {
+  return Array.from({length: n}, (_, i) => i);
+}
+
+// A row of a matrix {shape: [N, M], data}.
+function rowOf({shape, data}, i) {
+  return data.subarray(i * shape[1], (i + 1) * shape[1]);
 }

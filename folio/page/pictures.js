@@ -1,6 +1,6 @@
 "use strict";
-// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a drawing,
-// which it exports as SVG or PNG.
+// Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a
+// drawing, which it exports as SVG or PNG.
 
 // --- colors ----------------------------------------------------------------------------------------------------------
 //
@@ -13,6 +13,7 @@ const STOPS = {
 };
 
 const MISSING = [225, 228, 233]; // the color of -∞ and NaN
+const BLUE = "#1f5fbf", ORANGE = "#c2410c", LIGHT = "#fdeee4", SOFT = "#5d6878", PALE = "#d9dee6"; // as in style.css
 
 // Where on a scale a number is, from 0 to 1.
 function placeOn(scale, x) {
@@ -67,9 +68,8 @@ function picture(id, title, table, drawing, note = "") {
   const figure = element("figure", {"data-testid": id},
     element("figcaption", {}, element("h3", {}, title), exports),
     note && element("div", {class: "note"}, note), drawing);
-  const save = kind => element("button", {click: () => savePicture(id, figure, kind)}, kind.toUpperCase());
-  if (drawing.matches("svg") || drawing.querySelector("svg")) exports.append(" ", save("svg"));
-  else if (drawing.querySelector("canvas")) exports.append(" ", save("png"));
+  const kind = figure.querySelector("svg") ? "svg" : figure.querySelector("canvas") && "png";
+  if (kind) exports.append(" ", element("button", {click: () => savePicture(id, figure, kind)}, kind.toUpperCase()));
   figure.table = table;
   return figure;
 }
@@ -79,11 +79,11 @@ function csv({columns, rows}) {
   return [columns, ...rows].map(row => Array.from(row, cell).join(",")).join("\n") + "\n";
 }
 
-// The table of a matrix {shape: [N, M], data}, with labels of its rows and columns.
-function matrixTable(corner, rowLabels, columnLabels, {shape: [rows, columns], data}) {
+// The table of a matrix {shape: [N, M], data}. rows, columns: [what they are called, their labels].
+function matrixTable([row, rowLabels], [column, columnLabels], matrix) {
   return {
-    columns: [corner, ...columnLabels],
-    rows: Array.from({length: rows}, (_, i) => [rowLabels[i], ...data.subarray(i * columns, (i + 1) * columns)]),
+    columns: [`${row} \\ ${column}`, ...columnLabels],
+    rows: rowLabels.map((label, i) => [label, ...rowOf(matrix, i)]),
   };
 }
 
@@ -119,11 +119,11 @@ function saveView() {
 
 // --- drawings --------------------------------------------------------------------------------------------------------
 
-// A matrix as a heat map {shape: [N, M], data}. value(x) gives the color's place on the scale; options: scale, cell (in
-// pixels), height (of a cell), numbers (write them into the cells), read(i, j, x) for the line below, click(i, j),
-// chosen [i, j] (i or j may be null, for a whole column or row).
+// A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height
+// (of a cell), numbers (write them into the cells), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j
+// may be null, for a whole column or row).
 function heatMap({shape: [rows, columns], data}, options) {
-  const {scale = "sequential", value = x => x, read, click, chosen, numbers = false} = options;
+  const {scale = "sequential", most = 1, read, click, chosen, numbers = false} = options, value = x => x / most;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
   const height = options.height ?? (numbers ? 24 : cell);
   let canvas = imageOf(data, rows, columns, scale, value);
@@ -162,14 +162,22 @@ function heatMap({shape: [rows, columns], data}, options) {
   canvas.addEventListener("pointermove", event => {
     const [i, j] = at(event);
     frame(cursor, i, j).style.display = "block";
-    if (read) readout.textContent = read(i, j, data[i * columns + j]);
+    readout.textContent = read(i, j);
   });
   canvas.addEventListener("pointerleave", () => {
     cursor.style.display = "none";
     readout.textContent = "";
   });
   if (click) canvas.addEventListener("click", event => click(...at(event)));
-  return element("div", {}, element("div", {class: "scroll"}, box), read && readout);
+  return element("div", {}, scrolling(box), readout);
+}
+
+// A picture of a matrix as a heat map. rows, columns: [what they are called, their labels]. options: those of heatMap,
+// drawn (a matrix with other numbers, for the colors), note.
+function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, note, ...options}) {
+  const read = (i, j) => `${rows[0]} ${rows[1][i]}, ${columns[0]} ${columns[1][j]}: `
+    + short(matrix.data[i * matrix.shape[1] + j]);
+  return picture(id, title, () => matrixTable(rows, columns, matrix), heatMap(drawn, {read, ...options}), note);
 }
 
 function largest(values) {
@@ -180,40 +188,34 @@ function softText(x, y, text, anchor = "start") {
   return svg("text", {x, y, "text-anchor": anchor, class: "soft"}, text);
 }
 
-// Horizontal bars. items: {label, value, text, dim, click}, values from 0 to most.
-function bars(items, most, options = {}) {
-  const {labelWidth = 90, line = 20} = options;
-  const width = options.width ?? clamp(document.getElementById("view").clientWidth - labelWidth - 120, 60, 300);
-  const x = value => width * clamp(value / most, 0, 1);
-  return svg("svg", {width: labelWidth + width + 90, height: items.length * line + 4, role: "img"},
-    items.map((item, i) => svg("g", {
-      transform: `translate(0, ${i * line})`, opacity: item.dim ? 0.35 : 1,
-      click: item.click, style: item.click ? {cursor: "pointer"} : {},
-    },
-      svg("text", {x: labelWidth - 6, y: 14, "text-anchor": "end"}, item.label),
-      svg("rect", {x: labelWidth, y: 3, width: Math.max(x(item.value), 0.5), height: line - 6,
-        fill: item.color ?? "#1f5fbf"}),
-      softText(labelWidth + x(item.value) + 6, 14, item.text))));
-}
-
-// A table of text and numbers. columns: {title, text: true for text}. options: selected(row index), click(row index).
-function numberTable(columns, rows, options = {}) {
-  const {selected = () => false, click} = options;
-  return element("div", {class: "scroll"}, element("table", {},
-    element("thead", {}, element("tr", {}, columns.map(({title, text}) =>
-      element("th", {scope: "col", class: text && "text"}, title)))),
-    element("tbody", {}, rows.map((row, i) => element("tr", {
+// A table of numbers and of text, which is made visible, scrolled to the selected row. options: shown (other cells to
+// show), selected(i), click(i).
+function tableOf(columns, rows, {shown, selected = () => false, click} = {}) {
+  const show = x => typeof x === "number" ? Number.isNaN(x) ? "" : short(x) : shown ? x : x && visible(x);
+  const kinds = columns.map((_, j) => rows.some(row => row[j] && typeof row[j] === "string") && "text");
+  const table = scrolling(element("table", {},
+    element("thead", {}, element("tr", {}, columns.map((title, j) =>
+      element("th", {scope: "col", class: kinds[j]}, title)))),
+    element("tbody", {}, (shown ?? rows).map((row, i) => element("tr", {
       class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, click: click && (() => click(i)),
-    }, row.map((cell, j) => element("td", {class: columns[j].text && "text"},
-      typeof cell === "number" ? short(cell) : cell)))))));
+    }, row.map((cell, j) => element("td", {class: kinds[j]}, show(cell))))))));
+  requestAnimationFrame(() => {
+    table.scrollTop = (table.querySelector(".selected")?.offsetTop ?? 0) - table.clientHeight / 2;
+  });
+  return table;
 }
 
-// Lines over x. series: {name, points: [[x, y], ...], color, width, dash, fill}. options: width, height, logX, from and
-// to (of y), xTitle, yTitle, mark (an x), click(x).
-const LINE_COLORS = ["#1f5fbf", "#c2410c", "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
+// A picture that is a table. options: those of tableOf, most (rows that are shown; the CSV has all), note.
+function tablePicture(id, title, columns, rows, {most, note, ...options} = {}) {
+  return picture(id, title, () => ({columns, rows}), tableOf(columns, rows.slice(0, most), options), note);
+}
+
+// Lines over x. series: {name, points: [[x, y], ...], color, width, fill}. options: width, height, logX, from and to
+// (of y), xTitle, yTitle, mark (an x), click(x).
+const LINE_COLORS = [BLUE, ORANGE, "#0f766e", "#7c3aed", "#a16207", "#be185d", "#334155", "#15803d"];
 
 function lineChart(series, options = {}) {
-  const {width = 620, height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
+  const {width = roomFor(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
   const left = 56, bottom = 34, top = 10, right = 12;
   const points = series.flatMap(s => s.points), xs = points.map(p => p[0]), ys = points.map(p => p[1]);
   const warp = x => logX ? Math.log10(Math.max(x, 0) + 1) : x;
@@ -221,18 +223,18 @@ function lineChart(series, options = {}) {
   const [y0, y1] = [options.from ?? Math.min(...ys), options.to ?? Math.max(...ys)];
   const place = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => place(warp(x));
   const Y = scaleOf([y0, y1], height - bottom, top);
-  const powers = [0, ...[0, 1, 2, 3, 4, 5].flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
+  const powers = [0, ...upTo(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
+  const tick = x => String(Number(x.toPrecision(4))).replace("-", "−");
   const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
   const chart = svg("svg", {width, height, role: "img"},
-    ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: "#e3e7ed"}),
-      softText(left - 6, Y(y) + 4, String(Number(y.toPrecision(4))).replace("-", "−"), "end")]),
-    (logX ? powers : ticksOf(x0, x1, 7)).map(x => softText(X(x), height - bottom + 16, short(x), "middle")),
+    ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: PALE}),
+      softText(left - 6, Y(y) + 4, tick(y), "end")]),
+    (logX ? powers : ticksOf(x0, x1, 7)).map(x => softText(X(x), height - bottom + 16, tick(x), "middle")),
     softText((left + width) / 2, height - 3, xTitle, "middle"), softText(left, top, yTitle),
-    mark !== undefined && ruler(X(mark), X(mark), top, height - bottom, {stroke: "#c2410c", "stroke-dasharray": "3 3"}),
+    mark !== undefined && ruler(X(mark), X(mark), top, height - bottom, {stroke: ORANGE, "stroke-dasharray": "3 3"}),
     series.map((s, i) => svg("polyline", {
       points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: s.fill ?? "none",
       stroke: s.color ?? LINE_COLORS[i % LINE_COLORS.length], "stroke-width": s.width ?? 1.6,
-      "stroke-dasharray": s.dash,
     }, svg("title", {}, s.name))));
   if (click) {
     chart.style.cursor = "pointer";
@@ -244,6 +246,19 @@ function lineChart(series, options = {}) {
   return chart;
 }
 
+// A picture of lines with the same x. options: those of lineChart, named (the lines in the legend), note.
+function chartPicture(id, title, lines, {named = lines.length > 1 ? lines : [], note, ...options}) {
+  return picture(id, title, () => ({
+    columns: [options.xTitle, ...lines.map(({name}) => name)],
+    rows: lines[0].points.map(([x], i) => [x, ...lines.map(({points}) => points[i][1])]),
+  }), element("div", {}, legend(named), lineChart(lines, options)), note);
+}
+
+// The points of a line whose x are 0, 1, ...
+function pointsOf(values) {
+  return Array.from(values, (y, x) => [x, y]);
+}
+
 // The function from a number to its place, which maps the smallest of the values to `from` and the largest to `to`.
 function scaleOf(values, from, to) {
   const low = Math.min(...values), high = Math.max(...values);
@@ -253,27 +268,29 @@ function scaleOf(values, from, to) {
 function ticksOf(low, high, count) {
   const step = 10 ** Math.floor(Math.log10((high - low || 1) / count));
   const size = [1, 2, 5, 10].map(n => n * step).find(size => (high - low) / size <= count);
-  return Array.from({length: count + 2}, (_, i) => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
+  return upTo(count + 2).map(i => (Math.ceil(low / size) + i) * size).filter(x => x <= high + 1e-12);
 }
 
-// Vectors as strips below each other. rows: {label, vector, text (at the right), fade (opacity, from 0 to 1), own
+// A picture of vectors as strips below each other. rows: {label, vector, text (at the right), fade (its opacity), own
 // (true: colors relative to this vector's largest absolute value, not to that of all), rule (true: a line above, as
-// over a sum)}. options: group (a gap after so many cells, with the names in `groups` above), read(i, k, x) for the line
-// below, click(i, k), chosen(i, k): whether a cell is framed, labelWidth, textWidth.
-function stackOfStrips(rows, options = {}) {
-  const {labelWidth = 110, textWidth = 70, group = 0, groups = [], read, click, chosen = () => false} = options;
+// over a sum)}. options: axis (what a place in the vectors is called), place (the chosen one, whose numbers are at the
+// right), chosen(i, k): whether a cell is framed, click(i, k), read(i, k, x) for the line below, group (a gap after so
+// many cells, with the names in `groups` above), textWidth, table, note, below (elements).
+function vectorPicture(id, title, rows, options = {}) {
+  const {axis = "channel", place, chosen = (_, k) => k === place, click, note, below = [], textWidth = 80} = options;
+  const {group = 0, groups = [], read = (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`} = options;
   const longest = Math.max(...rows.map(row => row.vector.length));
-  const shared = Math.max(...rows.map(row => row.own ? 0 : largest(row.vector)));
-  const room = clamp(byId("view").clientWidth - labelWidth - textWidth - 48, 180, 640);
+  const shared = largest(rows.map(row => largest(row.vector)));
+  const labelWidth = 110, room = Math.max(120, roomFor(640 + labelWidth + textWidth) - labelWidth - textWidth);
   const even = Math.ceil(longest / Math.ceil(2.5 * longest / room)); // cells have 2.5 pixels or more
   const columns = group ? Math.max(group, Math.floor(even / group) * group) : even;
   const cell = Math.min(14, room / columns), line = longest > columns ? 9 : 16;
-  const named = groups.length > 0 && columns === longest, tops = [];
+  const named = columns === longest ? groups : [], tops = [];
   const heights = rows.map(({vector}) => Math.ceil(vector.length / columns) * line);
   const height = rows.reduce((y, {rule}, i) => {
     tops.push(y + (rule ? 8 : 0));
     return tops[i] + heights[i] + 5;
-  }, named ? 21 : 3);
+  }, named.length ? 21 : 3);
   const frame = (i, k, stroke, name) => svg("rect", {
     x: labelWidth + (k % columns) * cell - 1, y: tops[i] + Math.floor(k / columns) * line - 1, width: cell + 2,
     height: line + 2, fill: "none", stroke, "stroke-width": 1.5, class: name, "pointer-events": "none",
@@ -281,21 +298,21 @@ function stackOfStrips(rows, options = {}) {
   const width = labelWidth + columns * cell + textWidth, letters = Math.floor((labelWidth - 8) / 7.3);
   const style = {display: "block", cursor: click ? "pointer" : "default"};
   const drawing = svg("svg", {width, height, role: "img", style},
-    named && groups.map((name, g) => softText(labelWidth + (g + 0.5) * group * cell, 12, name, "middle")),
-    rows.map(({label, vector, text = "", fade = 1, own, rule}, i) => {
+    named.map((name, g) => softText(labelWidth + (g + 0.5) * group * cell, 12, name, "middle")),
+    rows.map(({label, vector, text = place === undefined ? "" : short(vector[place]), fade = 1, own, rule}, i) => {
       const used = Math.min(columns, vector.length), y = tops[i], middle = y + line / 2 + 5;
       const most = own ? largest(vector) : shared;
       const image = imageOf(vector, heights[i] / line, used, "signed", x => x / most);
       return [
-        rule && svg("line", {x1: 0, x2: width, y1: y - 6, y2: y - 6, stroke: "#5d6878"}),
+        rule && svg("line", {x1: 0, x2: width, y1: y - 6, y2: y - 6, stroke: SOFT}),
         svg("text", {x: labelWidth - 8, y: middle, "text-anchor": "end"},
           label.length > letters ? `${label.slice(0, letters - 1)}…` : label),
         svg("image", {x: labelWidth, y, width: used * cell, height: heights[i], opacity: fade, href: image.toDataURL(),
           preserveAspectRatio: "none", style: {imageRendering: "pixelated"}}),
         softText(labelWidth + used * cell + 8, middle, text),
-        group > 0 && Array.from({length: Math.ceil(used / group) - 1}, (_, g) =>
+        group > 0 && upTo(Math.ceil(used / group) - 1).map(g =>
           svg("rect", {x: labelWidth + (g + 1) * group * cell - 1, y, width: 2, height: heights[i], fill: "#fff"})),
-        Array.from(vector, (_, k) => chosen(i, k) && frame(i, k, "#1f5fbf")),
+        upTo(vector.length).filter(k => chosen(i, k)).map(k => frame(i, k, BLUE)),
       ];
     }));
   const readout = element("div", {class: "readout"});
@@ -307,24 +324,44 @@ function stackOfStrips(rows, options = {}) {
     return i >= 0 && column >= 0 && column < columns && k < rows[i].vector.length ? [i, k] : null;
   }
 
-  drawing.addEventListener("pointermove", event => {
-    const found = at(event);
-    drawing.querySelector(".pointed")?.remove();
-    if (found) drawing.append(frame(...found, "#c2410c", "pointed"));
-    if (found && read) readout.textContent = read(...found, rows[found[0]].vector[found[1]]);
-  });
-  drawing.addEventListener("pointerleave", () => {
+  function leave() {
     drawing.querySelector(".pointed")?.remove();
     readout.textContent = "";
+  }
+
+  drawing.addEventListener("pointermove", event => {
+    const found = at(event);
+    leave();
+    if (!found) return;
+    const [i, k] = found;
+    drawing.append(frame(i, k, ORANGE, "pointed"));
+    readout.textContent = read(i, k, rows[i].vector[k]);
   });
-  if (click) drawing.addEventListener("click", event => at(event) && click(...at(event)));
-  return element("div", {}, element("div", {class: "scroll"}, drawing), read && readout);
+  drawing.addEventListener("pointerleave", leave);
+  drawing.addEventListener("click", event => at(event) && click?.(...at(event)));
+  const notes = [
+    note, rows.every(row => row.own) ? "Dark is negative, gray 0, light positive, relative to the largest of each row."
+      : signedNote(shared),
+    place !== undefined && `Framed, and at the right in numbers: ${axis} ${place}; click another one.`,
+  ];
+  const table = () => ({
+    columns: [axis, ...rows.map(({label}) => label)],
+    rows: upTo(rows[0].vector.length).map(k => [k, ...rows.map(({vector}) => vector[k])]),
+  });
+  return picture(id, title, options.table ?? table, element("div", {}, scrolling(drawing), readout, below),
+    notes.filter(Boolean).join(" "));
 }
 
-// How vectors become others: boxes [name, size] with what happens between them as text.
+// What signed colors mean.
+function signedNote(most) {
+  return `Dark is −${short(most)}, gray 0, light ${short(most)}.`;
+}
+
+// How things become others: boxes [name, line, ...] with what happens between them as text.
 function shapeFlow(...parts) {
   return element("div", {class: "flow"}, parts.filter(Boolean).map(part => Array.isArray(part)
-    ? element("span", {class: "shape"}, part[0], element("small", {}, part[1])) : element("span", {}, part)));
+    ? element("span", {class: "shape"}, part[0], part.slice(1).map(line => element("small", {}, line)))
+    : element("span", {}, part)));
 }
 
 // A line that checks a sum. The difference is rounding if it is small compared with the numbers.
@@ -339,27 +376,16 @@ function largestDifference(x, y) {
   return x.reduce((most, value, i) => Math.max(most, Math.abs(value - y[i])), 0);
 }
 
-// Counts of values between edges (one more than counts), and a normal distribution with the mean and the deviation.
-function histogramOf(edges, counts, {mean, deviation}) {
-  const total = counts.reduce((a, b) => a + b, 0) * (edges[1] - edges[0]) / Math.sqrt(2 * Math.PI);
-  const normal = x => total / deviation * Math.exp(-(((x - mean) / deviation) ** 2) / 2);
-  const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
-  const values = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#c9daf3"};
-  const curve = {name: "normal distribution", points: edges.map(x => [x, normal(x)]), color: "#c2410c", dash: "4 3"};
-  const options = {width: roomFor(420), height: 220, from: 0, xTitle: "value", yTitle: "count"};
-  return lineChart(deviation > 0 ? [values, curve] : [values], options);
-}
-
 // Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text moves a
 // little if it would cover an earlier one, and is only a dot if that does not help.
-function textScatter(points, {width = 640, height = 460, xTitle = "", yTitle = ""} = {}) {
+function textScatter(points, {width, height, xTitle, yTitle}) {
   const line = 15, letter = 8, edge = 20; // above and below the frame
   const X = scaleOf(points.map(p => p.x), 20, width - 20);
   const Y = scaleOf(points.map(p => p.y), height - edge - 20, edge + 20);
-  const shifts = [0, 10, 17, 24, 32].flatMap(r => Array.from({length: r ? 8 : 1},
-    (_, k) => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]));
+  const shifts = [0, 10, 17, 24, 32].flatMap(r => upTo(r ? 8 : 1)
+    .map(k => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]));
   const taken = [], lines = [], dots = [], texts = [];
-  for (const {x, y, text, title, color = "#1d2430", marked} of points) {
+  for (const {x, y, text, title, color, marked} of points) {
     const wide = Math.max(letter * [...text].length, 9) + 3, about = svg("title", {}, title);
     const boxes = shifts.map(([dx, dy]) => ({
       left: clamp(X(x) + dx - wide / 2, 1, width - wide - 1),
@@ -373,54 +399,24 @@ function textScatter(points, {width = 640, height = 460, xTitle = "", yTitle = "
     }
     taken.push(box);
     if (box !== boxes[0]) lines.push(svg("line", {
-      x1: X(x), y1: Y(y), x2: box.left + wide / 2, y2: box.top + line / 2, stroke: "#c3cad5",
+      x1: X(x), y1: Y(y), x2: box.left + wide / 2, y2: box.top + line / 2, stroke: PALE,
     }));
     if (marked) texts.push(svg("rect", {x: box.left - 1, y: box.top - 1, width: wide + 2, height: line + 2, rx: 3,
-      fill: "#fdeee4", stroke: "#c2410c", "stroke-width": 2}));
+      fill: LIGHT, stroke: ORANGE, "stroke-width": 2}));
     texts.push(svg("text", {x: box.left + wide / 2, y: box.top + 12, "text-anchor": "middle",
       style: {fill: color, font: "13px monospace"}}, text, about));
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
-  return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: "#d9dee6"}),
+  return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: PALE}),
     softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
     lines, dots, texts);
-}
-
-// A picture of vectors as strips. rows: as in stackOfStrips. options: those of stackOfStrips, axis (what a place in the
-// vectors is called), place (the chosen one, whose numbers are at the right), choose(place), table, note, below (elements).
-function vectorPicture(id, title, rows, options = {}) {
-  const {axis = "channel", place, choose, note = "", below = []} = options;
-  const most = short(largest(rows.map(({vector}) => largest(vector))));
-  const table = () => ({
-    columns: [axis, ...rows.map(({label}) => label)],
-    rows: Array.from(rows[0].vector, (_, k) => [k, ...rows.map(({vector}) => vector[k])]),
-  });
-  const notes = [
-    note, rows.every(row => row.own) ? "Dark is negative, gray 0, light positive, relative to the largest of each row."
-      : `Dark is −${most}, gray 0, light ${most}.`,
-    place !== undefined && `Framed, and at the right in numbers: ${axis} ${place}; click another one.`,
-  ];
-  return picture(id, title, options.table ?? table, element("div", {},
-    stackOfStrips(rows.map(row => ({text: place === undefined ? "" : short(row.vector[place]), ...row})), {
-      read: (i, k, x) => `${rows[i].label}, ${axis} ${k}: ${short(x)}`, chosen: (_, k) => k === place,
-      click: choose && ((_, k) => choose(k)), textWidth: 80, ...options,
-    }), below), notes.filter(Boolean).join(" "));
-}
-
-// A picture that is a table, scrolled to the selected row. options: those of tokenTable, note.
-function tablePicture(id, title, columns, rows, {note, ...options} = {}) {
-  const table = tokenTable({columns, rows}, options);
-  requestAnimationFrame(() => {
-    table.scrollTop = (table.querySelector(".selected")?.offsetTop ?? 0) - table.clientHeight / 2;
-  });
-  return picture(id, title, () => ({columns, rows}), table, note);
 }
 
 // --- parts of views --------------------------------------------------------------------------------------------------
 
 // The width of a drawing: what the view has, up to so many pixels.
 function roomFor(most) {
-  return clamp(document.getElementById("view").clientWidth - 42, 280, most);
+  return clamp(byId("view").clientWidth - 42, 280, most);
 }
 
 function scrolling(...children) {
@@ -431,10 +427,14 @@ function controls(...children) {
   return element("div", {class: "controls"}, ...children);
 }
 
-// A choice. choices: [[value, title], ...].
-function select(choices, chosen, choose, attributes = {}) {
-  return element("select", {...attributes, change: event => choose(event.target.value)},
-    choices.map(([value, title]) => element("option", {value, selected: String(value) === String(chosen)}, title)));
+// A choice. choices: values, or [value, text].
+function select(title, choices, chosen, choose, attributes = {}) {
+  const change = ({target}) => choose(target.value);
+  return element("label", {}, `${title} `, element("select", {...attributes, change},
+    choices.map(choice => {
+      const [value, text = value] = [choice].flat();
+      return element("option", {value, selected: String(value) === String(chosen)}, text);
+    })));
 }
 
 // A box that sets a name of the state to 0 or 1.
@@ -457,37 +457,19 @@ function slider(title, {value, move, read = String, ...attributes}) {
 // The tokens of a text. attributes(t): what differs from token to token.
 function tokenStrip(labels, selected, attributes) {
   return element("div", {class: "token-strip"}, labels.map((label, t) => element("span", {
-    class: t === selected ? "token selected" : "token", click: () => change({token: t}), ...attributes(t),
+    class: t === selected ? "token selected" : "token", click: () => selectToken(t), ...attributes(t),
   }, inText(label))));
 }
 
-// The style of text on a color.
-function onColor(color) {
+// The style of text on the color of a number, which is white without one.
+function onColor(scale, x) {
+  const color = Number.isFinite(x) ? colorOf(scale, x) : [255, 255, 255];
   return {background: css(color), color: textColorOn(color)};
-}
-
-// The table of a picture. Its texts are made visible. options: shown (other cells to show), and those of numberTable.
-function tokenTable({columns, rows}, {shown, ...options} = {}) {
-  const cell = x => typeof x === "string" ? x && visible(x) : Number.isNaN(x) ? "" : x;
-  return numberTable(columns.map((title, j) => ({title, text: rows.some(row => typeof row[j] === "string")})),
-    shown ?? rows.map(row => row.map(cell)), options);
 }
 
 // The names of lines or colors. items: {name, color, click, selected}.
 function legend(items) {
   return element("div", {class: "legend"}, items.map(({name, color, click, selected}) => element(
-    click ? "button" : "span", {class: selected ? "selected" : null, click},
+    click ? "button" : "span", {class: selected && "selected", click},
     element("i", {style: {borderTop: `6px solid ${color}`}}), name)));
-}
-
-function mean(values) {
-  return values.reduce((sum, x) => sum + x, 0) / values.length;
-}
-
-function grouped(n) {
-  return n.toLocaleString("en-US");
-}
-
-function signed(x) {
-  return (x > 0 ? "+" : "") + short(x);
 }

@@ -14,9 +14,9 @@ function drawSurroundings(context) {
   const names = described.models.map(model => model.name).join(" and ");
   document.title = `Folio: ${names}`;
   byId("model-facts").textContent =
-    `${names} · ${grouped(model.num_params.total)} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
+    `${names} · ${short(model.num_params.total)} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
     + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · `
-    + `${grouped(model.vocab_size)} tokens (${model.tokenizer})`;
+    + `${short(model.vocab_size)} tokens (${model.tokenizer})`;
   const box = byId("text");
   if (document.activeElement !== box) box.value = state.ids ? textOf(context.ids) : state.text;
   byId("input-note").textContent = note;
@@ -51,42 +51,41 @@ function restored(ids) {
 }
 
 // The slider over the checkpoints, of which a run that is still training adds some and removes others.
-function drawCheckpoints({checkpoints, step}) {
-  const box = byId("checkpoints");
+function drawCheckpoints(model) {
+  const box = byId("checkpoints"), {checkpoints} = model, current = shownStep();
   if (checkpoints.length < 2) return box.replaceChildren();
-  const current = state.step < 0 ? step : state.step;
-  const move = event => change({step: described.models[0].checkpoints[Number(event.target.value)]});
   if (!box.firstChild) {
-    box.append(element("label", {}, "checkpoint ", element("input", {
-      type: "range", id: "checkpoint", "data-testid": "checkpoint", min: 0, step: 1, input: move,
-    }), " ", element("output", {id: "checkpoint-step"})));
+    box.append(slider("checkpoint", {
+      id: "checkpoint", "data-testid": "checkpoint", min: 0, value: 0,
+      read: at => `step ${short(model.checkpoints[at])}`, move: at => change({step: model.checkpoints[at]}),
+    }));
   }
-  const slider = byId("checkpoint");
-  slider.max = checkpoints.length - 1;
-  slider.value = checkpoints.filter(other => other < current).length;
-  byId("checkpoint-step").textContent = `step ${grouped(current)}`;
+  const [input, output] = box.querySelectorAll("input, output");
+  input.max = checkpoints.length - 1;
+  input.value = checkpoints.filter(other => other < current).length;
+  output.textContent = `step ${short(current)}`;
 }
 
-function drawStrip({labels, token, overview, other}) {
+let shownStrip = []; // what the strip shows
+
+function drawStrip({labels, names, token, overview, other}) {
   const offered = Object.keys(COLORINGS).filter(name => name !== "difference" || isComparable());
   const color = offered.includes(state.color) ? state.color : "loss";
   const {read, most, unit, scale = "sequential"} = COLORINGS[color];
-  const choose = event => change({color: event.target.value});
+  const shown = [overview, other?.overview, color, token];
+  if (shown.every((x, i) => x === shownStrip[i])) return;
+  shownStrip = shown;
   byId("strip-bar").replaceChildren(
-    element("label", {}, "color by ", element("select", {"data-testid": "color", change: choose},
-      offered.map(name => element("option", {selected: name === color}, name)))),
+    select("color by", offered, color, color => change({color}), {"data-testid": "color"}),
     scale === "signed" ? `loss − loss of ${other.name}: dark −${most} ${unit}, light ${most}`
       : `0 to ${most} ${unit}, light to dark`);
-  const strip = byId("strip");
-  strip.replaceChildren(...labels.map((label, t) => {
+  byId("strip").replaceChildren(...tokenStrip(labels, token, t => {
     const x = t ? read(overview.tensors, t - 1, other?.overview.tensors) : NaN;
-    const background = Number.isFinite(x) ? colorOf(scale, x / most) : [255, 255, 255];
-    return element("span", {
-      class: t === token ? "token selected" : "token", role: "option", "aria-selected": String(t === token),
-      "data-testid": `strip-${t}`, title: `${t}: ${visible(label)}${Number.isFinite(x) ? ` ${color} ${short(x)}` : ""}`,
-      style: {background: css(background), color: textColorOn(background)}, click: () => change({token: t}),
-    }, inText(label));
-  }));
+    return {
+      role: "option", "aria-selected": String(t === token), style: onColor(scale, x / most),
+      "data-testid": `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
+    };
+  }).children);
 }
 
 // The views in the order in which the model computes.
@@ -139,7 +138,7 @@ document.addEventListener("keydown", event => {
   const {n_layer, n_head} = described.models[0].config, steps = described.models[0].checkpoints;
   const count = byId("strip").childElementCount;
   const token = state.token < 0 ? count - 1 : state.token;
-  const at = steps.indexOf(state.step < 0 ? described.models[0].step : state.step);
+  const at = steps.indexOf(shownStep());
   if (views[state.view]?.keys?.[event.key]) {
     event.preventDefault();
     return views[state.view].keys[event.key]();

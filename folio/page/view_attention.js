@@ -3,31 +3,31 @@
 
 // --- choosing a layer and a head ---
 
-// The heads of the selected layer in small; a click selects one. heads: false for views of a whole layer.
-function headPicker({config, layer, head, overview}, {heads: offered = true} = {}) {
-  const layers = Array.from({length: config.n_layer}, (_, l) => [l, `layer ${l}`]);
-  const heads = Array.from({length: offered ? config.n_head : 0}, (_, h) => element("button", {
-    "data-testid": `head-${layer}-${h}`, class: h === head ? "chosen" : null, "aria-pressed": String(h === head),
+function layerPicker({config, layer}, ...others) {
+  return controls(select("layer", upTo(config.n_layer), layer, l => change({layer: Number(l)})), others);
+}
+
+// The layers, and the heads of the selected one in small.
+function headPicker(context) {
+  const {config, layer, head, overview} = context;
+  return layerPicker(context, upTo(config.n_head).map(h => element("button", {
+    "data-testid": `head-${layer}-${h}`, class: h === head && "chosen", "aria-pressed": String(h === head),
     click: () => change({head: h}),
-  }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`));
-  return controls(select(layers, layer, l => change({layer: Number(l)}), {"aria-label": "Layer"}), ...heads);
+  }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`)));
 }
 
 // A head's attention weights over the text, at most 32 x 32 cells. Rows are queries.
 function thumbnail({shape: [, heads, n], data}, layer, head) {
-  const canvas = element("canvas", {width: n, height: n,
-    style: {width: "40px", height: "40px", imageRendering: "pixelated"}});
-  const context = canvas.getContext("2d"), image = context.createImageData(n, n), palette = paletteOf("sequential");
-  const first = (layer * heads + head) * n * n, pixels = new Uint32Array(image.data.buffer);
-  pixels.forEach((_, k) => pixels[k] = palette[4 * data[first + k]]);
-  context.putImageData(image, 0, 0);
+  const weights = rowOf({shape: [0, n * n], data}, layer * heads + head);
+  const canvas = imageOf(weights, n, n, "sequential", x => x / 255);
+  Object.assign(canvas.style, {width: "40px", height: "40px"});
   return canvas;
 }
 
 // How attention weights become colors. Often the first token has most of the weight, and hides the others.
 function shadeControls() {
-  const shades = [["linear", "linear"], ["sqrt", "square root"], ["row", "relative to the row's largest"]];
-  return controls(element("label", {}, "colors: ", select(shades, state.shade, shade => change({shade}))),
+  const shades = ["linear", ["sqrt", "square root"], ["row", "relative to the row's largest"]];
+  return controls(select("colors:", shades, state.shade, shade => change({shade})),
     checkbox("hide_first", "hide the first token"));
 }
 
@@ -47,10 +47,6 @@ function dot(x, y) {
   return x.reduce((sum, value, i) => sum + value * y[i], 0);
 }
 
-function rowOf({shape, data}, i) {
-  return data.subarray(i * shape[1], (i + 1) * shape[1]);
-}
-
 // --- looking back ---
 
 defineView({
@@ -58,30 +54,28 @@ defineView({
   about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one, "
     + "the larger its weight in the sum of values that the token receives from this head.",
   async draw(box, context) {
-    const {labels, token, layer, head} = context;
+    const {labels, names, token, layer, head} = context;
     const {tensors: {weights}} = await context.ask("head", {layer, head});
     const shades = shaded(weights), own = rowOf(weights, token);
     const readout = element("div", {class: "readout", "data-testid": "looking-back-readout"});
     const text = tokenStrip(labels, token, t => ({"data-testid": `token-${t}`, pointerenter: () => show(t)}));
-    const arcs = scrolling(drawArcs(labels, token, own));
+    const arcs = scrolling(drawArcs(context, own));
 
     function show(query) {
       const row = rowOf(weights, query), colors = rowOf(shades, query);
       [...text.children].forEach((span, t) => {
-        Object.assign(span.style, onColor(Number.isFinite(colors[t])
-          ? colorOf("sequential", colors[t]) : [255, 255, 255]));
+        Object.assign(span.style, onColor("sequential", colors[t]));
         span.classList.toggle("selected", t === query);
       });
       const top = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, 5).filter(t => row[t] > 0.005);
-      readout.textContent = `${query} ${visible(labels[query])} looks at  `
-        + top.map(t => `${t} ${visible(labels[t])} ${percent(row[t])}`).join("   ");
+      readout.textContent = `${names[query]} looks at  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
     }
 
     show(token);
     text.addEventListener("pointerleave", () => show(token));
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
-        () => matrixTable("query \\ key", labels, labels, weights), element("div", {}, text, readout)),
+        () => matrixTable(["query", names], ["key", names], weights), element("div", {}, text, readout)),
       picture("arcs", `Arcs from token ${token}`,
         () => ({columns: ["key", "token", "weight"], rows: Array.from(own, (w, t) => [t, labels[t], w])}), arcs));
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
@@ -90,7 +84,7 @@ defineView({
 });
 
 // The tokens on a line, with an arc from a token to each one that it looks at; its width is the weight.
-function drawArcs(labels, query, weights) {
+function drawArcs({labels, names, token: query}, weights) {
   let x = 8;
   const places = labels.map(label => {
     const width = 8 * [...visible(label)].length + 6;
@@ -105,12 +99,12 @@ function drawArcs(labels, query, weights) {
       return weights[t] > 0.01 && svg("path", {
         d: t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0`
         : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
-        fill: "none", stroke: "#1f5fbf", "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
-      }, svg("title", {}, `${t} ${visible(labels[t])}: ${percent(weights[t])}`));
+        fill: "none", stroke: BLUE, "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
+      }, svg("title", {}, `${names[t]}: ${percent(weights[t])}`));
     }),
-    places.map((place, t) => svg("text", {x: place, y: base + 15, "text-anchor": "middle",
-      "font-weight": t === query ? "bold" : null},
-      visible(labels[t]))));
+    places.map((place, t) => svg("text", {
+      x: place, y: base + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
+    }, visible(labels[t]))));
 }
 
 // --- one row ---
@@ -120,23 +114,24 @@ defineView({
   about: "How one head computes what a token looks at: the product of its query with every key, divided by √D, without "
     + "the future, and turned into weights by the softmax, exp(score) / Σ exp(score).",
   async draw(box, context) {
-    const {labels, token, layer, head, config} = context, D = config.n_embd / config.n_head;
-    const {tensors: {q, k, bias, weights: {shape, data}}} = await context.ask("head", {layer, head});
-    const scale = state.scale ? Math.sqrt(D) : 1, query = rowOf(q, token), weights = rowOf({shape, data}, token);
+    const {labels, names, token, layer, head, config} = context, D = config.n_embd / config.n_head;
+    const {tensors: {q, k, bias, weights: matrix}} = await context.ask("head", {layer, head});
+    const scale = state.scale ? Math.sqrt(D) : 1, query = rowOf(q, token), weights = rowOf(matrix, token);
     const rows = labels.map((label, j) => {
       const product = dot(query, rowOf(k, j)), score = product / scale, added = bias ? [rowOf(bias, token)[j]] : [];
-      const masked = j > token && state.mask === "before" ? -Infinity : added.reduce((sum, x) => sum + x, score);
+      const masked = j > token && state.mask === "before" ? -Infinity : score + sumOf(added);
       return [j, label, product, score, ...added, masked];
     });
     const most = Math.max(...rows.map(row => row.at(-1)));
     for (const row of rows) row.push(Math.exp(row.at(-1) - most), weights[row[0]]);
     const columns = ["key", "token", "q · k", `q · k / ${short(scale)}`, ...bias ? ["+ position bias"] : [], "masked",
-      "exp(score − largest)", "weight"], table = {columns, rows};
-    box.append(headPicker(context), picture("attention-row",
-      `Token ${token} ${visible(labels[token])}, layer ${layer}, head ${head}`,
-      () => table, tokenTable(table, {selected: j => j === token, click: j => change({token: j})}),
-      `The weights sum to ${weights.reduce((sum, w) => sum + w).toFixed(6)}. q and k have D = ${D} numbers each`
-        + (config.position === "rotary" ? ", rotated by their positions." : ".")));
+      "exp(score − largest)", "weight"];
+    box.append(headPicker(context), tablePicture("attention-row",
+      `Token ${names[token]}, layer ${layer}, head ${head}`, columns, rows, {
+        selected: j => j === token, click: selectToken,
+        note: `The weights sum to ${sumOf(weights).toFixed(6)}. q and k have D = ${D} numbers each`
+          + (config.position === "rotary" ? ", rotated by their positions." : "."),
+      }));
   },
 });
 
@@ -149,19 +144,16 @@ defineView({
   about: "The same for all tokens at once. A row is a query, a column a key. The mask hides the future: each token may "
     + "look only at itself and at earlier ones. The softmax turns each row into weights.",
   async draw(box, context) {
-    const {labels, token, layer, head} = context, T = labels.length, numbers = T <= NUMBERS_UP_TO;
+    const {names, token, layer, head} = context, T = names.length, numbers = T <= NUMBERS_UP_TO;
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});
     const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, most = largest(biased);
     const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
-    const map = (id, title, matrix, options, drawn = matrix) => picture(id, title,
-      () => matrixTable("query \\ key", labels, labels, matrix), heatMap(drawn, {
-        numbers, click: i => change({token: i}), chosen: [token, null], ...options,
-        read: (i, j) => `${i} ${visible(labels[i])} → ${j} ${visible(labels[j])}: ${short(matrix.data[i * T + j])}`,
-      }));
-    const scale = {scale: "signed", value: x => x / most};
+    const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names],
+      {numbers, click: selectToken, chosen: [token, null], ...options});
+    const scale = {scale: "signed", most};
     box.append(headPicker(context), shadeControls(), element("div", {class: "row"},
       map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),
       map("masked", bias ? "+ position bias, masked" : "Masked", {shape: scores.shape, data: masked}, scale),
-      map("weights", "Softmax: the weights", weights, {}, numbers ? weights : shaded(weights))));
+      map("weights", "Softmax: the weights", weights, {drawn: numbers ? weights : shaded(weights)})));
   },
 });

@@ -7,9 +7,13 @@ defineView({
   id: "checkpoints", title: "While it learned", offered: () => described.models[0].checkpoints.length > 1,
   about: "The loss on this text, and what each head does. Click on a curve to see that checkpoint in all views.",
   async draw(box, context) {
-    const {model: {checkpoints, step: last}, ids, config: {n_head}} = context, mine = drawing;
+    const {model: {checkpoints}, ids, config: {n_head}} = context, mine = drawing;
     const asked = checkpoints.map(step => question("overview", ids, {step}));
     const score = state.score in HEAD_SCORES ? state.score : "previous", status = controls(), result = element("div");
+    const options = {width: roomFor(760), logX: true, xTitle: "step", mark: shownStep(),
+      click: step => change({step})};
+    const choice = controls(select("score", Object.keys(HEAD_SCORES), score, score => change({score}),
+      {"data-testid": "score"}));
     box.append(status, result);
     update();
     collect();
@@ -19,8 +23,6 @@ defineView({
       let drawn = 0;
       for (const one of asked) {
         if (kept(one)) continue;
-        while (document.body.dataset.drawn < mine && mine === drawing) await new Promise(resolve =>
-          setTimeout(resolve, 20));
         if (mine !== drawing) return;
         const failed = await ask(one).then(() => null, problem => problem);
         if (mine !== drawing) return;
@@ -34,42 +36,35 @@ defineView({
       const known = asked.flatMap((one, i) => kept(one) ? [{step: checkpoints[i], ...kept(one)}] : []);
       status.textContent = `${known.length} of ${checkpoints.length} checkpoints`;
       status.dataset.complete = String(known.length === checkpoints.length);
-      if (known.length > 1) result.replaceChildren(...ids.length > 1 ? [losses(known)] : [], headScores(known));
-    }
-
-    function chart(lines, options) {
-      return scrolling(lineChart(lines, {width: roomFor(760), logX: true, xTitle: "step (logarithmic)",
-        mark: state.step < 0 ? last : state.step, click: step => change({step}), ...options}));
+      if (known.length > 1) result.replaceChildren(...ids.length > 1 ? [losses(known)] : [], choice, headScores(known));
     }
 
     function losses(known) {
       const points = known.map(({step, facts}) => [step, facts.mean_loss]);
-      return picture("losses-by-step", "Loss on this text", () => ({columns: ["step", "mean loss"], rows: points}),
-        chart([{name: "mean loss", points}], {yTitle: "nats per token"}));
+      return chartPicture("losses-by-step", "Loss on this text", [{name: "mean loss", points}],
+        {...options, yTitle: "nats per token"});
     }
 
     function headScores(known) {
       const points = i => known.map(({step, tensors}) => [step, tensors[`score_${score}`].data[i]]);
       const heads = Array.from(known[0].tensors[`score_${score}`].data, (_, i) => {
-        const layer = Math.floor(i / n_head), head = i % n_head, most = Math.max(...points(i).map(point => point[1]));
+        const layer = Math.floor(i / n_head), head = i % n_head;
         return {
-          name: `${layer}.${head}`, points: points(i), most, color: "#c5ccd6", width: 1,
+          name: `${layer}.${head}`, points: points(i), color: "#c5ccd6", width: 1,
           selected: layer === context.layer && head === context.head, click: () => change({layer, head}),
         };
       });
-      const table = {columns: ["step", ...heads.map(({name}) => name)],
-        rows: known.map(({step}, i) => [step, ...heads.map(({points}) => points[i][1])])};
-      heads.sort((a, b) => b.most - a.most);
-      const named = heads.filter((one, i) => i < NAMED_LINES || one.selected);
-      named.forEach((one, i) => Object.assign(one, {
-        color: LINE_COLORS[i], width: one.selected ? 3 : 1.8, name: `head ${one.name}: ${short(one.points.at(-1)[1])}`,
-      }));
-      const choice = select(Object.keys(HEAD_SCORES).map(name => [name, name]), score, score => change({score}),
-        {"data-testid": "score"});
-      return picture("scores-by-step", `What the heads do: ${score}`, () => table,
-        element("div", {}, controls(element("label", {}, "score ", choice), HEAD_SCORES[score]), legend(named),
-          chart(heads.reverse(), {height: 280, from: 0})),
-        `The ${NAMED_LINES} heads with the highest values and the selected one are named, with their last value.`);
+      const most = ({points}) => largest(points.map(point => point[1]));
+      const strongest = heads.toSorted((a, b) => most(b) - most(a));
+      const named = strongest.filter((one, i) => i < NAMED_LINES || one.selected).map((one, i) => {
+        Object.assign(one, {color: LINE_COLORS[i], width: one.selected ? 3 : 1.8});
+        return {...one, name: `head ${one.name}: ${short(one.points.at(-1)[1])}`};
+      });
+      return chartPicture("scores-by-step", "What the heads do", heads, {
+        ...options, named, height: 280, from: 0,
+        note: `${score}: ${HEAD_SCORES[score]}. The ${NAMED_LINES} heads with the highest values and the selected one `
+          + "are named, with their last value.",
+      });
     }
   },
 }, {score: "previous"});

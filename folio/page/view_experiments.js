@@ -23,16 +23,17 @@ defineView({
       [Math.floor(i / n_head), i % n_head, ...names.map(name => tensors[`score_${name}`].data[i])]);
     if (at >= 2) rows.sort((a, b) => b[at] - a[at]);
     const open = ([layer, head]) => change({layer, head, view: "looking-back"});
-    const isSelected = row => row[0] === layer && row[1] === head, table = () => ({columns, rows});
+    const isSelected = row => row[0] === layer && row[1] === head;
     box.append(
       controls("sort by", ...["layer", ...names].map(name => element("button", {
-        class: name === state.sort ? "chosen" : null, "aria-pressed": String(name === state.sort),
+        class: name === state.sort && "chosen", "aria-pressed": String(name === state.sort),
         click: () => change({sort: name}),
       }, name))),
-      picture("all-heads", `${rows.length} heads`, table, headGrid(rows, tensors.thumbnails, at, isSelected, open),
+      picture("all-heads", `${rows.length} heads`, () => ({columns, rows}),
+        headGrid(rows, tensors.thumbnails, at, isSelected, open),
         at >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}; the mean over the text.`),
-      picture("head-scores", "Their scores", table, tokenTable({columns, rows: rows.slice(0, TABLE_ROWS)},
-        {selected: i => isSelected(rows[i]), click: i => open(rows[i])})));
+      tablePicture("head-scores", "Their scores", columns, rows,
+        {most: TABLE_ROWS, selected: i => isSelected(rows[i]), click: i => open(rows[i])}));
   },
 }, {sort: "layer"});
 
@@ -48,7 +49,7 @@ function headGrid(rows, thumbnails, at, isSelected, open) {
     const [layer, head] = row, x = i % columns * width, y = Math.floor(i / columns) * height;
     context.drawImage(thumbnail(thumbnails, layer, head), x, y, size, size);
     return element("button", {
-      "data-testid": `head-${layer}-${head}`, class: isSelected(row) ? "selected" : null,
+      "data-testid": `head-${layer}-${head}`, class: isSelected(row) && "selected",
       "aria-label": `layer ${layer}, head ${head}`,
       style: {
         left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,
@@ -72,29 +73,28 @@ defineView({
     const {ids, token, config, model} = context, replaced = new Map(replacements(ids));
     const original = ids.map((id, t) => replaced.get(t) ?? id), was = original[token];
     const before = await ask(question("overview", original, {...UNCHANGED, scale: true}));
-    const [whole, changed] = [before, context.overview].map(({tensors}) => tensors.loss.data);
-    const choose = {"data-testid": "switch-token", "aria-label": "Another token or its id"};
+    const title = `replace token ${token}, ${visible(pieces[was])}, by`, testid = {"data-testid": "switch-token"};
     const tokens = pieces.slice(0, model.vocab_size).map((piece, id) => [id, `${visible(piece)} (${id})`]);
-    const rows = Array.from({length: config.n_layer}, (_, l) => element("tr", {}, element("th", {}, `layer ${l}`),
-      Array.from({length: config.n_head}, (_, h) => part("heads_off", `${l}.${h}`, h, `switch-head-${l}-${h}`)),
+    const rows = upTo(config.n_layer).map(l => element("tr", {}, element("th", {}, `layer ${l}`),
+      upTo(config.n_head).map(h => part("heads_off", `${l}.${h}`, h, `switch-head-${l}-${h}`)),
       part("mlps_off", `${l}`, "MLP", `switch-mlp-${l}`)));
     box.append(
-      controls("mask", select(MASKS, state.mask, mask => change({mask}), {"data-testid": "switch-mask"}),
+      controls(select("mask", MASKS, state.mask, mask => change({mask}), {"data-testid": "switch-mask"}),
         checkbox("scale", "divide scores by √D", {"data-testid": "switch-scale"})),
-      controls(`replace token ${token}, ${visible(pieces[was])}, by`, tokens.length <= SELECTABLE
-        ? select(tokens, ids[token], replace, choose) : element("input", {...choose, type: "text", change: event => {
-          const {value} = event.target;
-          replace(pieces.includes(value) ? pieces.indexOf(value) : value);
-        }})),
+      controls(tokens.length <= SELECTABLE ? select(title, tokens, ids[token], replace, testid)
+        : element("label", {}, `${title} `, element("input", {...testid, type: "text", change: ({target: {value}}) =>
+          replace(pieces.includes(value) ? pieces.indexOf(value) : value)}))),
       element("p", {}, "Click a head or an MLP to remove what it adds to the residual stream."),
-      scrolling(element("table", {class: "parts", style: {marginBottom: "1rem"}}, rows)));
-    if (ids.length > 1) box.append(...lossPictures());
+      scrolling(element("table", {class: "parts"}, rows)));
+    if (ids.length > 1) {
+      box.append(differencePicture("switch-differences", context, "as trained", before, "changed", context.overview));
+    }
     box.append(...await entropyPictures(context));
 
     function part(list, name, text, id) {
       const off = state[list].split(",").filter(Boolean), isOff = off.includes(name);
       return element("td", {}, element("button", {
-        class: isOff ? "off" : null, "aria-pressed": String(isOff), "data-testid": id,
+        class: isOff && "off", "aria-pressed": String(isOff), "data-testid": id,
         click: () => change({[list]: (isOff ? off.filter(other => other !== name) : [...off, name]).join(",")}),
       }, text));
     }
@@ -105,33 +105,30 @@ defineView({
       const entries = Number(id) === was ? others : [...others, [token, was, id]];
       change({ids: ids.with(token, id).join(","), token, replaced: entries.map(entry => entry.join(":")).join(",")});
     }
-
-    function lossPictures() {
-      const a = mean(whole), b = mean(changed);
-      return [
-        picture("switch-losses", `Mean loss: ${short(a)} → ${short(b)}, a change of ${signed(b - a)} nats per token`,
-          () => ({columns: ["as trained", "changed", "change"], rows: [[a, b, b - a]]}), element("div")),
-        differencePicture("switch-differences", context, "as trained", whole, "changed", changed)];
-    }
   },
 });
 
-// The tokens in the colors of the differences of two lists of losses.
-function differencePicture(id, {labels, token}, name, losses, otherName, others) {
-  const differences = Array.from(others, (x, i) => x - losses[i]),
-    columns = ["position", "token", name, otherName, "difference"];
+// The tokens in the colors of the differences of their losses in two overviews.
+function differencePicture(id, {labels, names, token}, name, overview, otherName, otherOverview) {
+  const [losses, others] = [overview, otherOverview].map(({tensors}) => Array.from(tensors.loss.data));
+  const n = Math.min(losses.length, others.length), rows = upTo(n).map(i =>
+    [i + 1, labels[i + 1], losses[i], others[i], others[i] - losses[i]]);
+  const differences = rows.map(row => row[4]), difference = mean(differences);
+  const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
   const most = Math.max(largest(differences), 0.01), readout = element("div", {class: "readout"});
   const text = tokenStrip(labels, token, t => {
-    const isCompared = t - 1 in differences, x = differences[t - 1];
+    const x = differences[t - 1];
     return {
-      style: onColor(isCompared ? colorOf("signed", x / most) : [255, 255, 255]),
-      pointerenter: () => readout.textContent = `${t} ${visible(labels[t])}: ${isCompared ? signed(x) : "–"}`,
+      style: onColor("signed", x / most),
+      pointerenter: () => readout.textContent = `${names[t]}: ${x === undefined ? "–" : signed(x)}`,
     };
   });
-  return picture(id, "Difference of each token's loss",
-    () => ({columns, rows: differences.map((x, i) => [i + 1, labels[i + 1], losses[i], others[i], x])}),
-    element("div", {}, text, readout),
-    `${otherName} − ${name}: dark −${short(most)} nats, light ${short(most)}. White: not compared.`);
+  const [before, after] = [2, 3].map(column => short(mean(rows.map(row => row[column]))));
+  const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
+  return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
+    () => ({columns: ["position", "token", name, otherName, "difference"], rows}), element("div", {}, text, readout),
+    `Mean loss ${name}: ${before}, ${otherName}: ${after}; ±: the standard error. Tokens are colored by their own `
+      + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);
 }
 
 // The entropy of each row of the selected head, with and without 1/sqrt(D), and the sums of its rows.
@@ -139,25 +136,21 @@ async function entropyPictures(context) {
   const {labels, layer, head, config, token} = context, D = config.n_embd / config.n_head;
   const answers = await Promise.all([true, false].map(scale => context.ask("head", {layer, head, scale})));
   const [divided, plain] = answers.map(({tensors: {weights}}) => labels.map((_, t) => rowOf(weights, t)));
-  const sumOf = row => row.reduce((sum, w) => sum + w, 0);
   const entropy = row => entropyOf(Array.from(row, w => w / sumOf(row)));
-  const chart = (id, title, curves, note, options) => {
-    const lines = Object.entries(curves).map(([name, values], i) =>
-      ({name, color: LINE_COLORS[i], points: values.map((y, t) => [t, y])}));
-    const rows = labels.map((label, t) => [t, label, ...Object.values(curves).map(values => values[t])]);
-    const more = {width: roomFor(620), from: 0, xTitle: "query", mark: token, click: t => change({token: t}), ...options};
-    return picture(id, title, () => ({columns: ["query", "token", ...Object.keys(curves)], rows}),
-      element("div", {}, legend(lines), scrolling(lineChart(lines, more))), note);
-  };
-  const result = [headPicker(context), chart("row-entropies", `Entropy (nats) of the rows of head ${layer}.${head}`,
-    {"divided by √D": divided.map(entropy), "not divided": plain.map(entropy)},
-    `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy), and the `
-    + "gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide.")];
-  if (state.mask === "after") {
-    result.push(chart("row-sums", "Sum of the weights of each row", {sum: (state.scale ? divided : plain).map(sumOf)},
-      "What the future had is lost. With −∞ before the softmax, each row sums to 1.", {to: 1}));
-  }
-  return result;
+  const options = {from: 0, xTitle: "query", mark: token, click: selectToken};
+  return [
+    headPicker(context), chartPicture("row-entropies", `Entropy (nats) of the rows of head ${layer}.${head}`, [
+      {name: "divided by √D", color: BLUE, points: pointsOf(divided.map(entropy))},
+      {name: "not divided", color: ORANGE, points: pointsOf(plain.map(entropy))},
+    ], {
+      ...options,
+      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy) `
+        + "and the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide.",
+    }),
+    ...state.mask === "after" ? [chartPicture("row-sums", "Sum of the weights of each row",
+      [{name: "sum", points: pointsOf((state.scale ? divided : plain).map(sumOf))}], {
+        ...options, to: 1, note: "What the future had is lost. With −∞ before the softmax, each row sums to 1.",
+      })] : []];
 }
 
 // --- compare ---
@@ -168,57 +161,45 @@ defineView({
   id: "compare", title: "Compare two", offered: isComparable,
   about: "Two models, or two checkpoints of a run, on the same text: which tokens does one predict better?",
   async draw(box, context) {
-    const {labels, token, model, overview, other} = context, {checkpoints, config, step} = other.model;
+    const {names, token, model, overview, other} = context, {checkpoints, config, step} = other.model;
     const first = described.models.length === 2 ? model.name
-      : `step ${grouped(state.step < 0 ? model.step : state.step)}`;
-    const losses = [overview, other.overview].map(({tensors}) => tensors.loss.data), n = losses[1].length;
+      : `step ${short(shownStep())}`;
     if (checkpoints.length > 1) {
       box.append(controls(slider("second:", {
         min: 0, max: checkpoints.length - 1, value: checkpoints.indexOf(other.step < 0 ? step : other.step),
-        "data-testid": "other-step", read: i => `step ${grouped(checkpoints[i])}`,
+        "data-testid": "other-step", read: i => `step ${short(checkpoints[i])}`,
         change: event => change({other_step: checkpoints[event.target.value]}),
       })));
     }
-    if (n) box.append(...lossPictures());
+    box.append(element("p", {}, `First: ${first}. Second: ${other.name}.`));
+    if (other.ids.length > 1) {
+      box.append(differencePicture("compare-strip", context, "second", other.overview, "first", overview));
+    }
     if (token < other.ids.length) box.append(await distributionPicture());
     box.append(headPicker(context), await headPicture());
-
-    function lossPictures() {
-      const a = losses[0].subarray(0, n), b = losses[1];
-      const differences = a.map((x, i) => x - b[i]), difference = mean(differences);
-      const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
-      return [picture("compare-means",
-        `Difference of the mean losses: ${signed(difference)} ± ${short(error)} nats per token`,
-        () => ({columns: ["first", "second", "difference", "standard error"],
-          rows: [[mean(a), mean(b), difference, error]]}), element("div"),
-        `First: ${first}, ${short(mean(a))}. Second: ${other.name}, ${short(mean(b))}. ±: the standard error.`),
-      differencePicture("compare-strip", context, "second", b, "first", a)];
-    }
 
     async function distributionPicture() {
       const answers = await Promise.all([context, other].map(side => side.ask("logits", {token})));
       const [p, q] = answers.map(({tensors: {logits}}) => softmax(logits.data.subarray(0, model.vocab_size)));
       const rows = Array.from(p, (x, id) => [id, pieces[id], x, q[id], x - q[id]]);
       rows.sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3]));
-      const columns = ["id", "token", "first", "second", "difference"];
-      return picture("compare-distribution", `The next token after ${token} ${visible(labels[token])}`,
-        () => ({columns, rows}),
-        tokenTable({columns, rows: rows.slice(0, COMPARED)}, {selected: i => rows[i][0] === context.ids[token + 1]}));
+      return tablePicture("compare-distribution", `The next token after ${names[token]}`,
+        ["id", "token", "first", "second", "difference"], rows,
+        {most: COMPARED, selected: i => rows[i][0] === context.ids[token + 1]});
     }
 
     async function headPicture() {
       const layer = Math.min(context.layer, config.n_layer - 1), head = Math.min(context.head, config.n_head - 1);
       const answers = await Promise.all([context.ask("head", {layer: context.layer, head: context.head}),
         other.ask("head", {layer, head})]);
-      const [first, second] = answers.map(({tensors: {weights}}) => weights), T = n + 1, own = labels.slice(0, T);
-      const data = second.data.map((w, k) => first.data[Math.floor(k / T) * labels.length + k % T] - w);
-      const weights = {shape: [T, T], data};
-      return picture("compare-head",
+      const [{data: first}, second] = answers.map(({tensors: {weights}}) => weights), T = other.ids.length;
+      const data = second.data.map((w, k) => first[Math.floor(k / T) * names.length + k % T] - w);
+      return matrixPicture("compare-head",
         `Attention: head ${context.layer}.${context.head} of the first − head ${layer}.${head} of the second`,
-        () => matrixTable("query \\ key", own, own, weights), heatMap(weights, {
-          scale: "signed", chosen: token < T && [token, null], click: t => change({token: t}),
-          read: (i, j, x) => `${i} ${visible(own[i])} → ${j} ${visible(own[j])}: ${signed(x)}`,
-        }), "Rows look at columns. Light: the first looks there more. Dark: the second does.");
+        {shape: [T, T], data}, ["query", names.slice(0, T)], ["key", names.slice(0, T)], {
+          scale: "signed", chosen: token < T && [token, null], click: selectToken,
+          note: "Rows look at columns. Light: the first looks there more. Dark: the second does.",
+        });
     }
   },
 });

@@ -15,7 +15,7 @@ defineView({
       t, labels[t], id, described.bytes[id] ?? hexadecimal(labels[t]), before(loss, t), before(rank, t),
       t ? pieces[best.data[t - 1]] : "", before(probability, t), entropy.data[t],
     ]), {
-      selected: t => t === token, click: t => change({token: t}),
+      selected: t => t === token, click: selectToken,
       note: mean === null ? "" : `Mean loss: ${short(mean)} nats per token, perplexity ${short(Math.exp(mean))}.`,
     }));
   },
@@ -28,33 +28,31 @@ function hexadecimal(text) {
 // --- embedding -------------------------------------------------------------------------------------------------------
 
 const TOKEN_KINDS = [ // of tokens, by color on the map of the vocabulary; the first one that fits
-  {title: "vowels", color: "#c2410c", fits: /^[aeiou]$/},
-  {title: "lowercase after a space", color: "#0f766e", fits: /^ \p{Ll}/u},
-  {title: "lowercase", color: "#1f5fbf", fits: /^\p{Ll}/u}, {title: "capitals", color: "#7c3aed", fits: /^ ?\p{Lu}/u},
-  {title: "digits", color: "#a16207", fits: /^ ?\p{N}/u}, {title: "others", color: "#334155", fits: /^/},
+  {name: "vowels", color: ORANGE, fits: /^[aeiou]$/},
+  {name: "lowercase after a space", color: "#0f766e", fits: /^ \p{Ll}/u},
+  {name: "lowercase", color: BLUE, fits: /^\p{Ll}/u}, {name: "capitals", color: "#7c3aed", fits: /^ ?\p{Lu}/u},
+  {name: "digits", color: "#a16207", fits: /^ ?\p{N}/u}, {name: "others", color: "#334155", fits: /^/},
 ];
 
 defineView({
   id: "embedding", title: "Embedding",
-  about: "Each token id selects a row of the embedding table: a vector of C numbers, which the model has learned. "
-    + "Tokens that are used alike get similar vectors. The residual stream starts with it, plus a vector of the "
-    + "position if the method adds one.",
+  about: "Each token id selects a row of the embedding table, a vector that the model has learned. Tokens that are "
+    + "used alike get similar vectors. The residual stream starts with it, plus a vector of the position if the method "
+    + "adds one.",
   async draw(box, context) {
-    const {ids, labels, token, config} = context, id = ids[token];
+    const {ids, labels, names, token, config} = context, id = ids[token];
     const [{tensors: {embedding, position, states}}, {tensors: vocabulary}] = await Promise.all([
       context.ask("token", {token}), context.ask("vocabulary", {row: id}),
     ]);
     const sum = embedding.data.map((x, c) => x + position.data[c]), start = rowOf(states, 0);
     box.append(
-      vectorPicture("embedding", `Token ${token} ${visible(labels[token])}, ${config.n_embd} channels`, [
+      vectorPicture("embedding", `Token ${names[token]}, ${config.n_embd} channels`, [
         {label: "embedding", vector: embedding.data}, {label: "position", vector: position.data},
         {label: "x0", vector: start, rule: true},
       ], {
         ...choosing("stream_channel", config.n_embd),
         below: checkSame("embedding + position − x0", sum, start),
-        note: `Row ${id} of wte, the position ${token}, and the sum, which is the start of the residual stream.`
-          + (["learned", "sinusoidal"].includes(config.position) ? ""
-            : ` This model's positions (${config.position}) add nothing here.`),
+        note: `Row ${id} of wte, the vector of position ${token} (0 if the method adds none), and the sum.`,
       }),
       vocabularyMap(id, vocabulary),
       tablePicture("nearest", `Nearest to ${visible(labels[token])}`, ["id", "token", "cosine"],
@@ -70,7 +68,7 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
   for (let token = 0; token < map.shape[0]; token++) all.set(token, all.get(token) ?? rowOf(map, token));
   const kindOf = token => TOKEN_KINDS.find(({fits}) => fits.test(pieces[token]));
   const axis = i => `component ${i + 1}: ${percent(share.data[i])} of the variance`;
-  const width = clamp(innerWidth - 40, 300, 640);
+  const width = roomFor(640);
   return picture("vocabulary-map", "A map of the vocabulary",
     () => ({columns: ["id", "token", "component 1", "component 2"],
       rows: [...all].map(([token, [x, y]]) => [token, pieces[token], x, y]).sort((a, b) => a[0] - b[0])}),
@@ -78,9 +76,8 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
       x, y, marked: token === id, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
       color: kindOf(token).color,
     })), {width, height: Math.round(0.78 * width), xTitle: axis(0), yTitle: axis(1)}),
-    element("div", {class: "legend"}, TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind))
-      .map(({title, color}) => element("span", {style: {color}}, `■ ${title}`)))),
-    `The embeddings of ${grouped(all.size)} tokens in the plane of their two largest principal components. The `
+    legend(TOKEN_KINDS.filter(kind => [...all.keys()].some(token => kindOf(token) === kind)))),
+    `The embeddings of ${short(all.size)} tokens in the plane of their two largest principal components. The `
       + "selected one is framed; dots are tokens without room for their text.");
 }
 
@@ -105,81 +102,68 @@ defineView({
   async draw(box, context) {
     const {config: {position}, token, head} = context;
     const {tensors: {table, sinusoids, similarity, angles, bias}} = await context.ask("positions");
-    const width = clamp(innerWidth - 40, 300, 430), click = t => change({token: t});
+    const options = {width: roomFor(430), mark: token};
     const map = (id, title, matrix, column, note) => {
-      const most = largest(matrix.data);
-      const table = () => matrixTable(`position \\ ${column}`, upTo(matrix.shape[0]), upTo(matrix.shape[1]), matrix);
-      return picture(id, title, table, heatMap(matrix, {
-        scale: "signed", value: x => x / most, cell: clamp(Math.floor(440 / Math.max(...matrix.shape)), 1, 6), click,
-        chosen: [token, null], read: (i, j, x) => `position ${i}, ${column} ${j}: ${short(x)}`,
-      }), `${note} Dark is −${short(most)}, light ${short(most)}.`);
+      const most = largest(matrix.data), [rows, columns] = matrix.shape.map(upTo);
+      return matrixPicture(id, title, matrix, ["position", rows], [column, columns], {
+        scale: "signed", most, cell: clamp(Math.floor(440 / largest(matrix.shape)), 1, 6), chosen: [token, null],
+        click: selectToken, note: `${note} ${signedNote(most)}`,
+      });
     };
-    const chart = (id, title, columns, lines, note, options) => picture(id, title,
-      () => ({columns, rows: upTo(lines[0].points.length).map(i => [i, ...lines.map(({points}) => points[i][1])])}),
-      lineChart(lines, {width, mark: token, xTitle: columns[0], ...options}), note);
     box.append(element("p", {"data-testid": "position-method"}, element("strong", {}, `${position}: `),
       POSITION_METHODS[position]));
     if (table) {
-      box.append(element("div", {class: "row pair"},
+      box.append(element("div", {class: "pair"},
         map("position-table", position === "learned" ? "The learned table, wpe" : "The sinusoids", table, "channel",
           "Rows are positions, columns channels."),
         position === "learned" && map("sinusoids", "Sinusoids, for comparison", sinusoids, "channel",
           "What Vaswani et al. (2017) add, divided by √C."),
         map("position-similarity", "How similar positions are", similarity, "position",
           "Cosines between the rows of the table."),
-        chart("position-row", `Cosine similarity to position ${token}`, ["position", "cosine"],
-          [{name: "cosine", points: Array.from(rowOf(similarity, token), (y, p) => [p, y])}], "", {to: 1})));
+        chartPicture("position-row", `Cosine similarity to position ${token}`,
+          [{name: "cosine", points: pointsOf(rowOf(similarity, token))}], {...options, xTitle: "position", to: 1})));
     }
     if (angles) {
       const [T, pairs] = angles.shape, turned = {shape: [pairs, T], data: new Float32Array(T * pairs)};
       angles.data.forEach((angle, k) => turned.data[k % pairs * T + Math.floor(k / pairs)] = Math.cos(angle));
-      box.append(picture("rotary-angles", "Cosines of the angles",
-        () => matrixTable("pair \\ position", upTo(pairs), upTo(T), turned),
-        heatMap(turned, {
+      box.append(matrixPicture("rotary-angles", "Cosines of the angles", turned, ["pair", upTo(pairs)],
+        ["position", upTo(T)], {
           scale: "signed", cell: clamp(Math.floor(640 / T), 1, 10), height: clamp(Math.floor(320 / pairs), 6, 20),
-          chosen: [null, token], click: (i, t) => click(t),
-          read: (i, t, x) => `position ${t}, channels ${i} and ${i + pairs}: ${short(angles.data[t * pairs + i])} `
-            + `radians, cosine ${short(x)}`,
-        }),
-        "Columns are positions, rows pairs of channels of a head; all heads and layers have the same angles. Dark is "
-          + "−1, light 1."));
+          chosen: [null, token], click: (i, t) => selectToken(t),
+          note: "Columns are positions, rows pairs of channels of a head; all heads and layers have the same angles. "
+            + signedNote(1),
+        }));
     }
     if (bias) {
       const lines = upTo(bias.shape[0]).map(h => ({
-        name: `head ${h}`, points: Array.from(rowOf(bias, h), (y, distance) => [distance, y]),
-        color: h === head ? "#c2410c" : "#8fa3bd", width: h === head ? 3 : 1.4,
+        name: `head ${h}`, points: pointsOf(rowOf(bias, h)), color: h === head ? ORANGE : "#8fa3bd",
+        width: h === head ? 3 : 1.4,
       }));
-      box.append(headPicker(context), chart("position-bias", "Added to a score, by distance and head",
-        ["distance in tokens", ...lines.map(({name}) => name)], lines,
-        "A line for each head; the selected one is orange. The token sees distances up to the dashed line.",
-        {height: 280, logX: position === "relative"}));
+      box.append(headPicker(context), chartPicture("position-bias", "Added to a score, by distance and head", lines, {
+        ...options, named: [], height: 280, logX: position === "relative", xTitle: "distance in tokens",
+        note: "A line for each head; the selected one is orange. The token sees distances up to the dashed line.",
+      }));
     }
   },
 });
-
-function upTo(n) {
-  return Array.from({length: n}, (_, i) => i);
-}
 
 // --- examples --------------------------------------------------------------------------------------------------------
 
 defineView({
   id: "examples", title: "Training examples",
-  about: "Training shows the model a text and asks for the next token after each prefix. The loss of an example is −ln "
-    + "p, for the probability p that the model gives to the token that follows.",
+  about: "Training asks for the next token after each prefix of a text: T tokens are T − 1 examples. One forward "
+    + "pass computes all of them, because the mask hides what comes after each prefix. The loss of an example is "
+    + "−ln p, for the probability p that the model gives to the token that follows.",
   draw(box, {ids, labels, token, overview: {tensors: {loss, best, best_probability: probability}, facts}}) {
     const count = ids.length - 1;
-    box.append(element("p", {},
-      `A text of T = ${ids.length} tokens is T − 1 = ${count} examples. One forward pass computes all of them, `
-      + "because the mask hides what comes after each prefix."));
     if (state.mask !== "before") box.append(element("p", {class: "error"},
       "The mask is changed now, so the model may see what it should predict."));
     const rows = upTo(count).map(i => [i + 1, labels.slice(0, i + 1).join(""), labels[i + 1], loss.data[i],
       Math.exp(-loss.data[i]), pieces[best.data[i]], probability.data[i]]);
     const most = innerWidth > 760 ? 44 : 10, right = rows.filter(row => row[2] === row[5]).length;
-    const end = text => [...text].slice(-most).map(visible).join("").replaceAll("␣", " ");
+    const end = text => [...text].slice(-most).map(inLine).join("");
     const shown = rows.map(([t, prefix, next, nats, p, guess, ofGuess]) => [
-      t, element("span", {class: "prefix"}, (prefix.length > most ? "…" : "") + end(prefix)), visible(next), nats, p,
+      t, (prefix.length > most ? "…" : "") + end(prefix), visible(next), nats, p,
       guess === next ? element("strong", {}, `${visible(guess)} ✓`) : visible(guess), ofGuess]);
     const columns = ["length", "prefix", "next", "loss", "probability", "guess", "probability of the guess"];
     box.append(tablePicture("examples", `${count} examples`, columns, rows, {

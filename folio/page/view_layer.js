@@ -16,7 +16,7 @@ function placeIn(size, x) {
 
 // What vectorPicture needs so that a click chooses a place; state[name] is the chosen one.
 function choosing(name, size) {
-  return {place: placeIn(size, state[name]), choose: k => change({[name]: k})};
+  return {place: placeIn(size, state[name]), click: (_, k) => change({[name]: k})};
 }
 
 // A line that checks that two vectors are the same.
@@ -28,8 +28,8 @@ function norm(x) {
   return Math.sqrt(dot(x, x));
 }
 
-function tokenTitle({labels, token, layer}) {
-  return `Token ${token} ${visible(labels[token])}, layer ${layer}`;
+function tokenTitle({names, token, layer}) {
+  return `Token ${names[token]}, layer ${layer}`;
 }
 
 // A row of a parameter; nothing for biases that the model lacks.
@@ -43,7 +43,7 @@ async function drawProducts(context, id, {name, row, input, output, inputName, o
   const weights = await parameterRow(context, `${name}.weight`, row);
   const bias = (await parameterRow(context, `${name}.bias`, 0))?.[row] ?? 0;
   const products = Array.from(input, (x, c) => [c, x, weights[c], x * weights[c]]);
-  const sumOf = rows => rows.reduce((sum, row) => sum + row[3], 0), sum = sumOf(products) + bias;
+  const total = rows => sumOf(rows.map(row => row[3])), sum = total(products) + bias;
   const strongest = [...products].sort((a, b) => Math.abs(b[3]) - Math.abs(a[3])).slice(0, 8);
   const ends = [["bias", "", "", bias], ["sum", "", "", sum]], names = [inputName, "weight", "product"];
   return vectorPicture(id, `${outputName} = ${short(output)}`,
@@ -51,9 +51,8 @@ async function drawProducts(context, id, {name, row, input, output, inputName, o
     textWidth: 10, table: () => ({columns: ["channel", ...names], rows: [...products, ...ends]}),
     note: `Row ${row} of ${name.replace("transformer.", "")}.weight times ${inputName}.`,
     below: [
-      numberTable(["strongest channels", ...names].map(title => ({title})),
-        [...strongest, ["the others", "", "", sum - bias - sumOf(strongest)], ...ends],
-        {selected: i => i === strongest.length + 2}),
+      tableOf(["strongest channels", ...names],
+        [...strongest, ["the others", "", "", sum - bias - total(strongest)], ...ends]),
       checkLine(`sum − ${outputName}`, sum - output, output),
     ],
   });
@@ -113,8 +112,8 @@ function drawRotation({token}, channel, before, after) {
       `Channels ${i} (horizontal) and ${i + half} (vertical) are a plane, which position ${token} turns by ${token} / `
       + `10000^(${i} / ${half}) = ${short(token / 10000 ** (i / half))} radians: gray before, orange after.`),
     svg("svg", {width: 140, height: 140, role: "img"},
-      svg("circle", {cx: 70, cy: 70, r: 60, fill: "none", stroke: "#d9dee6"}),
-      arrow(before, "#5d6878"), arrow(after, "#c2410c")));
+      svg("circle", {cx: 70, cy: 70, r: 60, fill: "none", stroke: PALE}),
+      arrow(before, SOFT), arrow(after, ORANGE)));
 }
 
 // --- heads -----------------------------------------------------------------------------------------------------------
@@ -126,34 +125,24 @@ defineView({
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
     const {tensors: {qkv: {data: qkv}, separate_heads: {data: separate}}} = await context.ask("layer", {layer, token});
-    const piece = (data, part, h) => data.subarray(part * C + h * D, part * C + (h + 1) * D);
     const heads = upTo(H).map(h => ({
       label: `head ${h}`, text: h === head ? "← chosen" : "",
-      vector: PARTS.flatMap((_, part) => Array.from(piece(qkv, part, h))),
+      vector: PARTS.flatMap((_, part) => Array.from(rowOf({shape: [3 * H, D], data: qkv}, part * H + h))),
     }));
-    const differenceOf = (h, part) => Math.abs(largestDifference(piece(qkv, part, h), piece(separate, part, h)));
     box.append(headPicker(context),
-      vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${grouped(3 * C)} numbers`,
-        PARTS.map((label, i) => ({label, vector: qkv.subarray(i * C, (i + 1) * C)})), {
+      vectorPicture("head-split-whole", `${tokenTitle(context)}: one vector of ${short(3 * C)} numbers`,
+        PARTS.map((label, i) => ({label, vector: rowOf({shape: [3, C], data: qkv}, i)})), {
           group: D, note: "Cut into heads at the white lines.",
-          choose: c => change({head: Math.floor(c / D)}),
+          click: (_, c) => change({head: Math.floor(c / D)}),
           read: (i, c, x) => `${PARTS[i]}, number ${c} = ${short(x)}, is number ${c % D} of head ${Math.floor(c / D)}`,
         }),
       vectorPicture("head-split", `${H} heads of ${D} numbers`, heads, {
-        axis: "number", group: D, groups: PARTS, note: "The same numbers, in a row for each head.",
-        click: h => change({head: h}),
+        axis: "number", group: D, groups: PARTS, click: h => change({head: h}),
         read: (h, c, x) => `head ${h}, ${PARTS[Math.floor(c / D)]}[${c % D}] = ${short(x)}`,
-      }),
-      picture("two-ways", "One matrix, or one for each head",
-        () => ({columns: ["part", "head", "channel", "one matrix, cut", "a matrix for each head"],
-          rows: Array.from(qkv, (x, i) => [PARTS[Math.floor(i / C)], Math.floor(i % C / D), i % D, x, separate[i]])}),
-        element("div", {},
-          numberTable(["head", ...PARTS.map(part => `${part} differs by`)].map(title => ({title})),
-            upTo(H).map(h => [h, ...upTo(3).map(part => differenceOf(h, part))]),
-            {selected: h => h === head, click: h => change({head: h})}),
-          checkSame("one way − the other", qkv, separate)),
-        `One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: both have ${grouped(3 * C * C)} weights. Both `
-          + "ways are computed; differences are rounding."));
+        note: `The same numbers, in a row for each head. One matrix of ${3 * C} × ${C}, or ${3 * H} of ${D} × ${C}: `
+          + `both have ${short(3 * C * C)} weights, and both ways are computed here.`,
+        below: checkSame("one matrix − a matrix for each head", qkv, separate),
+      }));
   },
 });
 
@@ -164,29 +153,27 @@ defineView({
   about: "A head's output z for a token is the sum of the values of the tokens that it looks at, each multiplied by "
     + "its attention weight. Pale values have small weights.",
   async draw(box, context) {
-    const {labels, token, layer, head, config} = context, D = config.n_embd / config.n_head;
+    const {labels, names, token, layer, head, config} = context, D = config.n_embd / config.n_head;
     const [{tensors: {v, z, weights}}, {facts, tensors}] =
       await Promise.all([context.ask("head", {layer, head}), context.ask("layer", {layer, token})]);
     const row = rowOf(weights, token), total = rowOf(z, token), off = isHeadOff(layer, head);
     const seen = Array.from(row.keys()).filter(t => t <= token || row[t] > 0);
     const strongest = [...seen].sort((a, b) => row[b] - row[a]).slice(0, SHOWN_VALUES).sort((a, b) => a - b);
     const others = seen.filter(t => !strongest.includes(t));
-    const weightOf = tokens => tokens.reduce((sum, t) => sum + row[t], 0);
-    const sumOf = tokens => total.map((_, d) => tokens.reduce((sum, t) => sum + row[t] * v.data[t * D + d], 0));
-    const text = (tokens, product) => `${percent(weightOf(tokens))}: ${short(product[channel])}`;
-    const sum = sumOf(seen), channel = placeIn(D, state.head_channel), {up, down} = facts.heads[head];
+    const weigh = tokens => total.map((_, d) => sumOf(tokens.map(t => row[t] * v.data[t * D + d])));
+    const text = (tokens, product) => `${percent(sumOf(tokens.map(t => row[t])))}: ${short(product[channel])}`;
+    const sum = weigh(seen), channel = placeIn(D, state.head_channel), {up, down} = facts.heads[head];
     box.append(headPicker(context),
       vectorPicture("weighted-sum", `${tokenTitle(context)}, head ${head}: values, faded by their weights`, [
         ...strongest.map(t => ({
-          label: `${t} ${visible(labels[t])}`, vector: rowOf(v, t), fade: row[t] / largest(row),
-          text: text([t], sumOf([t])),
+          label: names[t], vector: rowOf(v, t), fade: row[t] / largest(row), text: text([t], weigh([t])),
         })),
-        others.length && {label: `${others.length} others`, vector: sumOf(others), text: text(others, sumOf(others))},
+        others.length && {label: `${others.length} others`, vector: weigh(others), text: text(others, weigh(others))},
         {label: "sum", vector: sum, rule: true, text: text(seen, sum)},
         {label: off ? "z (off)" : "z", vector: total},
       ].filter(Boolean), {
         ...choosing("head_channel", D), textWidth: 130,
-        table: () => ({columns: ["token", "text", "weight", ...Array.from(total, (_, d) => `v[${d}]`)], rows: [
+        table: () => ({columns: ["token", "text", "weight", ...upTo(D).map(d => `v[${d}]`)], rows: [
           ...seen.map(t => [t, labels[t], row[t], ...rowOf(v, t)]), ["z", "", "", ...total]]}),
         below: off ? [] : checkSame("weighted sum − z", sum, total),
         note: "Percentages are the weights; each number is a weight times the framed channel.",
@@ -200,9 +187,8 @@ defineView({
 
 defineView({
   id: "merge", title: "Heads put together",
-  about: "The outputs z of all heads, one after the other, are one vector again. The matrix W_O turns it into what "
-    + "attention adds to the residual stream: each head has its own columns of W_O, so the stream receives a sum of "
-    + "heads.",
+  about: "The outputs z of all heads, one after the other, are one vector again. W_O turns it into what attention adds "
+    + "to the residual stream: each head has its own columns of W_O, so the stream receives a sum of heads.",
   async draw(box, context) {
     const {token, layer, head, config} = context, C = config.n_embd, H = config.n_head, D = C / H;
     const {facts, tensors} = await context.ask("layer", {layer, token});
@@ -211,8 +197,8 @@ defineView({
     const labelOf = h => `head ${h}${isHeadOff(layer, h) ? " (off)" : ""}`;
     const heads = upTo(H).map(h => ({label: labelOf(h), vector: rowOf(written, h)}));
     const parts = bias ? [...heads, {label: "bias", vector: bias}] : heads;
-    const sum = attention.data.map((_, c) => parts.reduce((total, {vector}) => total + vector[c], 0));
-    box.append(headPicker(context, {heads: false}),
+    const sum = attention.data.map((_, c) => sumOf(parts.map(({vector}) => vector[c])));
+    box.append(layerPicker(context),
       shapeFlow([`z of ${H} heads`, `${D} each`], "→ one after the other →", ["z", C], `→ W_O: ${C} × ${C} →`,
         ["attention", C], "→ + x →", ["between", C]),
       vectorPicture("merge-z", `${tokenTitle(context)}: z of all heads`,
@@ -238,29 +224,26 @@ defineView({
 defineView({
   id: "mlp", title: "Neurons",
   about: "The MLP works on each token alone. Its neurons compare the token with their weights; the activation function "
-    + "lets through what is positive. Each neuron then adds its own vector to the residual stream, times its "
-    + "activation.",
+    + "lets through what is positive. Each neuron adds its own vector to the residual stream, times its activation.",
   async draw(box, context) {
     const {token, layer, config} = context, C = config.n_embd, name = `transformer.h.${layer}.mlp`;
     const {facts: {neurons}, tensors} = await context.ask("layer", {layer, token});
     const {preactivation: {data: before}, hidden: {data: after}, column_norms: {data: lengths}, mlp, between} = tensors;
-    const N = before.length, writes = after.map((x, n) => Math.abs(x) * lengths[n]), choose = n => change({neuron: n});
-    const neuron = state.neuron < 0 ? neurons[0].index : placeIn(N, state.neuron);
+    const N = before.length, writes = after.map((x, n) => Math.abs(x) * lengths[n]), neuron = placeIn(N, state.neuron);
     const bias = await parameterRow(context, `${name}.c_proj.bias`, 0), end = tensors.after.data;
     const sum = tensors.written.data.map((x, c) => x + (bias?.[c] ?? 0)), active = after.filter(x => x > 0).length;
     const off = state.mlps_off.split(",").includes(String(layer));
-    box.append(headPicker(context, {heads: false}),
-      off ? element("p", {class: "error"}, "This MLP is switched off: it adds 0. The neurons show what it would add.")
-        : "",
+    box.append(layerPicker(context),
+      off ? element("p", {class: "error"}, "This MLP is off: it adds 0. The neurons show what it would add.") : "",
       shapeFlow(["between", C], "→ norm →", ["ln_2(x)", C], `→ W: ${N} × ${C} →`, ["preactivation", N],
         `→ ${config.activation} →`, ["neurons", N], `→ W: ${C} × ${N} →`, ["MLP", C], "→ + x →", ["after", C]),
-      vectorPicture("mlp-activations", `${tokenTitle(context)}: ${grouped(N)} neurons`,
+      vectorPicture("mlp-activations", `${tokenTitle(context)}: ${short(N)} neurons`,
         [{label: "preactivation", vector: before, own: true}, {label: "activation", vector: after, own: true}],
-        {axis: "neuron", place: neuron, choose, note: `${percent(active / N)} of the neurons are positive.`}),
+        {...choosing("neuron", N), axis: "neuron", note: `${percent(active / N)} of the neurons are positive.`}),
       tablePicture("mlp-neurons", "The neurons that add most",
         ["neuron", "preactivation", "activation", "length of its vector", "length added", ...PUSH_COLUMNS],
         neurons.map(({index: n, ...pushes}) => [n, before[n], after[n], lengths[n], writes[n], ...pushCells(pushes)]),
-        {selected: i => neurons[i].index === neuron, click: i => choose(neurons[i].index),
+        {selected: i => neurons[i].index === neuron, click: i => change({neuron: neurons[i].index}),
           note: `A neuron adds its activation times its vector, a column of c_proj. ${DIRECT_EFFECT}`}),
       vectorPicture("mlp-stream", "Into the residual stream", [
         {label: "between", vector: between.data}, {label: "MLP", vector: mlp.data},
@@ -275,7 +258,7 @@ defineView({
         outputName: `preactivation[${neuron}]`,
       }));
   },
-}, {neuron: -1});
+}, {neuron: 0});
 
 // --- the residual stream ---------------------------------------------------------------------------------------------
 
@@ -286,8 +269,7 @@ function stateName(s) {
 
 // A cell of the logit lens: the darker, the more probable.
 function lensCell(id, probability, next) {
-  const color = colorOf("sequential", 0.85 * probability);
-  return element("td", {class: id === next ? "next" : null, style: {background: css(color), color: textColorOn(color)}},
+  return element("td", {class: id === next && "next", style: onColor("sequential", 0.85 * probability)},
     visible(pieces[id]), element("small", {}, smallPercent(probability)));
 }
 
@@ -298,9 +280,9 @@ function smallPercent(p) {
 defineView({
   id: "stream", title: "The residual stream",
   about: "A token is one vector that every layer adds to: attention first, then the MLP. The logit lens reads each "
-    + "state as if it were the last one, through the last norm and the output matrix: what would be predicted there?",
+    + "state as if it were the last one: what would be predicted there?",
   async draw(box, context) {
-    const {ids, labels, token, layer, overview: {tensors: {norms: allNorms}}} = context;
+    const {ids, labels, names: tokens, token, layer, overview: {tensors: {norms: allNorms}}} = context;
     const [{tensors}, {facts: {first}, tensors: around}] =
       await Promise.all([context.ask("token", {token}), context.ask("lens", {token})]);
     const {states, lens_ids: best, lens_probabilities: ofBest, next_probability: ofNext, next_rank: rank} = tensors;
@@ -309,13 +291,13 @@ defineView({
     const added = vectors.map((x, s) => s ? norm(x.map((value, c) => value - vectors[s - 1][c])) : norms[0]);
     const next = ids[token + 1], top = upTo(best.shape[1]), window = upTo(around.ids.shape[1]);
     const at = ({data, shape}, s, j) => data[s * shape[1] + j];
-    const lens = (heads, cells) => element("div", {class: "scroll"}, element("table", {class: "lens"},
+    const lens = (heads, cells) => scrolling(element("table", {class: "lens"},
       element("thead", {}, element("tr", {}, element("th", {}, "after"), heads)),
       element("tbody", {}, names.map((name, s) => element("tr", {},
-        element("th", {scope: "row", class: s && Math.floor((s - 1) / 2) === layer ? "selected" : null}, name),
+        element("th", {scope: "row", class: s > 0 && Math.floor((s - 1) / 2) === layer && "selected"}, name),
         cells(s))))));
-    box.append(headPicker(context, {heads: false}),
-      picture("lens", `Token ${token} ${visible(labels[token])}: what would come next`,
+    box.append(layerPicker(context),
+      picture("lens", `Token ${tokens[token]}: what would come next`,
         () => ({columns: ["state", "length", "length added", "probability of the next token", "rank of the next token",
           ...top.flatMap(j => [`token ${j + 1}`, `probability ${j + 1}`])],
         rows: names.map((name, s) => [name, norms[s], added[s], ofNext?.data[s] ?? NaN, rank?.data[s] ?? NaN,
@@ -333,8 +315,8 @@ defineView({
           rows: window.flatMap(j => names.map((name, s) =>
             [first + j, labels[first + j], name, pieces[at(around.ids, s, j)], at(around.probabilities, s, j)]))}),
         lens(window.map(j => element("th", {
-          class: first + j === token ? "selected" : null, style: {cursor: "pointer"},
-          click: () => change({token: first + j}),
+          class: first + j === token && "selected", style: {cursor: "pointer"},
+          click: () => selectToken(first + j),
         }, element("small", {}, first + j), element("br"), visible(labels[first + j]))),
         s => window.map(j => lensCell(at(around.ids, s, j), at(around.probabilities, s, j), ids[first + j + 1]))),
         "A column is a token, a row a state of its stream: the most likely next token there, framed if it is what "
@@ -343,7 +325,7 @@ defineView({
         {note: "The vector of the token after each half layer."}),
       vectorPicture("stream-norms", "Lengths of all tokens",
         names.map((label, s) => ({label, vector: rowOf(allNorms, s)})),
-        {axis: "token", place: token, choose: other => change({token: other}),
+        {axis: "token", place: token, click: (_, t) => selectToken(t),
           note: "The lengths of the vectors of all tokens after each half layer."}));
   },
 });

@@ -34,7 +34,7 @@ function appended(ids, id, {limit}) {
 // number u; and the part that it falls on.
 function drawAfter(logits, step, {vocab_size}) {
   const stages = samplingStages(logits.subarray(0, vocab_size), state), {probabilities} = stages.at(-1);
-  const total = probabilities.reduce((sum, p) => sum + p), u = uniform(state.seed, 0, step);
+  const total = sumOf(probabilities), u = uniform(state.seed, 0, step);
   let sum = 0;
   const parts = Array.from(probabilities, (p, id) => ({id, from: sum / total, to: (sum += p) / total}));
   const drawn = parts.find(({to}) => to > u) ?? parts.findLast(({from, to}) => to > from);
@@ -50,7 +50,7 @@ defineView({
     const {labels, token, model, config} = context, ids = context.ids.slice(0, token + 1), T = ids.length;
     const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // how many were drawn before
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
-    const path = element("ol", {class: "path", "data-testid": "loop-path"}), detail = element("div");
+    const path = element("div", {"data-testid": "loop-path"}), detail = element("div");
     const draw = element("button", {class: "chosen", "data-testid": "loop-draw", click: () => generate(1)},
       "Draw a token ", element("kbd", {}, "d"));
     const many = element("button", {"data-testid": "loop-draw-20", click: () => generate(20)}, "20 tokens");
@@ -64,7 +64,7 @@ defineView({
       if (draw.disabled) return;
       draw.disabled = many.disabled = true;
       if (count === 1 && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
-        for (const part of path.children) {
+        for (const part of path.querySelectorAll(".shape")) {
           part.classList.add("lit");
           await new Promise(resolve => setTimeout(resolve, 110));
         }
@@ -85,33 +85,30 @@ defineView({
 
     function update() {
       const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
-      const best = logits.indexOf(logits.reduce((a, b) => Math.max(a, b))), piece = visible(pieces[drawn.id]);
-      const lines = {
-        text: [`${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
-        ids: [`${T} numbers`, `…${ids.slice(-3).join(" ")}`],
-        model: [`${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`],
-        logits: [`${grouped(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`],
-        filters: [`${probabilities.filter(p => p > 0).length} left`, `entropy ${short(entropyOf(probabilities))}`],
-        draw: [`u = ${u.toFixed(4)}`, `falls on ${piece}`],
-        append: ends ? ["the end of the text", "nothing is appended"] : [`${piece}, id ${drawn.id}`, "and again"],
-      };
-      path.replaceChildren(...Object.entries(lines).map(([name, lines]) => element("li", {},
-        element("strong", {}, name), lines.map(line => element("span", {}, line)))));
+      const best = logits.indexOf(highest(logits)), piece = visible(pieces[drawn.id]);
+      const left = probabilities.filter(p => p > 0).length;
+      path.replaceChildren(shapeFlow(
+        ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`], "→",
+        ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`], "→",
+        ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`], "→",
+        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`], "→",
+        ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`], "→",
+        ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`], "→",
+        ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],
+      ));
       draw.disabled = many.disabled = ends;
       detail.replaceChildren(drawPicture(stages[0].probabilities, probabilities, parts, u, drawn.id));
     }
 
     function drawPicture(before, after, parts, u, drawn) {
       const order = Array.from(after.keys()).sort((a, b) => after[b] - after[a] || logits[b] - logits[a]);
-      const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to", "u", "drawn"];
-      const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to, u,
-        Number(id === drawn)];
+      const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
+      const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
       const shown = [...new Set([...order.slice(0, CANDIDATES), drawn])];
       const full = T < model.limit ? "" : " The context is full: the next step begins with its newest half"
         + (model.can_slide ? ". (sample.py slides over the cache, so its tokens may differ.)" : ", as in sample.py.");
       return picture("draw", `Draw number ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
-        element("div", {}, scrolling(cumulativeBar(parts, u, drawn)),
-          tokenTable({columns: columns.slice(0, 7), rows: shown.map(id => row(id).slice(0, 7))},
+        element("div", {}, cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row),
           {selected: i => shown[i] === drawn, click: i => show(appended(ids, shown[i], model), 1)})),
         `All probabilities fill the line from 0 to 1; u falls on one token. Click another to take it instead.${full}`);
     }
@@ -124,15 +121,15 @@ function cumulativeBar(parts, u, drawn) {
   const middle = {"text-anchor": "middle"};
   return svg("svg", {width, height: 74, role: "img"},
     parts.filter(({from, to}) => to > from).flatMap(({id, from, to}, i) => {
-      const wide = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? "#1f5fbf" : shades[i % 2];
+      const wide = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
       return [svg("rect", {x: X(from), y: 20, width: Math.max(wide, 0.3), height: 28, fill},
         svg("title", {}, `${name}: ${percent(to - from)}`)),
         wide > 8 * name.length + 4 && svg("text", {x: (X(from) + X(to)) / 2, y: 38, ...middle,
           style: id === drawn ? {fill: "#fff"} : {}}, name)];
     }),
-    svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: "#c2410c", "stroke-width": 2}),
+    svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: ORANGE, "stroke-width": 2}),
     svg("text", {x: clamp(X(u), 40, width - 40), y: 10, ...middle}, `u = ${u.toFixed(4)}`),
-    [0, 0.25, 0.5, 0.75, 1].map(x => svg("text", {x: X(x), y: 70, ...middle, class: "soft"}, x)));
+    [0, 0.25, 0.5, 0.75, 1].map(x => softText(X(x), 70, x, "middle")));
 }
 
 // --- the cache ---
@@ -141,7 +138,7 @@ function cumulativeBar(parts, u, drawn) {
 // {slots (the number of the token in each one), computed (tokens in its forward passes), recomputed}.
 function cacheSteps(prompt, draws, size, slides) {
   const window = size - Math.max(1, Math.floor(size / 2)), first = Math.max(0, prompt - size);
-  let slots = Array.from({length: prompt - first}, (_, i) => first + i);
+  let slots = upTo(prompt - first).map(i => first + i);
   const steps = [{slots, computed: slots.length, recomputed: 0}];
   for (let token = prompt; steps.length < draws; token++) {
     let recomputed = 0;
@@ -166,7 +163,7 @@ defineView({
   id: "cache", title: "The key-value cache",
   about: "The keys and values of the tokens do not change, so they are kept: each step computes one token. When the "
     + "context is full, something has to go.",
-  draw(box, {labels, token, config: {n_layer: L, n_embd: C, block_size: S, position}, model}) {
+  draw(box, {names, token, config: {n_layer: L, n_embd: C, block_size: S, position}, model}) {
     const prompt = token + 1, most = Math.max(0, S - prompt) + S + 1;
     const steps = cacheSteps(prompt, most, S, model.can_slide);
     const result = element("div"), value = clamp(state.draws, 1, most), kinds = Object.keys(KINDS);
@@ -179,16 +176,17 @@ defineView({
     function update(n) {
       const {slots, computed, recomputed} = steps[n - 1], past = steps.slice(0, n);
       const newest = prompt + n - 2, used = slots.length;
-      const total = past.reduce((sum, step) => sum + step.computed, 0), bytes = 2 * L * C * 4;
-      const without = past.reduce((sum, _, i) => sum + Math.min(prompt + i, S), 0);
+      const total = sumOf(past.map(step => step.computed)), bytes = 2 * L * C * 4;
+      const without = sumOf(past.map((_, i) => Math.min(prompt + i, S)));
       const kind = t => kinds[n === 1 || t === newest ? 2 : recomputed ? 1 : 0];
       const data = Float32Array.from({length: L * S}, (_, i) => i % S < used ? KINDS[kind(slots[i % S])] : NaN);
       const facts = [["tokens in the cache", used], ["bytes used", bytes * used], ["bytes allocated", bytes * S],
         ["tokens computed so far", total], ["without a cache", without]];
-      const costs = steps.map((step, i) => [i + 1, step.computed, step.recomputed]);
-      const text = t => t < prompt ? `token ${t} ${visible(labels[t])}` : `generated token ${t - prompt}`;
+      const costs = ["computed", "recomputed"].map((name, i) =>
+        ({name, color: LINE_COLORS[i], points: steps.map((step, draw) => [draw + 1, step[name]])}));
+      const text = t => t < prompt ? `token ${names[t]}` : `generated token ${t - prompt}`;
       result.replaceChildren(
-        picture("cache", `Draw ${n}: tokens computed: ${grouped(computed)}`,
+        picture("cache", `Draw ${n}: tokens computed: ${short(computed)}`,
           () => ({columns: ["slot", "token", "kind"], rows: slots.map((t, slot) => [slot, t, kind(t)])}),
           element("div", {},
             legend(kinds.map(name => ({name, color: css(colorOf("sequential", KINDS[name]))}))),
@@ -197,15 +195,13 @@ defineView({
               chosen: n > 1 && [null, slots.indexOf(newest)], read: (layer, slot) =>
                 `layer ${layer}, slot ${slot}: ${slot < used ? `${text(slots[slot])}, ${kind(slots[slot])}` : "empty"}`,
             })), "A row is a layer, a column a slot: the position modulo the context. Gray: empty."),
-        picture("cache-numbers", "In numbers", () => ({columns: ["fact", "number"], rows: facts}),
-          numberTable([{title: ""}, {title: ""}], facts.map(([name, number]) => [name, grouped(number)])),
-          `A token has 2 · ${L} layers · ${C} channels · 4 bytes = ${grouped(bytes)} bytes.`),
-        picture("cache-costs", "Tokens computed for each draw",
-          () => ({columns: ["draw", "computed", "recomputed"], rows: costs}),
-          scrolling(lineChart([{name: "computed", points: costs}],
-            {width: roomFor(620), height: 180, from: 0, mark: n, xTitle: "draw", click: draws => change({draws})})),
-          model.can_slide ? "With these positions, a full cache can slide."
-            : `With ${position} positions, keys belong to their positions: half of a full cache is computed again.`));
+        tablePicture("cache-numbers", "In numbers", ["fact", "number"], facts,
+          {note: `A token has 2 · ${L} layers · ${C} channels · 4 bytes = ${short(bytes)} bytes.`}),
+        chartPicture("cache-costs", "Tokens computed for each draw", costs, {
+          height: 180, from: 0, mark: n, xTitle: "draw", click: draws => change({draws}),
+          note: model.can_slide ? "With these positions, a full cache can slide."
+            : `With ${position} positions, keys belong to their positions: half of a full cache is computed again.`,
+        }));
     }
   },
 }, {draws: 1});

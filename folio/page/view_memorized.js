@@ -17,8 +17,8 @@ defineView({
     const {chance} = facts, least = Math.max(chance, 1), most = least * 2 ** SPAN_SHADES;
     const spans = [...facts.spans].sort((a, b) => size(b) - size(a) || a.start - b.start);
     const chosen = chosenSpan(spans), isChosen = t => chosen && chosen.start <= t && t < chosen.end;
-    const colorAt = length => onColor(colorOf("sequential", length > chance
-      ? 0.12 + 0.88 * Math.log2(length / least) / SPAN_SHADES : 0));
+    const shade = length => onColor("sequential", length > chance
+      ? 0.12 + 0.88 * Math.log2(length / least) / SPAN_SHADES : 0);
     const columns = ["position", "token", "id", "longest span that covers it", "longest span from here"];
     const lines = comparison(facts, spans[0] && size(spans[0]), ids.length).map(line => element("li", {}, line));
     box.append(element("ul", {"data-testid": "memorized-facts"}, lines),
@@ -27,22 +27,22 @@ defineView({
         tokenStrip(labels, state.token, t => ({
           "data-testid": `memorized-${t}`, click: () => change({token: t, span: -1}),
           title: `${t}: in a span of ${inTokens(covering[t])}`,
-          style: {...colorAt(covering[t]), borderBottom: `2px solid ${isChosen(t) ? "var(--accent)" : "transparent"}`},
+          style: {...shade(covering[t]), borderBottom: `2px solid ${isChosen(t) ? "var(--accent)" : "transparent"}`},
         })), `White: up to ${inTokens(chance)}, as by chance. Darkest: ${most} or more. Underlined: the span below.`));
     if (chosen) box.append(placePicture(chosen, inTokens(size(chosen))));
     if (!spans.length) return;
-    const table = {columns: ["tokens", "count", "position", "span"],
-      rows: spans.map(span => [size(span), span.count, span.start, span.text])};
-    box.append(picture("memorized-spans", `${grouped(spans.length)} spans longer than chance`, () => table,
-      tokenTable({...table, rows: table.rows.map(row =>
-        row.with(3, [...row[3].replaceAll("\n", "⏎")].slice(0, 90).join("")))}, {
+    const rows = spans.map(span => [size(span), span.count, span.start, span.text]);
+    box.append(tablePicture("memorized-spans", `${short(spans.length)} spans longer than chance`,
+      ["tokens", "count", "position", "span"], rows, {
+        shown: rows.map(row => row.with(3, [...row[3]].slice(0, 90).map(inLine).join(""))),
         selected: i => spans[i] === chosen, click: i => change({span: spans[i].start, token: spans[i].start}),
-      }), "Spans that are not a part of a longer one. Count: how often it occurs in the training data."));
+        note: "Spans that are not a part of a longer one. Count: how often it occurs in the training data.",
+      }));
   },
 }, {span: -1});
 
 function inTokens(n) {
-  return `${grouped(n)} token${n === 1 ? "" : "s"}`;
+  return `${short(n)} token${n === 1 ? "" : "s"}`;
 }
 
 // The span that was clicked, otherwise the longest one that covers the selected token, or of all without such a token.
@@ -60,7 +60,7 @@ function comparison({chance, searched, complete, datasets, held_out: [median, lo
     longest ? `The longest span here has ${inTokens(longest)}.` : "No span here is longer than chance.",
     `In the validation data, half of the tokens are in spans of ${median} or more, 1 in 100 of ${long} or more.`,
     `99 of 100 random texts of ${length} tokens with the same frequencies have no span longer than ${chance}.`,
-    `Searched: ${complete ? "all" : "the first"} ${grouped(searched)} tokens of ${datasets.join(" and ")}.${others}`,
+    `Searched: ${complete ? "all" : "the first"} ${short(searched)} tokens of ${datasets.join(" and ")}.${others}`,
   ];
 }
 
@@ -72,6 +72,6 @@ function placePicture(span, length) {
     element("mark", {style: {background: "#fde2b3"}}, text), after && `${after}…`);
   return picture("memorized-place", `In the training data: ${length}`,
     () => ({columns, rows: [columns.map(name => span[name])]}), quote,
-    `${count > 1 ? `The first of ${grouped(count)} places` : "The only place"}: ${dataset}`
-    + `${shards > 1 ? `, shard ${shard} (the first of ${shards} is 0)` : ""}, from token ${grouped(offset)}.`);
+    `${count > 1 ? `The first of ${short(count)} places` : "The only place"}: ${dataset}`
+    + `${shards > 1 ? `, shard ${shard} (the first of ${shards} is 0)` : ""}, from token ${short(offset)}.`);
 }

@@ -56,16 +56,16 @@ function drawMap(context) {
   const {width, height, pitch} = MAP_BOX, rows = 1 + Math.max(...boxes.map(box => box[1])), stream = 96 + rows * pitch;
   const top = row => row < 0 ? stream + 38 : stream - 88 - row * pitch;
   const center = column => MAP_COLUMNS[column] + width / 2;
-  const path = (d, options) => svg("path", {d, fill: "none", stroke: "#5d6878", "stroke-width": 1.3,
+  const path = (d, options) => svg("path", {d, fill: "none", stroke: SOFT, "stroke-width": 1.3,
     "marker-end": "url(#arrowhead)", ...options});
   const text = (x, y, words, options) => svg("text", {x, y, class: "soft", ...options}, words);
   const linked = (view, ...children) => svg("a", {href: link({view})}, ...children);
-  const frame = {x: MAP_COLUMNS.attentionUp - 18, y: 34, width: 646, height: stream - 8, rx: 10, stroke: "#d9dee6"};
+  const frame = {x: MAP_COLUMNS.attentionUp - 18, y: 34, width: 646, height: stream - 8, rx: 10, stroke: PALE};
 
   const drawBox = ([column, row, title, letters, view]) => {
     const x = MAP_COLUMNS[column], y = top(row), middle = {"text-anchor": "middle"}, isPosition = view === "positions";
     const card = shift => svg("rect", {x: x + shift, y: y - shift, width, height, rx: 6,
-      fill: isPosition ? "#fdeee4" : "#ffffff", stroke: isPosition ? "#c2410c" : "#1f5fbf"});
+      fill: isPosition ? LIGHT : "#fff", stroke: isPosition ? ORANGE : BLUE});
     return linked(view, letters.startsWith("H") && [card(6), card(3)], card(0),
       text(center(column), y + 17, title, {...middle, class: "name"}), text(center(column), y + 33, letters, middle),
       text(center(column), y + 49, shapeOf(letters, sizes), {...middle, class: "shape"}));
@@ -81,22 +81,22 @@ function drawMap(context) {
   const across = (from, to, row) => path(`M${MAP_COLUMNS[from] + width + 6} ${top(row) + 28} H${MAP_COLUMNS[to] - 4}`);
   const fromStream = column => path(`M${center(column)} ${stream} V${top(0) + height + 4}`);
   const toStream = (column, row = 0) => [path(`M${center(column)} ${top(row) + height} V${stream - 15}`),
-    svg("circle", {cx: center(column), cy: stream, r: 11, fill: "#ffffff", stroke: "#1f5fbf", "stroke-width": 2}),
+    svg("circle", {cx: center(column), cy: stream, r: 11, fill: "#fff", stroke: BLUE, "stroke-width": 2}),
     text(center(column), stream + 5, "+", {class: "name", "text-anchor": "middle"})];
   const addsVector = POSITION_BOXES[position]?.[0] === "embedding";
 
   return svg("svg", {width: MAP_WIDTH, height: stream + (addsVector ? 100 : 32), class: "map", role: "img"},
     svg("defs", {}, svg("marker", {id: "arrowhead", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 7,
       markerHeight: 7, orient: "auto"},
-      svg("path", {d: "M0 0 L8 4 L0 8 z", fill: "#5d6878"}))),
+      svg("path", {d: "M0 0 L8 4 L0 8 z", fill: SOFT}))),
     (L > 1 ? [8, 4, 0] : [0]).map(shift => svg("rect", {...frame, x: frame.x + shift, y: frame.y - shift,
-      fill: shift ? "#ffffff" : "#f4f6f9"})),
+      fill: shift ? "#fff" : "#f4f6f9"})),
     text(MAP_COLUMNS.attentionUp, 56, `Layer ${layer}${L > 1 ? ` of ${L}, one after another` : ""}`, {class: "name"}),
     text(MAP_COLUMNS.mlpUp, top(1) - 12, "MLP: each token by itself", {class: "name"}),
     path(`M${center("output")} ${top(3)} V14 H${center("embedding")} V${top(2) - 4}`, {"stroke-dasharray": "5 4"}),
     linked("loop", text(MAP_WIDTH / 2, 10, "the sampled token is appended, and the model predicts the next one",
       {"text-anchor": "middle"})),
-    svg("line", {x1: center("embedding"), x2: center("output"), y1: stream, y2: stream, stroke: "#1f5fbf",
+    svg("line", {x1: center("embedding"), x2: center("output"), y1: stream, y2: stream, stroke: BLUE,
       "stroke-width": 4}),
     linked("stream", text(center("attentionDown") + 18, stream + 20, "residual stream, T × C", {class: "name"})),
     path(`M${center("embedding")} ${top(2) + height} V${top(1) - 4}`),
@@ -116,13 +116,13 @@ defineView({
     + "and adds to it twice: what attention and what the MLP computed. Click a box to see its numbers.",
   draw(box, context) {
     const {config: {position, n_layer}} = context, boxes = boxesOf(context), sizes = sizesOf(context), {H, V} = sizes;
-    box.append(headPicker(context, {heads: false}),
+    box.append(layerPicker(context),
       picture("map", `GPT with ${position === "none" ? "no" : position} positions`,
         () => ({columns: ["part", "dimensions", "shape", "view"],
           rows: boxes.map(([, , title, letters, view]) => [title, letters, shapeOf(letters, sizes), view])}),
-        element("div", {class: "wide"}, drawMap(context)),
+        scrolling(drawMap(context)),
         `T = ${sizes.T} tokens, C = ${sizes.C} channels, H = ${H} heads of D = C / H = ${sizes.D}, V = `
-          + `${grouped(V)} tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
+          + `${short(V)} tokens in the vocabulary, ${n_layer} layers. Orange is where positions come in.`),
       element("p", {}, "This is a decoder: a token attends only to itself and to earlier ones. It has no encoder and "
         + "no cross-attention, unlike the translation model of Vaswani et al. (2017)."));
   },
@@ -157,7 +157,7 @@ function partOf(name) {
 function countParameters(L, C, T, V) {
   const counts = {embeddings: V * C, positions: T * C, attention: 4 * L * C * C, MLP: 8 * L * C * C, biases: 9 * L * C,
     norms: 4 * L * C + 2 * C};
-  return {...counts, total: Object.values(counts).reduce((a, b) => a + b)};
+  return {...counts, total: sumOf(Object.values(counts))};
 }
 
 defineView({
@@ -171,38 +171,41 @@ defineView({
     const answer = await context.ask("parameter", {name: chosen.name});
     box.append(parameterTable(context, chosen),
       element("p", {}, "A head moves x W_V W_O, times a weight, from a token x to another one. W_V W_O is a matrix of "
-        + `C × C = ${grouped(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × `
-        + `D) and the head's part of W_O (D × C), ${grouped(2 * C * D)} numbers.`),
-      headPicker(context, {heads: false}), parameterPictures(chosen, answer), ...publishedTable(counts));
+        + `C × C = ${short(C * C)} numbers, but of rank ${D} at most: it is stored as a low-rank pair, W_V (C × `
+        + `D) and the head's part of W_O (D × C), ${short(2 * C * D)} numbers.`),
+      layerPicker(context), parameterPictures(chosen, answer), ...publishedTable(counts));
   },
 }, {parameter: "transformer.wte.weight"});
 
 // One row for each tensor, of all layers together.
 function parameterTable({model: {num_params: counts, parameters}, config: {n_layer: L}}, chosen) {
-  const share = count => percent(count / counts.total), kindOf = name => name.replace(/\.h\.\d+\./, ".h.*.");
-  const size = shape => shape.reduce((a, b) => a * b, 1), rows = [];
-  const bold = (text, testid) => element("strong", {"data-testid": testid}, text);
+  const kindOf = name => name.replace(/\.h\.\d+\./, ".h.*."), size = shape => shape.reduce((a, b) => a * b, 1);
+  const kinds = [], rows = [];
+  const add = (kind, name, count, shape = "", meaning = "") => {
+    kinds.push(kind);
+    rows.push([name, count, count / counts.total, shape, meaning]);
+  };
   for (const part of new Set(parameters.map(({name}) => partOf(name)))) {
     const tensors = parameters.filter(({name}) => partOf(name) === part);
-    rows.push({cells: [bold(part), bold(grouped(counts[part])), bold(share(counts[part])), "", ""]});
+    add(null, part, counts[part]);
     for (const kind of new Set(tensors.map(({name}) => kindOf(name)))) {
-      const {shape} = tensors.find(({name}) => kindOf(name) === kind);
-      const layers = kind.includes("*") ? L : 1, count = size(shape) * layers;
-      rows.push({kind, cells: [kind.replace("transformer.", ""), grouped(count), share(count),
+      const {shape} = tensors.find(({name}) => kindOf(name) === kind), layers = kind.includes("*") ? L : 1;
+      add(kind, kind.replace("transformer.", ""), size(shape) * layers,
         (layers > 1 ? `${layers} × ` : "") + shape.join(" × "),
-        Object.entries(PARAMETER_MEANINGS).find(([end]) => kind.endsWith(end))?.[1] ?? ""]});
+        Object.entries(PARAMETER_MEANINGS).find(([end]) => kind.endsWith(end))?.[1]);
     }
   }
-  rows.push({cells: [bold("total"), bold(grouped(counts.total), "params-total"), bold("100%"), "", ""]});
-  const columns = ["tensor", "parameters", "share", "shape", "what it is"].map((title, j) => ({title, text: j === 4}));
-  const drawn = numberTable(columns, rows.map(({cells}) => cells), {
-    selected: i => rows[i].kind === kindOf(chosen.name), click: i => rows[i].kind && change({parameter: rows[i].kind}),
+  add(null, "total", counts.total);
+  const shown = rows.map(([name, count, share, ...more], i) => {
+    const strong = (text, testid) => kinds[i] ? text : element("strong", {"data-testid": testid}, text);
+    return [strong(name), strong(short(count), `params-${name}`), strong(percent(share)), ...more];
   });
-  drawn.classList.add("parameters");
-  return picture("parameters", `${grouped(counts.total)} parameters`, () => ({
+  return picture("parameters", `${short(counts.total)} parameters`, () => ({
     columns: ["name", "part", "shape", "parameters"],
     rows: parameters.map(({name, shape}) => [name, partOf(name), shape.join(" x "), size(shape)]),
-  }), drawn);
+  }), tableOf(["tensor", "parameters", "share", "shape", "what it is"], rows, {
+    shown, selected: i => kinds[i] === kindOf(chosen.name), click: i => kinds[i] && change({parameter: kinds[i]}),
+  }));
 }
 
 function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviation}, tensors: {picture: values}}) {
@@ -213,35 +216,35 @@ function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviatio
   const token = i => name.endsWith("wte.weight") && rows === shownRows ? ` ${visible(pieces[i])}` : "";
   const most = largest(values.data), cell = clamp(Math.floor(512 / largest(values.shape)), 2, 12);
   const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
+  const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
+  const outline = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#c9daf3"};
   return element("div", {class: "pair"},
-    picture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`,
-      () => matrixTable("row", labels(rows, shownRows), labels(columns, shownColumns), values),
-      heatMap(values, {scale: "signed", value: x => x / most, cell, height: rows === 1 ? 24 : cell,
-        read: (i, j, x) => `row ${range(i, rows, shownRows)}${token(i)}, column ${range(j, columns, shownColumns)}: `
-          + short(x)}),
-      `Dark is −${short(most)}, gray 0, light ${short(most)}.`
-        + (Math.max(...block) > 1 ? ` A cell is the mean of about ${block.join(" × ")} values.` : "")),
+    matrixPicture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`, values,
+      ["row", labels(rows, shownRows).map((label, i) => label + token(i))], ["column", labels(columns, shownColumns)], {
+        scale: "signed", most, cell, height: rows === 1 ? 24 : cell,
+        note: signedNote(most)
+          + (Math.max(...block) > 1 ? ` A cell is the mean of about ${block.join(" × ")} values.` : ""),
+      }),
     picture("histogram", "Its values",
       () => ({columns: ["from", "to", "count"], rows: counts.map((count, i) => [edges[i], edges[i + 1], count])}),
-      histogramOf(edges, counts, {mean, deviation}),
-      mean === null ? "No value is finite."
-        : `Mean ${short(mean)}, standard deviation ${short(deviation)}. Dashed: a normal distribution.`));
+      lineChart([outline], {width: roomFor(420), height: 220, from: 0, xTitle: "value", yTitle: "count"}),
+      `Mean ${short(mean)}, standard deviation ${short(deviation)}.`));
 }
 
 function publishedTable(counts) {
   const models = PUBLISHED_MODELS.map(([name, L, C, T, paper]) => ({name, paper,
     counts: countParameters(L, C, T, GPT2_TOKENS), early: countParameters(L, C, T, GPT1_TOKENS).total}));
   const gpt3 = models.at(-1).counts, {total, ...parts} = models[0].counts;
-  const rows = [{name: "this model", paper: "", counts}, ...models]
-    .map(({name, paper, counts}) => [name, counts.total, paper, ...Object.keys(parts).map(part => counts[part])]);
   return [
-    tablePicture("published", "Beside GPT-2 and GPT-3", ["model", "total", "its paper", ...Object.keys(parts)], rows, {
-      shown: rows.map(row => row.map(x => typeof x === "number" ? grouped(x) : x)), selected: i => i === 0,
-      note: "With L layers of C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² for "
-        + `attention, 8 L C² for MLPs, 9 L C biases, and (4 L + 2) C for norms. V = ${grouped(GPT2_TOKENS)}.`}),
-    element("p", {}, `GPT-2 small has ${grouped(total)} parameters; its paper says 117M. OpenAI later called the `
-      + `paper's numbers an error. They are what the same formula gives for the ${grouped(GPT1_TOKENS)} tokens of `
-      + `GPT-1: ${models.slice(0, 4).map(({early}) => grouped(early)).join(", ")}.`),
-    element("p", {}, `Attention is ${grouped(gpt3.attention)} of GPT-3's ${grouped(gpt3.total)} parameters, a `
-      + "third; the MLPs are almost all of the rest.")];
+    tablePicture("published", "Beside GPT-2 and GPT-3", ["model", "total", "its paper", ...Object.keys(parts)],
+      [{name: "this model", paper: "", counts}, ...models].map(({name, paper, counts}) =>
+        [name, counts.total, paper, ...Object.keys(parts).map(part => counts[part])]), {
+        selected: i => i === 0,
+        note: "With L layers of C channels, T positions and V tokens: V C embeddings, T C positions, 4 L C² for "
+          + `attention, 8 L C² for MLPs, 9 L C biases, and (4 L + 2) C for norms. V = ${short(GPT2_TOKENS)}.`,
+      }),
+    element("p", {}, `GPT-2 small has ${short(total)} parameters; its paper says 117M. OpenAI later called the paper's `
+      + `numbers an error. They are what the same formula gives for the ${short(GPT1_TOKENS)} tokens of GPT-1: `
+      + `${models.slice(0, 4).map(({early}) => short(early)).join(", ")}. Attention is ${short(gpt3.attention)} of `
+      + `GPT-3's ${short(gpt3.total)} parameters, a third; the MLPs are almost all of the rest.`)];
 }

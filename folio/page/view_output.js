@@ -3,10 +3,13 @@
 
 // --- sampling, as in folio/generate.py ---
 
+function highest(values) {
+  return values.reduce((most, x) => Math.max(most, x), -Infinity);
+}
+
 function softmax(logits) {
-  const most = logits.reduce((a, b) => Math.max(a, b), -Infinity);
-  const exponentials = Float64Array.from(logits, x => Math.exp(x - most));
-  const sum = exponentials.reduce((a, b) => a + b, 0);
+  const most = highest(logits), exponentials = Float64Array.from(logits, x => Math.exp(x - most));
+  const sum = sumOf(exponentials);
   return exponentials.map(x => x / sum);
 }
 
@@ -19,7 +22,6 @@ function entropyOf(probabilities) {
 function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_size = Infinity) {
   const stages = [{name: "softmax", probabilities: softmax(allLogits)}];
   const logits = Float64Array.from(allLogits, (x, i) => i < vocab_size ? x : -Infinity);
-  const highest = values => values.reduce((a, b) => Math.max(a, b), -Infinity);
   let current;
   const add = (name, changed) => {
     current = changed;
@@ -55,7 +57,7 @@ function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_siz
 
 // --- the distribution of the next token ---
 
-const SHOWN_TOKENS = 30;
+const SHOWN_TOKENS = 20;
 const SLIDERS = {
   temperature: {min: 0, max: 2, step: 0.05, title: "temperature"},
   top_k: {min: 0, max: 200, step: 1, title: "top-k (0: off)"},
@@ -78,7 +80,7 @@ defineView({
   about: "The last norm and the table of token embeddings give a logit for every token. The softmax makes them "
     + "probabilities. Sampling changes these in stages, and then draws a token.",
   async draw(box, context) {
-    const {labels, token, ids, model} = context;
+    const {names, token, ids, model} = context;
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
     const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a]), shown = order.slice(0, SHOWN_TOKENS);
     const result = element("div", {"data-testid": "dist"}), update = () => result.replaceChildren(drawStages());
@@ -89,16 +91,25 @@ defineView({
       const stages = samplingStages(logits, state, model.vocab_size), final = stages.at(-1).probabilities;
       const columns = ["id", "token", "logit", ...stages.map(stage => stage.name)];
       const row = id => [id, pieces[id], logits[id], ...stages.map(stage => stage.probabilities[id])];
-      return picture("distribution", `After token ${token} ${visible(labels[token])}`,
-        () => ({columns, rows: order.map(row)}),
-        element("div", {class: "row"}, tokenTable({columns, rows: shown.map(row)}, {
+      return picture("distribution", `After token ${names[token]}`, () => ({columns, rows: order.map(row)}),
+        element("div", {class: "row"}, tableOf(columns, shown.map(row), {
           selected: i => shown[i] === ids[token + 1],
           click: i => change({ids: [...ids.slice(0, token + 1), shown[i]].join(","), token: token + 1}),
-        }), bars(shown.map(id => (
-          {label: visible(pieces[id]), value: final[id], text: percent(final[id]), dim: !final[id]}
-        )), largest(final), {line: 23})),
+        }), probabilityBars(shown, final)),
         stages.map(({name, probabilities}) => `${name}: entropy ${short(entropyOf(probabilities))} nats`).join("; ")
           + `. ${final.filter(p => p > 0).length} of ${logits.length} tokens can be drawn. Click one to append it.`);
     }
   },
 });
+
+// The probabilities of tokens as bars, beside a table. Tokens that cannot be drawn are pale.
+function probabilityBars(ids, probabilities) {
+  const left = 90, line = 26.5, width = roomFor(500) - 2 * left, most = largest(probabilities);
+  return svg("svg", {width: left + width + 90, height: (ids.length + 1) * line, role: "img"}, ids.map((id, i) => {
+    const y = (i + 1) * line, long = width * probabilities[id] / most;
+    return svg("g", {opacity: probabilities[id] ? 1 : 0.35},
+      svg("text", {x: left - 6, y: y + 17, "text-anchor": "end"}, visible(pieces[id])),
+      svg("rect", {x: left, y: y + 5, width: Math.max(long, 0.5), height: line - 10, fill: BLUE}),
+      softText(left + long + 6, y + 17, percent(probabilities[id])));
+  }));
+}

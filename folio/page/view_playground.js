@@ -4,7 +4,7 @@
 // Samples stay until the next ones are generated. A sample is {title, before, prompt, tokens, ended}: the text and the
 // ids before it, its tokens {id, text, probability, runnersUp, chosen}, and why it ended ("" while it does not). Its
 // elements are {card, text, scroll, status}; `drawn` counts the tokens that are in the text.
-const playground = {samples: [], running: new Set(), speed: "", timer: 0, pointed: null};
+const playground = {samples: [], running: new Set(), timer: 0, pointed: null};
 
 const SETTINGS = {
   samples: "samples", max_new_tokens: "tokens per sample", temperature: "temperature", top_k: "top-k (0: off)",
@@ -55,8 +55,7 @@ function drawSettings() {
     event.preventDefault();
     startSamples().catch(showProblem);
   }},
-    models.length > 1 && element("label", {}, "model",
-      select(models, sampled_model, i => remember({sampled_model: Number(i)}))),
+    models.length > 1 && select("model", models, sampled_model, i => remember({sampled_model: Number(i)})),
     Object.entries(SETTINGS).map(([name, title]) => element("label", {}, title, element("input", {
       type: name === "stop" ? "text" : "number", step: "any", value: state[name], "data-testid": `setting-${name}`,
       input: ({target: {value}}) => remember({[name]: name === "stop" ? value : Number(value)}),
@@ -85,8 +84,7 @@ async function startSamples() {
   hideMenu();
   const before = state.ids ? context.labels.join("") : state.text; // all of the text, however long
   const prompt = state.ids ? context.ids : (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
-  const samples = Array.from({length: clamp(state.samples, 1, 16)},
-    (_, k) => newSample(`Sample ${k + 1}`, before, prompt));
+  const samples = upTo(clamp(state.samples, 1, 16)).map(k => newSample(`Sample ${k + 1}`, before, prompt));
   playground.samples = samples;
   cards.replaceChildren(...samples.map(sample => sample.card));
   await streamSamples(samples, {ids: prompt, num_samples: samples.length, ...samplingSettings()});
@@ -109,7 +107,7 @@ async function branch(sample, t, id, probability) {
 
 // Receive the samples of one question, which may begin with tokens. It stops when the view is left.
 async function streamSamples(samples, question, begun = []) {
-  const controller = new AbortController(), {signal} = controller, {running, parts: {problem}} = playground;
+  const controller = new AbortController(), {signal} = controller, {running, parts: {problem, speed}} = playground;
   let began, count = 0, frame = 0;
   problem.textContent = "";
   running.add(controller);
@@ -127,7 +125,7 @@ async function streamSamples(samples, question, begun = []) {
         count++;
       });
       const seconds = Math.max(performance.now() - began, 1) / 1000;
-      playground.speed = `${grouped(count)} tokens, ${grouped(Math.round(count / seconds))} tokens/s`;
+      speed.textContent = `${short(count)} tokens, ${short(Math.round(count / seconds))} tokens/s`;
       frame ||= requestAnimationFrame(() => frame = drawSamples() ?? 0);
     }
   } catch (error) {
@@ -185,13 +183,12 @@ function append({text}, node) {
 function tokenSpan({text, probability, chosen}, t) {
   const kind = text === "\n" ? "break" : text === "" ? "part" : "";
   return element("span", {class: `token ${kind} ${chosen ? "replaced" : ""}`, "data-t": t,
-    style: onColor(colorOf("sequential", Math.min(1, -Math.log(probability) / MOST_LOSS)))}, text);
+    style: onColor("sequential", Math.min(1, -Math.log(probability) / MOST_LOSS))}, text);
 }
 
 function showStatus() {
-  const {running, parts: {stop, speed, notice}} = playground, {scale, mask, heads_off, mlps_off} = state;
+  const {running, parts: {stop, notice}} = playground, {scale, mask, heads_off, mlps_off} = state;
   stop.disabled = !running.size;
-  speed.textContent = playground.speed;
   notice.textContent = !scale || mask !== "before" || heads_off || mlps_off
     ? "Samples are of the unchanged model: the switches do not apply." : "";
 }

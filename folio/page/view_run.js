@@ -5,7 +5,7 @@ const RUN_INTERVAL = 2000; // milliseconds between two questions about a run tha
 const RUN_POINTS = 1500; // of a curve, at most; the tables have all of them
 const RUN_CURVES = [
   ["run-loss", "Loss (nats per token)", {loss: "training", val_loss: "validation"}],
-    ["run-lr", "Learning rate", {lr: "learning rate"}],
+  ["run-lr", "Learning rate", {lr: "learning rate"}],
   ["run-grad_norm", "Norm of the gradient", {grad_norm: "norm"}],
   ["run-speed", "Speed (tokens per second)", {tokens_per_second: "tokens per second"}],
 ];
@@ -20,7 +20,7 @@ async function loadRun() {
     run = {lines: [], facts: {}};
     return loadRun();
   }
-  const lines = Array.from(tensors.step?.data ?? [], (_, i) =>
+  const lines = upTo(tensors.step?.data.length ?? 0).map(i =>
     Object.fromEntries(Object.keys(tensors).map(name => [name, tensors[name].data[i]])));
   run = {lines: [...run.lines, ...lines.filter(({step}) => step > known)], facts};
 }
@@ -47,9 +47,9 @@ defineView({
 
     function show() {
       status.textContent = describeProgress();
-      figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2], model)));
+      figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2])));
       samples.replaceChildren(...run.facts.samples.toReversed().map(([step, text]) =>
-        element("div", {}, element("div", {class: "note"}, `step ${grouped(step)}`),
+        element("div", {}, element("div", {class: "note"}, `step ${short(step)}`),
           element("div", {class: "token-strip"}, text))));
     }
 
@@ -73,7 +73,7 @@ defineView({
 
 function describeProgress() {
   const {training, idle, max_iters: last, stopped_by: stoppedBy} = run.facts, {step} = run.lines.at(-1);
-  const at = last >= step ? `step ${grouped(step)} of ${grouped(last)}` : `step ${grouped(step)}`;
+  const at = last >= step ? `step ${short(step)} of ${short(last)}` : `step ${short(step)}`;
   const end = stoppedBy === "its end" ? "has ended" : stoppedBy ? `was stopped by ${stoppedBy}` : "was killed";
   if (!training) return `It ${end} after ${at}.`;
   return idle > 300 ? `After ${at}, nothing was logged for ${Math.floor(idle / 60)} minutes. Was the run killed?`
@@ -92,14 +92,14 @@ function seriesOf(names) {
   }).filter(series => series.points.length);
 }
 
-function runChart(i, names, model) {
+function runChart(i, names) {
   const series = seriesOf(names), values = series.flatMap(({points}) => points.map(point => point[1]));
   const from = i ? 0 : Math.min(...values), high = Math.max(...values);
   const last = run.lines.at(-1).step, {checkpoints} = run.facts;
-  const ticks = checkpoints.filter(step => step <= last).map(step => (
-    {name: `checkpoint of step ${step}`, color: "#9aa5b4", points: [[step, from],
-      [step, from + 0.03 * (high - from)]]}));
-  const current = state.step < 0 ? model.step : state.step, room = roomFor(1200);
+  const ticks = checkpoints.filter(step => step <= last).map(step => ({
+    name: `checkpoint of step ${step}`, color: "#9aa5b4", points: [[step, from], [step, from + 0.03 * (high - from)]],
+  }));
+  const current = shownStep(), room = roomFor(1200);
   return lineChart([...ticks, ...series], {
     width: !i ? room : room >= 800 ? (room - 60) / 3 : Math.min(room, 400), height: i ? 190 : 320, from, xTitle: "step",
     mark: current <= last ? current : undefined,
