@@ -291,14 +291,20 @@ def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     assert_same(viewer.column("tokens", "its probability"), [math.nan, *run.probabilities[:-1].max(-1)])
     assert_same(viewer.column("tokens", "entropy of the next (nats)"), run.entropies)
     pieces = [viewer.served.provider.models[0].piece(token) for token in run.probabilities.argmax(-1)]
-    assert viewer.column("tokens", "predicted instead") == ["", *pieces[:-1]]
+    assert viewer.column("tokens", "most likely") == ["", *pieces[:-1]]
 
 
 @shows("looking-back")
 def check_looking_back(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     weights = run.layer(place.layer).weights[place.head]
     assert_same(viewer.matrix("looking-back"), weights)
-    assert_same(viewer.column("arcs", "weight"), weights[place.token])
+    assert_same(viewer.column("arcs", f"head {place.head}"), weights[place.token])
+    viewer.page.get_by_label("all heads of the layer").check()
+    viewer.wait()
+    for head, of_head in enumerate(run.layer(place.layer).weights):
+        assert_same(viewer.column("arcs", f"head {head}"), of_head[place.token])
+    viewer.page.get_by_label("all heads of the layer").uncheck()
+    viewer.wait()
 
 
 @shows("attention-row")
@@ -885,7 +891,7 @@ def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
         assert_same(viewer.column("tokens", "loss (nats)"), [math.nan, *numpy.losses])
         viewer.open("looking-back", **state)
         weights = numpy.layer(5).weights[7]
-        assert_same(viewer.column("arcs", "weight"), weights[900])
+        assert_same(viewer.column("arcs", "head 7"), weights[900])
         for view in ("attention-row", "output"):
             viewer.open(view, **state)
             CHECKS[view](viewer, numpy, place)

@@ -120,43 +120,47 @@ function saveView() {
 // --- drawings --------------------------------------------------------------------------------------------------------
 
 // A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height
-// (of a cell), numbers (write them into the cells), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j
-// may be null, for a whole column or row).
+// (of a cell), numbers ([labels of the rows, labels of the columns]: write the numbers into the cells), read(i, j) for
+// the line below, click(i, j), chosen [i, j] (i or j may be null, for a whole column or row).
 function heatMap({shape: [rows, columns], data}, options) {
-  const {scale = "sequential", most = 1, read, click, chosen, numbers = false} = options, value = x => x / most;
+  const {scale = "sequential", most = 1, read, click, chosen, numbers} = options, value = x => x / most;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
-  const height = options.height ?? (numbers ? 24 : cell);
+  const height = options.height ?? (numbers ? 24 : cell), left = numbers ? 44 : 0, top = numbers ? 20 : 0;
   let canvas = imageOf(data, rows, columns, scale, value);
   if (numbers) canvas = written(canvas);
-  Object.assign(canvas.style, {width: `${columns * cell}px`, height: `${rows * height}px`});
+  Object.assign(canvas.style, {width: `${left + columns * cell}px`, height: `${top + rows * height}px`});
   const cursor = element("div", {class: "cursor"}), readout = element("div", {class: "readout"});
   const box = element("div", {class: "heat"}, canvas, cursor);
   if (chosen) box.append(frame(element("div", {class: "chosen"}), ...chosen));
 
-  // The image, enlarged, with the numbers.
+  // The image, enlarged, with the numbers and labels.
   function written(image) {
-    const large = element("canvas", {width: columns * cell, height: rows * height}), context = large.getContext("2d");
+    const width = left + columns * cell, large = element("canvas", {width, height: top + rows * height});
+    const context = large.getContext("2d");
+    const write = (text, i, j) => context.fillText(text, left + (j + 0.5) * cell, top + (i + 0.5) * height, cell - 4);
     context.imageSmoothingEnabled = false;
-    context.drawImage(image, 0, 0, large.width, large.height);
+    context.drawImage(image, left, top, columns * cell, rows * height);
     Object.assign(context, {font: "11px monospace", textAlign: "center", textBaseline: "middle"});
+    numbers[0].forEach((label, i) => write(label, i, -1));
+    numbers[1].forEach((label, j) => write(label, -0.9, j));
     data.forEach((x, k) => {
       context.fillStyle = textColorOn(Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING);
-      const text = Number.isFinite(x) ? x.toFixed(2) : "−∞";
-      context.fillText(text, (k % columns + 0.5) * cell, (Math.floor(k / columns) + 0.5) * height);
+      write(Number.isFinite(x) ? x.toFixed(2).replace("-", "−") : "−∞", Math.floor(k / columns), k % columns);
     });
     return large;
   }
 
   function frame(node, i, j) {
     Object.assign(node.style, {
-      left: `${(j ?? 0) * cell}px`, top: `${(i ?? 0) * height}px`,
+      left: `${left + (j ?? 0) * cell}px`, top: `${top + (i ?? 0) * height}px`,
       width: `${j === null ? columns * cell : cell}px`, height: `${i === null ? rows * height : height}px`,
     });
     return node;
   }
 
   function at({offsetX, offsetY}) {
-    return [clamp(Math.floor(offsetY / height), 0, rows - 1), clamp(Math.floor(offsetX / cell), 0, columns - 1)];
+    const i = Math.floor((offsetY - top) / height), j = Math.floor((offsetX - left) / cell);
+    return [clamp(i, 0, rows - 1), clamp(j, 0, columns - 1)];
   }
 
   canvas.addEventListener("pointermove", event => {
@@ -173,11 +177,13 @@ function heatMap({shape: [rows, columns], data}, options) {
 }
 
 // A picture of a matrix as a heat map. rows, columns: [what they are called, their labels]. options: those of heatMap,
-// drawn (a matrix with other numbers, for the colors), note.
-function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, note, ...options}) {
+// drawn (a matrix with other numbers, for the colors), numbers (whether to write them into the cells), note.
+function matrixPicture(id, title, matrix, rows, columns, {drawn = matrix, numbers, note, ...options}) {
   const read = (i, j) => `${rows[0]} ${rows[1][i]}, ${columns[0]} ${columns[1][j]}: `
     + short(matrix.data[i * matrix.shape[1] + j]);
-  return picture(id, title, () => matrixTable(rows, columns, matrix), heatMap(drawn, {read, ...options}), note);
+  return picture(id, title, () => matrixTable(rows, columns, matrix), heatMap(drawn, {
+    read, numbers: numbers && [rows[1], columns[1]], ...options,
+  }), note);
 }
 
 function largest(values) {

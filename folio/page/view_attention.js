@@ -54,12 +54,15 @@ defineView({
   about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one, "
     + "the larger its weight in the sum of values that the token receives from this head.",
   async draw(box, context) {
-    const {labels, names, token, layer, head} = context;
+    const {labels, names, token, layer, head, config} = context, {all_heads} = state;
     const {tensors: {weights}} = await context.ask("head", {layer, head});
-    const shades = shaded(weights), own = rowOf(weights, token);
+    const ofToken = all_heads && (await context.ask("layer", {layer, token})).tensors.weights;
+    const heads = ofToken ? upTo(config.n_head).map(h => ({name: `head ${h}`, weights: rowOf(ofToken, h),
+      color: LINE_COLORS[h % LINE_COLORS.length]})) : [{name: `head ${head}`, weights: rowOf(weights, token), color: BLUE}];
+    const shades = shaded(weights);
     const readout = element("div", {class: "readout", "data-testid": "looking-back-readout"});
     const text = tokenStrip(labels, token, t => ({"data-testid": `token-${t}`, pointerenter: () => show(t)}));
-    const arcs = scrolling(drawArcs(context, own));
+    const arcs = scrolling(drawArcs(context, heads));
 
     function show(query) {
       const row = rowOf(weights, query), colors = rowOf(shades, query);
@@ -76,32 +79,37 @@ defineView({
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
         () => matrixTable(["query", names], ["key", names], weights), element("div", {}, text, readout)),
-      picture("arcs", `Arcs from token ${token}`,
-        () => ({columns: ["key", "token", "weight"], rows: Array.from(own, (w, t) => [t, labels[t], w])}), arcs));
+      picture("arcs", `Arcs from token ${names[token]}`, () => ({
+        columns: ["key", "token", ...heads.map(({name}) => name)],
+        rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
+      }), element("div", {}, controls(checkbox("all_heads", "all heads of the layer")),
+        legend(all_heads ? heads : []), arcs)));
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
       + 60);
   },
-});
+}, {all_heads: 0});
 
-// The tokens on a line, with an arc from a token to each one that it looks at; its width is the weight.
-function drawArcs({labels, names, token: query}, weights) {
+// The tokens on a line, with an arc from a token to each one that a head looks at; its width is the weight. heads:
+// {name, weights, color}.
+function drawArcs({labels, names, token: query}, heads) {
   let x = 8;
   const places = labels.map(label => {
     const width = 8 * [...visible(label)].length + 6;
     x += width;
     return x - width / 2;
   });
-  const distances = places.map(place => Math.abs(places[query] - place));
-  const height = clamp(Math.max(...distances.filter((_, t) => weights[t] > 0.01)) / 2, 20, 170), base = height + 8;
+  const distances = places.map(place => Math.abs(places[query] - place)), least = 0.01;
+  const reached = distances.filter((_, t) => heads.some(({weights}) => weights[t] > least));
+  const height = clamp(Math.max(...reached) / 2, 20, 170), base = height + 8;
   return svg("svg", {width: x + 8, height: base + 24, role: "img"},
-    places.map((place, t) => {
+    heads.map(({name, weights, color}) => places.map((place, t) => {
       const rise = base - 1.3 * clamp(distances[t] / 2, 6, height);
-      return weights[t] > 0.01 && svg("path", {
+      return weights[t] > least && svg("path", {
         d: t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0`
         : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
-        fill: "none", stroke: BLUE, "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
-      }, svg("title", {}, `${names[t]}: ${percent(weights[t])}`));
-    }),
+        fill: "none", stroke: color, "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
+      }, svg("title", {}, `${name}, ${names[t]}: ${percent(weights[t])}`));
+    })),
     places.map((place, t) => svg("text", {
       x: place, y: base + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
     }, visible(labels[t]))));
@@ -148,8 +156,9 @@ defineView({
     const {tensors: {scores, bias, weights}} = await context.ask("head", {layer, head});
     const biased = bias ? scores.data.map((x, i) => x + bias.data[i]) : scores.data, most = largest(biased);
     const masked = biased.map((x, i) => i % T > Math.floor(i / T) && state.mask === "before" ? -Infinity : x);
+    const third = roomFor(1800) / 3 - 20, cell = numbers || third < 250 ? null : clamp(Math.floor(third / T), 1, 22);
     const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names],
-      {numbers, click: selectToken, chosen: [token, null], ...options});
+      {cell, numbers, click: selectToken, chosen: [token, null], ...options});
     const scale = {scale: "signed", most};
     box.append(headPicker(context), shadeControls(), element("div", {class: "row"},
       map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),

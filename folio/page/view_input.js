@@ -9,7 +9,7 @@ defineView({
   draw(box, {ids, labels, token, overview: {tensors, facts: {mean_loss: mean}}}) {
     const {loss, rank, entropy, best, best_probability: probability} = tensors;
     const before = ({data}, t) => t ? data[t - 1] : NaN;
-    const columns = ["position", "token", "id", "bytes", "loss (nats)", "rank", "predicted instead", "its probability",
+    const columns = ["position", "token", "id", "bytes", "loss (nats)", "rank", "most likely", "its probability",
       "entropy of the next (nats)"];
     box.append(tablePicture("tokens", `${ids.length} tokens`, columns, ids.map((id, t) => [
       t, labels[t], id, described.bytes[id] ?? hexadecimal(labels[t]), before(loss, t), before(rank, t),
