@@ -299,11 +299,11 @@ def check_looking_back(viewer: Viewer, run: NumpyRun, place: Place) -> None:
     weights = run.layer(place.layer).weights[place.head]
     assert_same(viewer.matrix("looking-back"), weights)
     assert_same(viewer.column("arcs", f"head {place.head}"), weights[place.token])
-    viewer.page.get_by_label("all heads of the layer").check()
+    viewer.page.get_by_label("arcs of all heads").check()
     viewer.wait()
     for head, of_head in enumerate(run.layer(place.layer).weights):
         assert_same(viewer.column("arcs", f"head {head}"), of_head[place.token])
-    viewer.page.get_by_label("all heads of the layer").uncheck()
+    viewer.page.get_by_label("arcs of all heads").uncheck()
     viewer.wait()
 
 

@@ -4,7 +4,7 @@
     python tools/view.py out-shakespeare-char out-six      two models, compared token by token
     python tools/view.py gpt2                              whatever --init_from takes
 
-The page works offline, and the server answers this computer only. Ctrl-C stops it.
+The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
 """
 
 import os

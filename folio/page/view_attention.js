@@ -82,7 +82,7 @@ defineView({
       picture("arcs", `Arcs from token ${names[token]}`, () => ({
         columns: ["key", "token", ...heads.map(({name}) => name)],
         rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
-      }), element("div", {}, controls(checkbox("all_heads", "all heads of the layer")),
+      }), element("div", {}, controls(checkbox("all_heads", "arcs of all heads")),
         legend(all_heads ? heads : []), arcs)));
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
       + 60);

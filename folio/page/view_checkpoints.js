@@ -18,18 +18,19 @@ defineView({
     update();
     collect();
 
-    // Ask for one checkpoint after another, and draw what is there a few times per second.
+    // Ask for one checkpoint after another, and draw what is there a few times per second. A run that is still training
+    // may have removed some.
     async function collect() {
-      let drawn = 0;
+      let drawn = 0, failure;
       for (const one of asked) {
         if (kept(one)) continue;
         if (mine !== drawing) return;
-        const failed = await ask(one).then(() => null, problem => problem);
+        await ask(one).catch(problem => failure = problem);
         if (mine !== drawing) return;
-        if (failed) return status.replaceChildren(element("span", {class: "error", role: "alert"}, failed.message));
         if (performance.now() - drawn > 250) update(), drawn = performance.now();
       }
       update();
+      if (failure) status.append(errorBox(failure));
     }
 
     function update() {

@@ -27,7 +27,7 @@ let nextToken = null; // draws so many tokens, while the view is shown
 
 // The ids with another token after them. If the context is full, its newest part is kept, as generate() does.
 function appended(ids, id, {limit}) {
-  return [...ids.length < limit ? ids : ids.slice(-(limit - Math.max(1, Math.floor(limit / 2)))), id];
+  return [...ids.length < limit ? ids : ids.slice(Math.max(1, Math.floor(limit / 2))), id];
 }
 
 // The distributions after a token; the part {id, from, to} of the line from 0 to 1 that each token has; the random

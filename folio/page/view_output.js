@@ -104,7 +104,7 @@ defineView({
 
 // The probabilities of tokens as bars, beside a table. Tokens that cannot be drawn are pale.
 function probabilityBars(ids, probabilities) {
-  const left = 90, line = 26.5, width = roomFor(500) - 2 * left, most = largest(probabilities);
+  const left = 90, line = 26.5, width = roomFor(440) - 2 * left, most = largest(probabilities);
   return svg("svg", {width: left + width + 90, height: (ids.length + 1) * line, role: "img"}, ids.map((id, i) => {
     const y = (i + 1) * line, long = width * probabilities[id] / most;
     return svg("g", {opacity: probabilities[id] ? 1 : 0.35},

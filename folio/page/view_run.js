@@ -18,6 +18,7 @@ async function loadRun() {
   const known = run.lines.at(-1)?.step ?? -1;
   if (facts.last < known) {
     run = {lines: [], facts: {}};
+    answers.clear(); // other checkpoints have the same steps now
     return loadRun();
   }
   const lines = upTo(tensors.step?.data.length ?? 0).map(i =>

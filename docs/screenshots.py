@@ -1,0 +1,107 @@
+"""Make the pictures of docs/inside.md: screenshots of the viewer with a run of config/shakespeare_char.py.
+
+    python docs/screenshots.py out-shakespeare-char             all of them
+    python docs/screenshots.py out-shakespeare-char stream      those with these names
+
+It needs Chromium, and playwright of requirements-dev.txt.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "inside"
+TEXT = "ROMEO:\nI have seen the sun that rose with thee,\nAnd all the world was"
+SHORT = "the sun"
+MARGIN = 6  # pixels around the pictures
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A screenshot of the page, or of some pictures of a view."""
+
+    view: str
+    pictures: tuple[str, ...] = ()  # their test ids; none: the whole window
+    state: dict[str, Any] = field(default_factory=dict)  # what the link to the view says besides
+    click: str = ""  # a selector
+    ready: str = ""  # a selector of what appears when everything is drawn
+    size: tuple[int, int] = (1000, 660)  # of the window
+
+
+SHOTS = {
+    "page": Shot("looking-back", state={"layer": 1, "head": 0, "token": 60}, size=(1100, 800)),
+    "map": Shot("map", ("map",), size=(1240, 660)),
+    "vocabulary": Shot("embedding", ("vocabulary-map",)),
+    "row": Shot("attention-row", ("attention-row",), {"text": SHORT, "layer": 0, "head": 2}),
+    "table": Shot(
+        "attention-table", ("scores", "masked", "weights"), {"text": SHORT, "layer": 0, "head": 2}, size=(1400, 660)
+    ),
+    "stream": Shot("stream", ("lens-window",), size=(1100, 660)),
+    "output": Shot("output", ("distribution",), {"token": 55, "top_k": 8}, size=(1240, 660)),
+    "heads": Shot("all-heads", ("all-heads",)),
+    "switch": Shot("switches", ("switch-differences",), {"heads_off": "0.2"}),
+    "learning": Shot("checkpoints", ("scores-by-step",), {"layer": 0, "head": 2}, ready="[data-complete=true]"),
+    "memorized": Shot("memorized", ("memorized-text", "memorized-place")),
+    "playground": Shot(
+        "playground",
+        ("samples",),
+        {"max_new_tokens": 200},
+        click="[data-testid=generate]",
+        ready=":nth-match(:text('200 tokens'), 3)",
+        size=(1240, 660),
+    ),
+}
+
+
+@contextmanager
+def serving(run: str) -> Iterator[str]:
+    """The address of tools/view.py while it runs."""
+    command = [sys.executable, str(ROOT / "tools" / "view.py"), run, "--open=False", "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as server:
+        try:
+            yield server.stdout.readline().split()[0]
+        finally:
+            server.terminate()
+
+
+def take(page: Page, address: str, shot: Shot) -> bytes:
+    """A screenshot as PNG."""
+    page.set_viewport_size({"width": shot.size[0], "height": shot.size[1]})
+    page.goto("about:blank")
+    page.goto(f"{address}#{urlencode({'view': shot.view, 'text': TEXT, **shot.state})}")
+    page.wait_for_selector(f"[data-testid=view-{shot.view}]")
+    if shot.click:
+        page.click(shot.click)
+    if shot.ready:
+        page.wait_for_selector(shot.ready)
+    if not shot.pictures:
+        return page.screenshot()
+    boxes = [page.locator(f"[data-testid={name}]").bounding_box() for name in shot.pictures]
+    left, top = (min(box[side] for box in boxes) - MARGIN for side in ("x", "y"))
+    right, bottom = max(b["x"] + b["width"] for b in boxes) + MARGIN, max(b["y"] + b["height"] for b in boxes) + MARGIN
+    clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+    return page.screenshot(clip=clip, full_page=True)
+
+
+def main(run: str, names: list[str]) -> None:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    FOLDER.mkdir(exist_ok=True)
+    with serving(run) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page()
+        for name in names or SHOTS:
+            (FOLDER / f"{name}.png").write_bytes(take(page, address, SHOTS[name]))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
