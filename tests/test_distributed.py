@@ -184,7 +184,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(tiny):
     ranks = start_ranks(2, cfg)
     wait_for_step(cfg, 20)
     os.kill(ranks[1].pid, signal.SIGTERM)
-    assert [wait(rank) for rank in ranks] == [0, 0], output(cfg)
+    assert [wait(rank, 60) for rank in ranks] == [0, 0], output(cfg)
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert state["stopped_by"] == "SIGTERM" and f"saved after step {state['step']}" in output(cfg)
 
