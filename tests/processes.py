@@ -2,6 +2,7 @@
 has imported torch; in a new one, the import takes one to three seconds.
 """
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -18,14 +19,15 @@ PROCESSES = multiprocessing.get_context("spawn" if sys.platform == "win32" else 
 def start(words: list, files: list, cwd: Path = ROOT, daemon: bool = True, **env: str) -> BaseProcess:
     """Start `python WORDS` in the folder cwd.
 
-    files: for standard input, output and errors; the last two are appended to. daemon: it is killed when the tests end,
-    and cannot start processes with multiprocessing. env: variables besides those of this process.
+    files: for standard input, output and errors; the last two are appended to. daemon: it cannot start processes with
+    multiprocessing. env: variables besides those of this process.
     """
     arguments = ([str(word) for word in words], [str(file) for file in files], str(cwd), {**os.environ, **env})
     if sys.platform != "win32":
         PROCESSES.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp"])  # what a training run imports
     process = PROCESSES.Process(target=_run_script, args=arguments, daemon=daemon)
     process.start()
+    atexit.register(lambda: process.is_alive() and process.kill())  # multiprocessing would wait for it
     return process
 
 
