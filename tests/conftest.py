@@ -38,6 +38,14 @@ def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk() -> Generator[None, None, None]:
+    """Files are not forced onto the disk, which only matters if the machine crashes and takes most of a save's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def seed() -> int:
     """A new seed for each run of a test. pytest prints it if the test fails; set $SEED to use it again."""

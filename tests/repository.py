@@ -6,11 +6,10 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from processes import ROOT, run
+
 RUN = """
 import json, runpy, sys
 for arguments in json.load(sys.stdin):
@@ -43,8 +42,8 @@ def run_commands(commands: list[str], folder: Path) -> dict[str, str]:
     time. Returns the output of each.
     """
     arguments = [shlex.split(command, comments=True)[1:] for command in commands]
-    process = [sys.executable, "-c", RUN]
-    result = subprocess.run(process, input=json.dumps(arguments), cwd=folder, capture_output=True, encoding="utf-8")
+    (folder / "run_all.py").write_text(RUN, encoding="utf-8")
+    result = run([folder / "run_all.py"], folder, json.dumps(arguments))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Warning" not in result.stderr, result.stderr
     outputs = re.split(r"^<<\S+\.py>>\n", result.stdout, flags=re.MULTILINE)[1:]

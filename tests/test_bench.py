@@ -4,6 +4,7 @@ import re
 import sys
 
 import numpy as np
+import processes
 import pytest
 import torch
 from tiny_tokenizers import bpe
@@ -154,7 +155,28 @@ def peer(tmp_path):
     return folder
 
 
-def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch):
+def test_the_lines_of_a_program_have_times(tmp_path):
+    (tmp_path / "works.py").write_text("import time; print(1); time.sleep(0.2); print(2)")
+    (first, one), (second, two) = bench_train.run_timestamped(["works.py"], tmp_path)
+    assert (one, two) == ("1", "2") and 0 < first < second - 0.1
+    (tmp_path / "fails.py").write_text("print('a reason'); exit(1)")
+    with pytest.raises(SystemExit, match=r"fails.py failed:\na reason"):
+        bench_train.run_timestamped(["fails.py"], tmp_path)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """The programs start in less time, and print a line per second."""
+
+    def run_forked(words, folder):
+        done = processes.run(words, folder)
+        assert done.returncode == 0, done.stderr
+        return list(enumerate(done.stdout.splitlines()))
+
+    monkeypatch.setattr(bench_train, "run_timestamped", run_forked)
+
+
+def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch, forked):
     shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
     monkeypatch.setattr(bench_train, "MODELS", {"tiny": ("verse", shape)})
     settings = dict(models="tiny", parts="speed, profile", repeats=1, data_dir=str(data_dir))
@@ -187,7 +209,7 @@ def test_both_are_compiled_or_neither_is(peer, data_dir, monkeypatch, device):
     assert len(compile_words) == 3 and all(given == {f"--compile={device == 'cuda'}"} for given in compile_words)
 
 
-def test_races_end_at_the_first_evaluation_below_the_target(peer, data_dir, capsys, monkeypatch):
+def test_races_end_at_the_first_evaluation_below_the_target(peer, data_dir, capsys, monkeypatch, forked):
     monkeypatch.setattr(bench_train, "MODELS", {"tiny": ("verse", {})})
     monkeypatch.setattr(bench_train, "RACE_DATASET", "verse")
     small = (

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from runs import assert_same_run, read_metrics, same_tensors
+from simulated import SimulatedMachine
 
 import train as train_script
 from folio import UserError, checkpoint, configurator
 from folio.budget import Budget, evaluation_seconds, with_time_budget
 from folio.configurator import COMMAND_LINE
 from folio.metrics import Metrics
-from folio.runtime import Runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts
 from train import TrainConfig, train
 
@@ -72,6 +72,7 @@ def stop_at(step: int):
 
 def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, capsys):
     """Measuring the step time changes nothing. The run also resumes as planned, without measuring again."""
+    SimulatedMachine(monkeypatch, lambda step: 0.3, lambda step: 0.0)
     measured, measure_step = [], train_script.measure_step
 
     def measure_but_return_200_ms(*args):
@@ -86,7 +87,7 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     config = checkpoint.load(Path(with_minutes.out_dir)).state["config"]
     counts = {name: config[name] for name in STEP_COUNTS}
     assert 3 <= counts["max_iters"] < 12 and f"max_iters {counts['max_iters']}" in out
-    assert len(measured) == 1 and 0 < measured[0] < 1
+    assert measured == [pytest.approx(0.3)]
     with_counts = replace(with_minutes, minutes=None, **counts, out_dir=str(tmp_path / "counts"))
     train(with_counts)
     assert_same_run(with_minutes.out_dir, with_counts.out_dir)
@@ -107,43 +108,6 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
 # --- a run on a simulated machine -------------------------------------------------------------------------------------
 
 
-class SimulatedMachine:
-    """A clock that only steps and evaluations advance.
-
-    step_seconds, evaluation_seconds: how long one takes, as functions of the number of steps done. runs_ahead: as on a
-    GPU, a step takes no time on the host, which waits for the device when it reads the step's numbers.
-    """
-
-    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, runs_ahead: bool = False):
-        self.now = 0.0  # the time on the host's clock
-        self.device = 0.0  # the time at which the device will have finished its work
-        self.steps = 0
-        self.finished: dict[tuple, float] = {}  # when the device finishes a step, by guard and step
-        train_step, evaluate, read = train_script.train_step, train_script.evaluate, train_script.StepGuard.read
-
-        def timed_step(state, *args):
-            train_step(state, *args)
-            self.device = max(self.device, self.now) + step_seconds(self.steps)
-            self.finished[state.guard, state.step] = self.device
-            self.now = self.now if runs_ahead else self.device
-            self.steps += 1
-
-        def timed_read(guard, step):
-            self.now = max(self.now, self.finished[guard, step])
-            return read(guard, step)
-
-        def timed_evaluation(*args):
-            self.now = self.device = max(self.now, self.device) + evaluation_seconds(self.steps)
-            return evaluate(*args)
-
-        monkeypatch.setattr(train_script, "train_step", timed_step)
-        monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
-        monkeypatch.setattr(train_script.StepGuard, "read", timed_read)
-        monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
-        if runs_ahead:
-            monkeypatch.setattr(Runtime, "runs_ahead", True)
-
-
 MACHINES = {  # seconds per step and per evaluation
     "constant speed": (lambda step: 0.1, lambda step: 0.5),
     "three times slower from the middle": (lambda step: 0.1 if step < 150 else 0.3, lambda step: 0.5),
@@ -152,6 +116,7 @@ MACHINES = {  # seconds per step and per evaluation
     "a pause of five seconds": (lambda step: 5.0 if step == 100 else 0.1, lambda step: 0.5),
     "evaluations that take much longer than planned": (lambda step: 0.1, lambda step: 2.0),
 }
+SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=1, dropout=0.0)  # for runs of 600 steps
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -160,7 +125,7 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
     """--minutes=2 took over 6 if the machine slowed down after the first two seconds, the only ones measured."""
     machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead)
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
-    cfg = tiny(**recipe, minutes=1, optimizer="muon", sample_tokens=0, log_interval=7 if runs_ahead else 1)
+    cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if runs_ahead else 1)
     train(cfg)
     assert 0.9 * 60 < machine.now < 1.1 * 60
     state = checkpoint.load(Path(cfg.out_dir)).state
@@ -180,7 +145,7 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
 def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
     """The decisions are in the checkpoint. Those after it are made again, and `resumes` says so."""
     SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
-    settings = dict(max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
+    settings = dict(**SMALLEST, max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
     decide, lost_decisions = Schedule.decide, []
 
     def decide_and_kill(self, step, max_iters):
@@ -216,7 +181,7 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
         return sample_text(model, tokenizer, runtime, seed, 1)
 
     monkeypatch.setattr(train_script, "sample_text", slow_sample)
-    settings = dict(max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
+    settings = dict(**SMALLEST, max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
     log = Metrics.log
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "log", stop_at(120))
@@ -245,6 +210,7 @@ def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
 
 def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, monkeypatch):
     """If the time was used up before a kill, the resumed run ended without a step, an evaluation or a checkpoint."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
     settings = dict(max_iters=100, eval_interval=50, minutes=0.2, sample_tokens=0, save_interval_minutes=1e-9)
     log = Metrics.log
 
@@ -272,7 +238,7 @@ def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypa
 
     def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
         decided.clear()  # the decision of the evaluation before this save belongs in the checkpoint
-        decided.wait(timeout=0.5)
+        decided.wait(timeout=0.2)
         assert all(decision_step <= step for decision_step, _ in state["decisions"])
         return save(out_dir, step, model, optimizer, tokenizer, state, *args)
 
@@ -282,4 +248,4 @@ def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypa
 
     monkeypatch.setattr(checkpoint, "save", slow_save)
     monkeypatch.setattr(Schedule, "decide", decide_and_notify)
-    train(tiny(max_iters=100, eval_interval=30, minutes=0.5, sample_tokens=0))
+    train(tiny(**SMALLEST, max_iters=100, eval_interval=30, minutes=0.5, sample_tokens=0))

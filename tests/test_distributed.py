@@ -1,9 +1,8 @@
-"""Several processes on this machine, which torchrun starts as a user does. They communicate with gloo."""
+"""Several processes on this machine, which communicate with gloo. torchrun starts them where a test is about it."""
 
 import os
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -11,8 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from processes import wait
 from runs import assert_same_run, read_metrics
-from torchrun import LONG_RUN, output, run_torchrun, start_torchrun, wait_for_step, worker_ids
+from torchrun import (
+    LONG_RUN,
+    free_port,
+    output,
+    run_ranks,
+    run_torchrun,
+    start_ranks,
+    start_torchrun,
+    wait_for_step,
+    worker_ids,
+)
 
 from folio import UserError, checkpoint, distributed
 from folio.distributed import Group
@@ -35,13 +45,13 @@ def largest_difference(first: TrainConfig, second: TrainConfig, *keys: str) -> f
 
 
 def test_two_processes_compute_what_one_does(tiny, tmp_path):
-    """Over 200 steps in float32 the losses agree to 1e-5, and the weights to 1e-4."""
-    settings = dict(LONG_RUN, position="relative")
+    """Over 60 steps in float32 the losses agree to 1e-5, and the weights to 1e-4."""
+    settings = dict(LONG_RUN, max_iters=60, eval_interval=30, position="relative")
     one = tiny(**settings)
     train(one)
     for mode in ("ddp", "fsdp"):
         two = tiny(**settings, parallel=mode, out_dir=str(tmp_path / mode))
-        out = run_torchrun(2, two)
+        out = run_ranks(2, two)
         assert "2 processes, the first on cpu" in out and "each process computes 2 x 2 of the sequences" in out
         assert largest_difference(one, two, "loss", "val_loss") < 1e-5
         a, b = checkpoint.load(Path(one.out_dir)), checkpoint.load(Path(two.out_dir))
@@ -74,8 +84,8 @@ def test_any_number_of_processes_can_resume_any_checkpoint(tiny, tmp_path):
     train(uninterrupted)
     settings["out_dir"] = str(tmp_path / "resumed")
     train(tiny(**{**settings, "max_iters": 10}))
-    run_torchrun(2, tiny(**{**settings, "max_iters": 20}, parallel="fsdp", init_from="resume"))
-    run_torchrun(2, tiny(**{**settings, "max_iters": 30}, init_from="resume"))
+    run_ranks(2, tiny(**{**settings, "max_iters": 20}, parallel="fsdp", init_from="resume"))
+    run_ranks(2, tiny(**{**settings, "max_iters": 30}, init_from="resume"))
     train(tiny(**settings, init_from="resume"))
     assert largest_difference(uninterrupted, tiny(**settings), "loss", "val_loss") < 1e-5
     state = checkpoint.load(Path(settings["out_dir"])).state
@@ -89,7 +99,7 @@ def test_masked_targets_have_equal_weight_in_two_processes(tiny, masked_dir, tmp
     settings |= dict(warmup_iters=2, eval_interval=10)
     one, two = tiny(**settings), tiny(**settings, out_dir=str(tmp_path / "two"))
     train(one)
-    assert "of which some do not count" in run_torchrun(2, two)
+    assert "of which some do not count" in run_ranks(2, two)
     assert largest_difference(one, two, "loss", "val_loss", "grad_norm") < 1e-5
 
 
@@ -157,40 +167,36 @@ def test_several_processes_together_evaluate_each_validation_window_once(ranks):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_a_run_with_a_restarted_process_is_bitwise_identical(tiny, tmp_path):
-    settings = dict(LONG_RUN, max_iters=600, lr_decay_iters=600, eval_interval=50, eval_iters=1, dropout=0.1)
+    settings = dict(LONG_RUN, max_iters=200, lr_decay_iters=200, eval_interval=20, eval_iters=1, dropout=0.1)
     uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
     killed = tiny(**settings, out_dir=str(tmp_path / "killed"))
-    run_torchrun(2, uninterrupted)
+    run_ranks(2, uninterrupted)
     torchrun = start_torchrun(killed, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    wait_for_step(killed, 120)
+    wait_for_step(killed, 50)  # after the save of step 40 has waited for that of step 20
     os.kill(worker_ids(torchrun)[1], signal.SIGKILL)
     assert torchrun.wait(timeout=300) == 0, output(killed)
     assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)
     assert_same_run(uninterrupted.out_dir, killed.out_dir)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_a_signal_to_one_process_saves_and_stops_all(tiny):
     cfg = tiny(**{**LONG_RUN, "max_iters": 100_000, "eval_interval": 100_000})
-    torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=2")
+    ranks = start_ranks(2, cfg)
     wait_for_step(cfg, 20)
-    os.kill(worker_ids(torchrun)[1], signal.SIGTERM)
-    assert torchrun.wait(timeout=60) == 0
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert [wait(rank, 60) for rank in ranks] == [0, 0], output(cfg)
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert state["stopped_by"] == "SIGTERM" and f"saved after step {state['step']}" in output(cfg)
 
 
 def rendezvous_options() -> list[str]:
     """torchrun's options for one or two nodes with one process each. In these tests both nodes are this machine."""
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = server.getsockname()[1]
     return [
         "--nnodes=1:2",
         "--nproc_per_node=1",
         "--max-restarts=3",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{port}",
+        f"--rdzv-endpoint=localhost:{free_port()}",
         "--rdzv-id=verse",
         "--rdzv-conf=last_call_timeout=3",
     ]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run
 from repository import ROOT, shipped
 
 CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed, never imported
@@ -135,7 +136,7 @@ def test_no_file_has_a_vague_name():
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_scripts_run_from_any_folder(path, tmp_path):
-    result = subprocess.run([sys.executable, path, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    result = run([path, "--help"], tmp_path)
     assert result.returncode == 0 and path.name in result.stdout and result.stderr == ""
 
 

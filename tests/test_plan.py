@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulated import SimulatedMachine
 
 from folio import UserError, configurator, memory
 from model import GPT, GPTConfig
@@ -143,7 +144,8 @@ def test_a_run_that_nearly_fits_says_what_is_missing(tiny, tmp_path):
     assert plan.describe_memory(cfg, model, machine._replace(memory=None)).endswith(")")
 
 
-def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys):
+def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys, monkeypatch):
+    SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
     cfg = tiny(max_iters=40, eval_interval=20, log_interval=4, eval_iters=None)
     run_plan(*arguments(cfg))
     assert "steps measured on cpu" in capsys.readouterr().out

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pytest
 from hub import serving
+from processes import run
 from pyarrow import parquet
 from tiny_tokenizers import bpe
 
@@ -29,11 +30,6 @@ from prepare.text import TextConfig
 from train import TrainConfig, train
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def run_command(words: list[str], stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / words[0]), *words[1:]]
-    return subprocess.run(command, input=stdin, capture_output=True, env={**os.environ, **env})
 
 
 def use_tiny_gpt2(monkeypatch) -> None:
@@ -54,16 +50,16 @@ def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
 
 
 def test_standard_input_with_separators(tmp_path):
-    words = ["prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
-    done = run_command([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)).encode())
+    words = [ROOT / "prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
+    done = run([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)))
     assert done.returncode == 0, done.stderr
     data = open_dataset(tmp_path / "stdin")
     ids = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
     assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
         str(k) for k in range(40)
     ]
-    done = run_command([*words, "--name=lines", "--format=jsonl"], stdin=b'{"text": "a"}\n{"text": ')
-    assert done.returncode == 2 and b"standard-input.jsonl:2: this line is not JSON" in done.stderr
+    done = run([*words, "--name=lines", "--format=jsonl"], stdin='{"text": "a"}\n{"text": ')
+    assert done.returncode == 2 and "standard-input.jsonl:2: this line is not JSON" in done.stderr
 
 
 def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monkeypatch):
@@ -140,14 +136,13 @@ TINY += ["--warmup_iters=0", "--eval_iters=1", "--device=cpu", "--compile=False"
 def test_the_command_that_is_printed_works(file, name, tmp_path):
     """--dataset="Smith, John" asked for a mixture of two data sets."""
     (tmp_path / file).write_text("It was a dark and stormy night; the rain fell in torrents. " * 10)
-    done = run_command(["prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
-    assert done.returncode == 0, done.stderr.decode()
+    done = run([ROOT / "prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0, done.stderr
     assert open_dataset(tmp_path / "data" / name)
-    printed = done.stdout.decode().partition("train on it: ")[2]
+    printed = done.stdout.partition("train on it: ")[2]
     python, *words = shlex.split(printed)
     assert python == "python" and words[:2] == ["train.py", "config/shakespeare_char.py"]
-    command = [sys.executable, str(ROOT / words[0]), *words[1:], *TINY]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+    done = run([ROOT / words[0], *words[1:], *TINY], tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -279,11 +274,11 @@ def test_a_file_whose_name_is_not_utf8(tmp_path):
     """Writing meta.json raised UnicodeEncodeError."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("It was a dark and stormy night. " * 10)
-    done = run_command(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
-    assert done.returncode == 0 and b"--dataset=caf_ " in done.stdout, done.stderr.decode()
+    done = run([ROOT / "prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and "--dataset=caf_ " in done.stdout, done.stderr
     assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
-    done = run_command(["prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
-    assert done.returncode == 0 and b"is prepared already" in done.stdout
+    done = run([ROOT / "prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and "is prepared already" in done.stdout
 
 
 def test_many_small_files_with_the_default_settings(tmp_path):
@@ -293,12 +288,12 @@ def test_many_small_files_with_the_default_settings(tmp_path):
     files = [tmp_path / f"{number}.py" for number in range(168)]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
-    words = ["prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
-    done = run_command(words)
-    assert done.returncode == 0, done.stderr.decode()
+    words = [ROOT / "prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
+    done = run(words)
+    assert done.returncode == 0, done.stderr
     documents = read_json(tmp_path / "data" / "code" / "report.json")["documents"]
     assert documents == {"train": 166, "val": 2}
-    assert b"\nvalidation: the documents with the smallest hashes" in done.stdout
+    assert "\nvalidation: the documents with the smallest hashes" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -448,31 +443,31 @@ def test_downloads_from_a_hub(rows, tmp_path):
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
         words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}"]
         hub.interrupt_next = 1
-        done = run_command(["prepare/openwebtext.py", "--limit=1500", *words], **env)
-        assert done.returncode == 0, done.stderr.decode()
+        done = run([ROOT / "prepare/openwebtext.py", "--limit=1500", *words], **env)
+        assert done.returncode == 0, done.stderr
         assert read_json(tmp_path / "data/openwebtext/report.json")["documents"] == {"train": 1499, "val": 1}
         assert hub.interrupt_next == 0 and not any(
             "0002.parquet" in request for request in hub.requests
         )  # only what the limit needs
         hub.requests.clear()
-        done = run_command(["prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
+        done = run([ROOT / "prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
         assert done.returncode == 0 and not any(r.startswith("GET") and "0000.parquet" in r for r in hub.requests)
-        done = run_command(["prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
-        assert done.returncode == 0, done.stderr.decode()
+        done = run([ROOT / "prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
+        assert done.returncode == 0, done.stderr
         assert sum(read_json(tmp_path / "data/fineweb/report.json")["documents"].values()) == 1000
         hub.interrupt_next = 1
-        done = run_command(["prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
-        assert done.returncode == 0, done.stderr.decode()
+        done = run([ROOT / "prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
+        assert done.returncode == 0, done.stderr
         data = open_dataset(tmp_path / "data" / "ready")
         assert data.train[0].ids[:3].tolist() == [1, 2, 3] and data.val[0].ids[:3].tolist() == [0, 1, 2]
         assert sorted(path.suffix for path in data.folder.iterdir()) == [".bin", ".bin"]
-        done = run_command(["prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
-        assert done.returncode == 2 and b"has no file *_train_000003.bin" in done.stderr
-    done = run_command(
-        ["prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none")
+        done = run([ROOT / "prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
+        assert done.returncode == 2 and "has no file *_train_000003.bin" in done.stderr
+    done = run(
+        [ROOT / "prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none")
     )
-    assert done.returncode == 2 and done.stderr.decode().count("\n") == 1
-    assert b"could not be downloaded from the Hugging Face hub" in done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "could not be downloaded from the Hugging Face hub" in done.stderr
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import wait
 from runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics
-from torchrun import LONG_RUN, output, run_torchrun, start_torchrun, wait_for_step, worker_ids
+from torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 
 import train as train_script
 from folio import UserError, checkpoint, convert
@@ -87,42 +88,40 @@ def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
     assert saved_steps == [4, 12]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_path):
     """Stopping, gathering weights and a failed save concern every rank, though only rank 0 writes anything."""
-    settings = dict(LONG_RUN, max_iters=160, lr_decay_iters=160, eval_interval=20, eval_iters=1, dropout=0.1)
-    settings["snapshots"] = 12
+    settings = dict(LONG_RUN, max_iters=100, lr_decay_iters=100, eval_interval=10, eval_iters=1, dropout=0.1)
+    settings |= dict(gradient_accumulation_steps=2, snapshots=12)
     uninterrupted = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "uninterrupted"))
-    run_torchrun(2, uninterrupted)
+    run_ranks(2, uninterrupted)
     stopped = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "stopped"))
     Path(stopped.out_dir).mkdir()
-    Path(stopped.out_dir, "step-000040").write_text("a file where a checkpoint's folder should be")
-    torchrun = start_torchrun(stopped, "--standalone", "--nproc_per_node=2")
-    wait_for_step(stopped, 70)
-    os.kill(worker_ids(torchrun)[1], signal.SIGTERM)  # rank 1 gets the signal, and both stop
-    assert torchrun.wait(timeout=60) == 0, output(stopped)
-    assert "step 40 could not be saved" in output(stopped) and "training continues" in output(stopped)
+    Path(stopped.out_dir, "step-000020").write_text("a file where a checkpoint's folder should be")
+    ranks = start_ranks(2, stopped)
+    wait_for_step(stopped, 35)
+    os.kill(ranks[1].pid, signal.SIGTERM)  # rank 1 gets the signal, and both stop
+    assert [wait(rank, 60) for rank in ranks] == [0, 0], output(stopped)
+    assert "step 20 could not be saved" in output(stopped) and "training continues" in output(stopped)
     state = checkpoint.load(Path(stopped.out_dir)).state
-    assert state["stopped_by"] == "SIGTERM" and 70 <= state["step"] < 160
-    assert state["best_step"] != 40  # a checkpoint that was not saved is not the best
+    assert state["stopped_by"] == "SIGTERM" and 35 <= state["step"] < 100
+    assert state["best_step"] != 20  # a checkpoint that was not saved is not the best
     resumed = tiny(**settings, parallel="fsdp", out_dir=stopped.out_dir, init_from="resume")
-    assert "resuming from" in run_torchrun(2, resumed)
+    assert "resuming from" in run_ranks(2, resumed)
     steps = [line["step"] for line in read_metrics(uninterrupted.out_dir)]
     assert [line["step"] for line in read_metrics(stopped.out_dir)] == steps
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
     assert_same_snapshots(uninterrupted.out_dir, stopped.out_dir)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_sigusr1_to_one_of_two_processes_saves_once(tiny):
     """The processes agree one step after a request. The process repeated its request, so two steps were saved."""
     cfg = tiny(**{**LONG_RUN, "max_iters": 100_000, "eval_interval": 100_000}, save_interval_minutes=None, keep_last=10)
-    torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=2")
+    ranks = start_ranks(2, cfg)
     wait_for_step(cfg, 20)
-    os.kill(worker_ids(torchrun)[1], signal.SIGUSR1)
+    os.kill(ranks[1].pid, signal.SIGUSR1)
     wait_for_step(cfg, len(read_metrics(cfg.out_dir)) + 40)
-    os.kill(worker_ids(torchrun)[0], signal.SIGTERM)
-    assert torchrun.wait(timeout=60) == 0, output(cfg)
+    os.kill(ranks[0].pid, signal.SIGTERM)
+    assert [wait(rank, 60) for rank in ranks] == [0, 0], output(cfg)
     assert len(list(Path(cfg.out_dir).glob("step-*"))) == 2  # one for SIGUSR1, one for SIGTERM
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from runs import assert_same_run, read_metrics, same_tensors
+from simulated import SimulatedMachine
 
 from folio import UserError, checkpoint, configurator
 from folio.files import read_json, sha256, write_json
@@ -31,8 +32,9 @@ def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
 
 
 @pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
-def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny):
+def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, monkeypatch):
     """It was removed before the new run had started, so if that failed, nothing was left."""
+    SimulatedMachine(monkeypatch, lambda step: 1.0, lambda step: 0.0)
     train(tiny(max_iters=5))
     with pytest.raises(UserError, match="minutes=1e-05: it is too short"):
         train(tiny(overwrite=True, minutes=1e-5))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from runs import assert_same_run, read_losses, read_metrics, same_tensors
+from simulated import SimulatedMachine
 from torch import nn
 
 import sample
@@ -492,6 +493,7 @@ def run_command(args: list[str], monkeypatch, capsys) -> str:
 )
 def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, config, monkeypatch, capsys):
     """After --minutes it was refused, or trained no step. After patience it trained no step either."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text(config)
     cfg = tiny(eval_iters=1, sample_tokens=0)

@@ -1,10 +1,15 @@
-"""Start train.py with torchrun, as a user does."""
+"""Start train.py in several processes: with torchrun, as a user does, or without it, which takes less time."""
 
+import os
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import asdict
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from processes import start, wait
 
 from train import TrainConfig
 
@@ -33,7 +38,7 @@ def start_torchrun(cfg: TrainConfig, *options: str) -> subprocess.Popen:
 
 
 def output(cfg: TrainConfig) -> str:
-    """What torchrun and its processes have printed so far."""
+    """What the processes have printed so far."""
     return Path(f"{cfg.out_dir}.log").read_text(encoding="utf-8")
 
 
@@ -41,6 +46,29 @@ def run_torchrun(processes: int, cfg: TrainConfig, *options: str) -> str:
     """Train with this number of processes. Returns their output, which must not contain a warning."""
     torchrun = start_torchrun(cfg, "--standalone", f"--nproc_per_node={processes}", *options)
     assert torchrun.wait(timeout=300) == 0, output(cfg)
+    assert "Warning" not in output(cfg), output(cfg)
+    return output(cfg)
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def start_ranks(processes: int, cfg: TrainConfig) -> list[BaseProcess]:
+    """Start this number of processes with the variables that torchrun sets. Returns them by rank."""
+    Path(cfg.out_dir).parent.mkdir(parents=True, exist_ok=True)
+    files = [os.devnull, f"{cfg.out_dir}.log", f"{cfg.out_dir}.log"]
+    address = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
+    sizes = dict(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+    ranks = map(str, range(processes))
+    return [start(train_command(cfg), files, **address, **sizes, RANK=rank, LOCAL_RANK=rank) for rank in ranks]
+
+
+def run_ranks(processes: int, cfg: TrainConfig) -> str:
+    """Like run_torchrun, without torchrun."""
+    assert [wait(rank) for rank in start_ranks(processes, cfg)] == [0] * processes, output(cfg)
     assert "Warning" not in output(cfg), output(cfg)
     return output(cfg)
 

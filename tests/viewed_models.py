@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from decoding import random_model
@@ -49,8 +48,7 @@ def save_run(
         state = {name: kind() if isinstance(kind, type) else 1.0 for name, kind in SCHEMA.items()}
         state |= {"model": asdict(model.config), "config": settings, "format_version": 1, "step": step}
         weights = dict(model.named_parameters())
-        with mock.patch("os.fsync"):  # waiting for the disk takes most of the time
-            checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True, keep_last=100)
+        checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True, keep_last=100)
     for step, model in snapshots.items():
         write_snapshot(folder, step, dict(model.named_parameters()))
     return str(folder)

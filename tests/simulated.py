@@ -1,0 +1,41 @@
+"""A machine on which each step and each evaluation of a training run takes a given time."""
+
+import train as train_script
+from folio.runtime import Runtime
+
+
+class SimulatedMachine:
+    """A clock that only steps and evaluations advance.
+
+    step_seconds, evaluation_seconds: how long one takes, as functions of the number of steps done. runs_ahead: as on a
+    GPU, a step takes no time on the host, which waits for the device when it reads the step's numbers.
+    """
+
+    def __init__(self, monkeypatch, step_seconds, evaluation_seconds, runs_ahead: bool = False):
+        self.now = 0.0  # the time on the host's clock
+        self.device = 0.0  # the time at which the device will have finished its work
+        self.steps = 0
+        self.finished: dict[tuple, float] = {}  # when the device finishes a step, by guard and step
+        train_step, evaluate, read = train_script.train_step, train_script.evaluate, train_script.StepGuard.read
+
+        def timed_step(state, *args):
+            train_step(state, *args)
+            self.device = max(self.device, self.now) + step_seconds(self.steps)
+            self.finished[state.guard, state.step] = self.device
+            self.now = self.now if runs_ahead else self.device
+            self.steps += 1
+
+        def timed_read(guard, step):
+            self.now = max(self.now, self.finished[guard, step])
+            return read(guard, step)
+
+        def timed_evaluation(*args):
+            self.now = self.device = max(self.now, self.device) + evaluation_seconds(self.steps)
+            return evaluate(*args)
+
+        monkeypatch.setattr(train_script, "train_step", timed_step)
+        monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
+        monkeypatch.setattr(train_script.StepGuard, "read", timed_read)
+        monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
+        if runs_ahead:
+            monkeypatch.setattr(Runtime, "runs_ahead", True)
