@@ -485,7 +485,7 @@ def test_a_link_reproduces_the_view(char_viewer, new_viewer, char):
     char_viewer.wait().find("head-0-2").click()
     char_viewer.wait().page.get_by_label("hide the first token").check()
     char_viewer.wait().page.get_by_label("colors:").select_option("row")
-    char_viewer.wait().press("ArrowUp", ",")
+    char_viewer.wait().press("ArrowDown", ",")
     assert char_viewer.state("view", "layer", "head", "token", "step", "color", "shade", "hide_first") == [
         "looking-back", 1, 2, 12, 100, "entropy", "row", 1,
     ]  # fmt: skip
@@ -527,15 +527,15 @@ def test_the_first_text_is_shown_again_after_going_back(char_viewer):
 def test_the_keyboard_moves_everything(char_viewer):
     char_viewer.open("looking-back", token=3)
     moves = {
-        "ArrowLeft": ("token", 2), "ArrowRight": ("token", 3), "ArrowUp": ("layer", 1), "ArrowDown": ("layer", 0),
+        "ArrowLeft": ("token", 2), "ArrowRight": ("token", 3), "ArrowDown": ("layer", 1), "ArrowUp": ("layer", 0),
         "]": ("head", 1), "[": ("head", 0), ",": ("step", 100), ".": ("step", 200),
     }  # fmt: skip
     for key, (name, value) in moves.items():
         assert char_viewer.press(key).state(name) == [value], key
-    assert char_viewer.press("ArrowDown", "[", ".", *["ArrowLeft"] * 5).state("layer", "head", "step", "token") == [
+    assert char_viewer.press("ArrowUp", "[", ".", *["ArrowLeft"] * 5).state("layer", "head", "step", "token") == [
         0, 0, 200, 0,
     ]  # fmt: skip
-    assert char_viewer.press(*["ArrowUp"] * 3, *["]"] * 5, *[","] * 5).state("layer", "head", "step") == [1, 3, 0]
+    assert char_viewer.press(*["ArrowDown"] * 3, *["]"] * 5, *[","] * 5).state("layer", "head", "step") == [1, 3, 0]
     views = char_viewer.views()
     char_viewer.press(*["PageUp"] * len(views))
     seen = [char_viewer.state("view")[0], *(char_viewer.press("PageDown").state("view")[0] for _ in views)]
@@ -580,7 +580,7 @@ def test_the_checkpoint_slider_goes_through_the_run(char_viewer):
     for place, step in ((0, 0), (1, 10), (2, 100), (3, 200)):
         char_viewer.find("checkpoint").fill(str(place))
         assert char_viewer.wait().state("step") == [step]
-        assert char_viewer.page.locator("#checkpoints output").inner_text() == f"step {step}"
+        assert char_viewer.page.locator("#checkpoints output").inner_text() == (f"step {step}" if step == 200 else f"step {step} of 200")
         run = NumpyGPT(build_model("char", seed=step)).run(ids)
         assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
     char_viewer.open("looking-back", step=10, layer=1)
@@ -593,7 +593,7 @@ def test_the_newest_change_wins(char_viewer):
     char_viewer.open("tokens")
     for step in (0, 200, 10, 100) * 3:
         char_viewer("step => void change({step})", step)
-    assert char_viewer.wait().page.locator("#checkpoints output").inner_text() == "step 100"
+    assert char_viewer.wait().page.locator("#checkpoints output").inner_text() == "step 100 of 200"
     run = NumpyGPT(build_model("char", seed=100)).run(char_viewer.column("tokens", "id"))
     assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
 
@@ -643,7 +643,34 @@ def test_a_wrong_link_is_an_error_of_one_line(state, message, char_viewer):
     char_viewer.open("tokens", **state)
     assert message in char_viewer.page.get_by_role("alert").inner_text()
     assert len(char_viewer.problems) == 1 and "400" in char_viewer.problems.pop()  # the browser reports the status
+    char_viewer.page.get_by_role("link", name="Show this view of the text").click()
+    char_viewer.page.get_by_test_id("view-tokens").wait_for()
+    char_viewer.page.get_by_role("link", name="The next token").wait_for()
     assert char_viewer.open("tokens", layer=-3, head=99, token=10**9).find("tokens").count() == 1
+
+
+@in_browser
+def test_the_next_token_of_a_full_context_replaces_the_oldest(char_viewer):
+    """It asked for one token more than the context has, which ended every view."""
+    ids = [1 + i % 20 for i in range(48)]
+    char_viewer.open("output", ids=",".join(map(str, ids)))
+    best = char_viewer.table("distribution")["rows"][0][0]
+    before = char_viewer("drawing")
+    char_viewer.find("distribution").locator("tbody tr").first.click()
+    char_viewer.wait(before)
+    assert char_viewer.state("ids", "token") == [",".join(map(str, [*ids[24:], best])), 24]
+    before = char_viewer("drawing")
+    char_viewer.page.go_back()
+    char_viewer.wait(before)
+    assert char_viewer.state("ids") == [",".join(map(str, ids))]
+
+
+@in_browser
+def test_a_number_of_the_query_key_or_value_is_explained(char_viewer):
+    """A click on a key or a value explained the query."""
+    char_viewer.open("qkv", token=5)
+    char_viewer.find("qkv-numbers").locator("tbody tr").nth(3).locator("td").nth(2).click()
+    assert char_viewer.wait().state("qkv_part", "head_channel") == [1, 3]
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -182,7 +182,10 @@ async function draw() {
     await view.draw(content, context);
     if (mine === drawing) box.replaceChildren(content);
   } catch (problem) {
-    if (mine === drawing) box.replaceChildren(errorBox(problem));
+    if (mine !== drawing) return;
+    if (!context) drawMenu(); // the address asks for what there is not
+    const {view, text} = state, again = link({...DEFAULTS, view, text});
+    box.replaceChildren(errorBox(problem), context ? "" : element("a", {href: again}, "Show this view of the text"));
   } finally {
     if (mine === drawing) {
       giveFocusBack();
@@ -357,7 +360,7 @@ function short(x) {
   if (!Number.isFinite(x)) return x > 0 ? "∞" : x < 0 ? "−∞" : "NaN"; // also for null, as NaN is in JSON
   const size = Math.abs(x), text = Number.isSafeInteger(x) ? WHOLE.format(x)
     : size >= 1e5 || size < 1e-3 ? x.toExponential(3) : x.toPrecision(4);
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
 }
 
 function signed(x) {

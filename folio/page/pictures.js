@@ -195,7 +195,7 @@ function softText(x, y, text, anchor = "start") {
 }
 
 // A table of numbers and of text, which is made visible, scrolled to the selected row. options: shown (other cells to
-// show), selected(i), click(i).
+// show), selected(i), click(i, j).
 function tableOf(columns, rows, {shown, selected = () => false, click} = {}) {
   const show = x => typeof x === "number" ? Number.isNaN(x) ? "" : short(x) : shown ? x : x && visible(x);
   const kinds = columns.map((_, j) => rows.some(row => row[j] && typeof row[j] === "string") && "text");
@@ -203,8 +203,8 @@ function tableOf(columns, rows, {shown, selected = () => false, click} = {}) {
     element("thead", {}, element("tr", {}, columns.map((title, j) =>
       element("th", {scope: "col", class: kinds[j]}, title)))),
     element("tbody", {}, (shown ?? rows).map((row, i) => element("tr", {
-      class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`, click: click && (() => click(i)),
-    }, row.map((cell, j) => element("td", {class: kinds[j]}, show(cell))))))));
+      class: `${selected(i) ? "selected" : ""} ${click ? "clickable" : ""}`,
+    }, row.map((cell, j) => element("td", {class: kinds[j], click: click && (() => click(i, j))}, show(cell))))))));
   requestAnimationFrame(() => {
     table.scrollTop = (table.querySelector(".selected")?.offsetTop ?? 0) - table.clientHeight / 2;
   });
@@ -222,7 +222,7 @@ const LINE_COLORS = [BLUE, ORANGE, "#0f766e", "#7c3aed", "#a16207", "#be185d", "
 
 function lineChart(series, options = {}) {
   const {width = roomFor(620), height = 240, logX = false, xTitle = "", yTitle = "", mark, click} = options;
-  const left = 56, bottom = 34, top = 10, right = 12;
+  const left = 56, bottom = 34, top = yTitle ? 22 : 10, right = 12;
   const points = series.flatMap(s => s.points), xs = points.map(p => p[0]), ys = points.map(p => p[1]);
   const warp = x => logX ? Math.log10(Math.max(x, 0) + 1) : x;
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
@@ -230,13 +230,13 @@ function lineChart(series, options = {}) {
   const place = scaleOf([warp(x0), warp(x1)], left, width - right), X = x => place(warp(x));
   const Y = scaleOf([y0, y1], height - bottom, top);
   const powers = [0, ...upTo(6).flatMap(i => [10 ** i, 3 * 10 ** i])].filter(x => x >= x0 && x <= x1);
-  const tick = x => String(Number(x.toPrecision(4))).replace("-", "−");
+  const tick = x => Number(x.toPrecision(4)).toLocaleString("en-US", {maximumFractionDigits: 9}).replace("-", "−");
   const ruler = (x1, x2, y1, y2, options) => svg("line", {x1, x2, y1, y2, ...options});
   const chart = svg("svg", {width, height, role: "img"},
     ticksOf(y0, y1, 5).map(y => [ruler(left, width - right, Y(y), Y(y), {stroke: PALE}),
       softText(left - 6, Y(y) + 4, tick(y), "end")]),
     (logX ? powers : ticksOf(x0, x1, 7)).map(x => softText(X(x), height - bottom + 16, tick(x), "middle")),
-    softText((left + width) / 2, height - 3, xTitle, "middle"), softText(left, top, yTitle),
+    softText((left + width) / 2, height - 3, xTitle, "middle"), softText(left, 11, yTitle),
     mark !== undefined && ruler(X(mark), X(mark), top, height - bottom, {stroke: ORANGE, "stroke-dasharray": "3 3"}),
     series.map((s, i) => svg("polyline", {
       points: s.points.map(([x, y]) => `${X(x).toFixed(1)},${Y(y).toFixed(1)}`).join(" "), fill: s.fill ?? "none",

@@ -10,13 +10,12 @@ const COLORINGS = {
 };
 
 function drawSurroundings(context) {
-  const {model, note} = context, {config} = model;
-  const names = described.models.map(model => model.name).join(" and ");
-  document.title = `Folio: ${names}`;
-  byId("model-facts").textContent =
-    `${names} · ${short(model.num_params.total)} parameters · ${config.n_layer} layers, ${config.n_head} heads, `
-    + `${config.n_embd} channels · context ${config.block_size} · ${config.position} positions · `
-    + `${short(model.vocab_size)} tokens (${model.tokenizer})`;
+  const {model, note} = context;
+  document.title = `Folio: ${described.models.map(({name}) => name).join(" and ")}`;
+  byId("model-facts").replaceChildren(...described.models.map(({name, num_params, config, vocab_size, tokenizer}, i) =>
+    element("div", {}, `${i ? "compared with " : ""}${name} · ${short(num_params.total)} parameters · `
+      + `${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context ${config.block_size} · `
+      + `${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
   const box = byId("text");
   if (document.activeElement !== box) box.value = state.ids ? textOf(context.ids) : state.text;
   byId("input-note").textContent = note;
@@ -63,7 +62,8 @@ function drawCheckpoints(model) {
   const [input, output] = box.querySelectorAll("input, output");
   input.max = checkpoints.length - 1;
   input.value = checkpoints.filter(other => other < current).length;
-  output.textContent = `step ${short(current)}`;
+  const newest = checkpoints.at(-1);
+  output.textContent = `step ${short(current)}${current < newest ? ` of ${short(newest)}` : ""}`;
 }
 
 let shownStrip = []; // what the strip shows
@@ -127,9 +127,12 @@ byId("text").addEventListener("input", event => {
   typing = setTimeout(() => change({text: event.target.value, ids: "", token: -1}), 250);
 });
 
-window.addEventListener("hashchange", () => {
+window.addEventListener("hashchange", async () => {
+  const {view} = state, box = byId("view");
   readState();
-  draw();
+  await draw();
+  const {top} = box.getBoundingClientRect();
+  if (view !== state.view && (top < 0 || top > window.innerHeight / 2)) box.scrollIntoView();
 });
 
 document.addEventListener("keydown", event => {
@@ -148,7 +151,7 @@ document.addEventListener("keydown", event => {
   const choose = (name, values, to) => values.length ? {[name]: values[clamp(to, 0, values.length - 1)]} : {};
   const changes = {
     ArrowLeft: move("token", token - 1, count), ArrowRight: move("token", token + 1, count),
-    ArrowUp: move("layer", state.layer + 1, n_layer), ArrowDown: move("layer", state.layer - 1, n_layer),
+    ArrowUp: move("layer", state.layer - 1, n_layer), ArrowDown: move("layer", state.layer + 1, n_layer),
     "[": move("head", state.head - 1, n_head), "]": move("head", state.head + 1, n_head),
     ",": choose("step", steps, at - 1), ".": choose("step", steps, at + 1),
     PageUp: choose("view", menu, view - 1), PageDown: choose("view", menu, view + 1),

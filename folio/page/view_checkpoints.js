@@ -2,6 +2,7 @@
 // How a model changes while it learns: numbers about the current text over the checkpoints of its run.
 
 const NAMED_LINES = 5; // heads that are named; the others are gray
+const FEW = 5; // checkpoints
 
 defineView({
   id: "checkpoints", title: "While it learned", offered: () => described.models[0].checkpoints.length > 1,
@@ -35,7 +36,8 @@ defineView({
 
     function update() {
       const known = asked.flatMap((one, i) => kept(one) ? [{step: checkpoints[i], ...kept(one)}] : []);
-      status.textContent = `${known.length} of ${checkpoints.length} checkpoints`;
+      status.textContent = `${known.length} of ${checkpoints.length} checkpoints`
+        + (checkpoints.length < FEW ? "; training with --snapshots=30 keeps more" : "");
       status.dataset.complete = String(known.length === checkpoints.length);
       if (known.length > 1) result.replaceChildren(...ids.length > 1 ? [losses(known)] : [], choice, headScores(known));
     }

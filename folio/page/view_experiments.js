@@ -127,7 +127,7 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
   const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
   return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
     () => ({columns: ["position", "token", name, otherName, "difference"], rows}), element("div", {}, text, readout),
-    `Mean loss ${name}: ${before}, ${otherName}: ${after}; ±: the standard error. Tokens are colored by their own `
+    `Mean loss ${otherName}: ${after}, ${name}: ${before}; ±: the standard error. Tokens are colored by their own `
       + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);
 }
 

@@ -98,7 +98,8 @@ defineView({
         }),
         tablePicture("qkv-numbers", "All numbers", ["channel", ...rows.map(({label}) => label)],
           upTo(D).map(d => [d, ...rows.map(({vector}) => vector[d])]),
-          {selected: d => d === channel, click: d => change({head_channel: d})})));
+          {selected: d => d === channel,
+            click: (d, j) => change({head_channel: d, qkv_part: rows[j - 1]?.part ?? part})})));
   },
 }, {qkv_part: 0, head_channel: 0});
 

@@ -94,10 +94,15 @@ defineView({
       return picture("distribution", `After token ${names[token]}`, () => ({columns, rows: order.map(row)}),
         element("div", {class: "row"}, tableOf(columns, shown.map(row), {
           selected: i => shown[i] === ids[token + 1],
-          click: i => change({ids: [...ids.slice(0, token + 1), shown[i]].join(","), token: token + 1}),
+          click: i => {
+            const next = appended(ids.slice(0, token + 1), shown[i], model);
+            history.pushState(null, ""); // the browser's Back undoes it
+            change({ids: next.join(","), token: next.length - 1});
+          },
         }), probabilityBars(shown, final)),
         stages.map(({name, probabilities}) => `${name}: entropy ${short(entropyOf(probabilities))} nats`).join("; ")
-          + `. ${final.filter(p => p > 0).length} of ${logits.length} tokens can be drawn. Click one to append it.`);
+          + `. ${final.filter(p => p > 0).length} of ${logits.length} tokens can be drawn. `
+          + "Click one to put it in the place of what follows.");
     }
   },
 });

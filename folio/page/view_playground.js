@@ -84,10 +84,12 @@ async function startSamples() {
   hideMenu();
   const before = state.ids ? context.labels.join("") : state.text; // all of the text, however long
   const prompt = state.ids ? context.ids : (await ask({kind: "tokens", text: before, whole: true})).facts.ids;
-  const samples = upTo(clamp(state.samples, 1, 16)).map(k => newSample(`Sample ${k + 1}`, before, prompt));
-  playground.samples = samples;
-  cards.replaceChildren(...samples.map(sample => sample.card));
-  await streamSamples(samples, {ids: prompt, num_samples: samples.length, ...samplingSettings()});
+  const {samples: num_samples} = state;
+  await streamSamples(() => {
+    const samples = upTo(num_samples).map(k => newSample(`Sample ${k + 1}`, before, prompt));
+    cards.replaceChildren(...samples.map(sample => sample.card));
+    return playground.samples = samples;
+  }, {ids: prompt, num_samples, ...samplingSettings()});
 }
 
 // Continue a sample from its token t, with another token in its place, as a new sample beside it.
@@ -98,24 +100,28 @@ async function branch(sample, t, id, probability) {
   const tokens = [...sample.tokens.slice(0, t).map(token => ({...token, chosen: false})),
     {id, probability, runnersUp, chosen: true}];
   const title = `Branch of ${sample.title.replace("Branch of ", "").toLowerCase()}`;
-  const next = newSample(title, sample.before, sample.prompt);
-  playground.samples.splice(playground.samples.indexOf(sample) + 1, 0, next);
-  sample.card.after(next.card);
   const ids = [...sample.prompt, ...tokens.map(token => token.id)];
-  await streamSamples([next], {ids, begun: tokens.length, num_samples: 1, ...samplingSettings()}, tokens);
+  await streamSamples(() => {
+    const next = newSample(title, sample.before, sample.prompt);
+    playground.samples.splice(playground.samples.indexOf(sample) + 1, 0, next);
+    sample.card.after(next.card);
+    return [next];
+  }, {ids, begun: tokens.length, num_samples: 1, ...samplingSettings()}, tokens);
 }
 
-// Receive the samples of one question, which may begin with tokens. It stops when the view is left.
-async function streamSamples(samples, question, begun = []) {
+// Receive the samples of one question, which may begin with tokens. add() shows them, if the settings make sense. It
+// stops when the view is left.
+async function streamSamples(add, question, begun = []) {
   const controller = new AbortController(), {signal} = controller, {running, parts: {problem, speed}} = playground;
-  let began, count = 0, frame = 0;
+  const began = performance.now();
+  let samples = [], count = 0, frame = 0;
   problem.textContent = "";
   running.add(controller);
   showStatus();
   try {
     for await (const event of provider.generate(question, signal)) {
       if (state.view !== "playground" || signal.aborted) break;
-      began ??= performance.now();
+      if (event.begun) samples = add();
       event.begun?.forEach((text, t) => samples[0].tokens.push({...begun[t], text}));
       event.samples?.forEach((entry, k) => {
         if (!entry) return;
@@ -124,7 +130,7 @@ async function streamSamples(samples, question, begun = []) {
         samples[k].tokens.push({id, text, probability: more[0], runnersUp: more[1]});
         count++;
       });
-      const seconds = Math.max(performance.now() - began, 1) / 1000;
+      const seconds = (performance.now() - began) / 1000;
       speed.textContent = `${short(count)} tokens, ${short(Math.round(count / seconds))} tokens/s`;
       frame ||= requestAnimationFrame(() => frame = drawSamples() ?? 0);
     }

@@ -1,7 +1,7 @@
 "use strict";
 // The run of the model: its curves and samples, also while it trains.
 
-const RUN_INTERVAL = 2000; // milliseconds between two questions about a run that is still training
+const RUN_INTERVAL = 2000; // milliseconds between two questions about the run
 const RUN_POINTS = 1500; // of a curve, at most; the tables have all of them
 const RUN_CURVES = [
   ["run-loss", "Loss (nats per token)", {loss: "training", val_loss: "validation"}],
@@ -44,7 +44,7 @@ defineView({
     box.append(status, figures[0], element("div", {class: "row"}, figures.slice(1)),
       picture("run-samples", "Samples", table, samples, "Generated without a prompt, the newest first."));
     show();
-    again();
+    setTimeout(refresh, RUN_INTERVAL);
 
     function show() {
       status.textContent = describeProgress();
@@ -52,10 +52,6 @@ defineView({
       samples.replaceChildren(...run.facts.samples.toReversed().map(([step, text]) =>
         element("div", {}, element("div", {class: "note"}, `step ${short(step)}`),
           element("div", {class: "token-strip"}, text))));
-    }
-
-    function again() {
-      if (run.facts.training) setTimeout(refresh, RUN_INTERVAL);
     }
 
     async function refresh() {
@@ -66,8 +62,8 @@ defineView({
       model.checkpoints = run.facts.checkpoints;
       drawCheckpoints(model);
       status.textContent = describeProgress();
-      if (run.lines.length > length || run.facts.training !== training) show();
-      again();
+      if (run.lines.length !== length || run.facts.training !== training) show();
+      setTimeout(refresh, RUN_INTERVAL); // a run that has ended may be resumed, or started again
     }
   },
 });
