@@ -580,7 +580,8 @@ def test_the_checkpoint_slider_goes_through_the_run(char_viewer):
     for place, step in ((0, 0), (1, 10), (2, 100), (3, 200)):
         char_viewer.find("checkpoint").fill(str(place))
         assert char_viewer.wait().state("step") == [step]
-        assert char_viewer.page.locator("#checkpoints output").inner_text() == (f"step {step}" if step == 200 else f"step {step} of 200")
+        shown = "step 200" if step == 200 else f"step {step} of 200"
+        assert char_viewer.page.locator("#checkpoints output").inner_text() == shown
         run = NumpyGPT(build_model("char", seed=step)).run(ids)
         assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
     char_viewer.open("looking-back", step=10, layer=1)
