@@ -125,7 +125,8 @@ def test_large_documents_between_separators_come_in_parts(
             assert len(pending) > 100 and block.hash == document_hash(pending)
             contents.append(pending)
             pending, offset = b"", offset + len(separator.encode())
-    assert contents == expected and documents[7].encode() in contents
+    # after a text that ends with a part of the separator, the large document begins with the other part
+    assert contents == expected and any(content.endswith(documents[7].encode()) for content in contents)
 
 
 @pytest.mark.parametrize("text", [b"word " * 10_000, b"a" * 50_000, b"\n" * 50_000], ids=["words", "letters", "breaks"])
