@@ -153,7 +153,7 @@ def test_a_tokenizer_of_text_is_refused(data_dir, tmp_path):
     for name, message in ((str(data_dir / "verse"), "it is for text"), ("char", "use midi, or the folder")):
         with pytest.raises(UserError, match=message):
             prepared(tmp_path, "a.mid", tokenizer=name)
-    with pytest.raises(ConfigError, match="name a .mid file"):
+    with pytest.raises(ConfigError, match=r"name a \.mid file"):
         load(MidiConfig, [])
 
 
