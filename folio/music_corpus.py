@@ -1,19 +1,66 @@
 """Pieces of music as a corpus: read from MIDI files, split by piece, and transposed for training."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from folio import UserError
+from folio import tokenizer as tokenizers
 from folio.blocks import document_hash
 from folio.corpus import Documents, Source
+from folio.fetch import Wheel, fetch
 from folio.music import PITCH, EventFormat, PieceError, events_of_file, transpose
+from folio.prepare import Fraction, PrepareConfig
+from folio.tokenizer import MidiTokenizer
 from folio.workers import cores, map_in_order
 
 SHOWN = 5  # files that a line names; report.json names all
 FEW_BYTES = 1 << 18  # of all files; for less, starting other processes takes longer than it saves
+
+MUSIC21 = "music21==10.5.1"  # the wheel whose scores the scripts read; their terms differ (docs/music.md)
+MUSIC21_SHA256 = "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1"
+
+Semitones = Annotated[int, Ge(0), Le(24)]
+
+
+@dataclass(frozen=True)
+class MusicConfig(PrepareConfig):
+    """Settings that scripts for events have in common."""
+
+    # --- the music ---
+    transpose_down: Semitones = 5  # training pieces are also transposed by up to so many semitones; 0: off
+    transpose_up: Semitones = 6
+    tokenizer: str = "midi"  # midi: events as this script makes them; or the folder of a data set or a run with music
+    val_fraction: Fraction = 0.1  # share of the pieces for validation
+
+    @property
+    def shifts(self) -> range:
+        """By how many semitones a training piece is transposed."""
+        return range(-self.transpose_down, self.transpose_up + 1)
+
+
+def music_tokenizer(cfg: MusicConfig, format: EventFormat) -> MidiTokenizer:
+    """The tokenizer that cfg.tokenizer names; "midi": of this format. Raises UserError if it is not for music."""
+    if cfg.tokenizer == "midi":
+        return format.tokenizer()
+    if not Path(cfg.tokenizer).exists():
+        raise UserError(f"tokenizer={cfg.tokenizer}: use midi, or the folder of a data set or of a run with music")
+    loaded = tokenizers.load(Path(cfg.tokenizer))
+    if not isinstance(loaded, MidiTokenizer):
+        raise UserError(f"tokenizer={cfg.tokenizer}: it is for text ({loaded.kind}); use midi, or a run with music")
+    return loaded
+
+
+def music21_wheel() -> Path:
+    """music21's wheel, downloaded once. It is read as a zip file. Raises UserError if that fails."""
+    return fetch(f"the corpus of {MUSIC21}", MUSIC21_SHA256, [Wheel(MUSIC21, MUSIC21_SHA256)])
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
 
 
 def read_pieces(
@@ -52,12 +99,12 @@ def describe_problems(problems: dict[str, list[str]], total: int) -> list[str]:
     return lines
 
 
-def split_pieces(pieces: Sequence[str], fraction: float) -> tuple[list[str], list[str]]:
+def split_pieces(pieces: Sequence[str], fraction: float, same: Callable[[str], str]) -> tuple[list[str], list[str]]:
     """The pieces for validation and for training: this fraction of them, by the smallest hashes.
 
-    A piece has the same hash in any key, so it is never in both. Raises UserError if there are not two different ones.
+    Pieces with an equal same(piece) are in the same split. Raises UserError if there are not two different ones.
     """
-    keys = [document_hash(_in_one_key(piece).encode()) for piece in pieces]
+    keys = [document_hash(same(piece).encode("utf-8", "replace")) for piece in pieces]
     different = sorted(set(keys))
     if not pieces:
         raise UserError("no file has a piece that can be used; there is nothing to learn from")
@@ -71,8 +118,8 @@ def split_pieces(pieces: Sequence[str], fraction: float) -> tuple[list[str], lis
     return val, train
 
 
-def _in_one_key(piece: str) -> str:
-    """The piece with pitches relative to its first note."""
+def in_one_key(piece: str) -> str:
+    """The piece with pitches relative to its first note, which is the same for the piece in any key."""
     first = int(PITCH.search(piece)[0])
     return PITCH.sub(lambda match: str(int(match[0]) - first), piece)
 
@@ -88,13 +135,13 @@ def music_documents(
     pieces: list[str],
     problems: dict[str, list[str]],
     format: EventFormat,
-    fraction: float,
-    shifts: range,
+    cfg: MusicConfig,
 ) -> Documents:
     """The corpus that `prepare` takes. Prints what is in it. Raises UserError if it cannot be split."""
-    for line in describe_problems(problems, len(sources)):
+    for line in describe_problems(problems, len(pieces) + sum(map(len, problems.values()))):
         print(line)
-    val, train = split_pieces(pieces, fraction)
+    shifts = cfg.shifts
+    val, train = split_pieces(pieces, cfg.val_fraction, in_one_key)
     keys = f", each in up to {len(shifts)} keys," if len(shifts) > 1 else ""
     print(f"{len(pieces):,} pieces: {len(train):,} for training{keys} and {len(val):,} for validation")
     found: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}

@@ -18,19 +18,15 @@ from annotated_types import Ge, Le
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio import tokenizer as tokenizers  # noqa: E402
+from folio import configurator  # noqa: E402
 from folio.corpus import find_sources  # noqa: E402
 from folio.music import SUFFIXES, EventFormat  # noqa: E402
-from folio.music_corpus import music_documents, read_pieces  # noqa: E402
-from folio.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
-from folio.tokenizer import MidiTokenizer  # noqa: E402
-
-Semitones = Annotated[int, Ge(0), Le(24)]
+from folio.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
+from folio.prepare import default_name, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)
-class MidiConfig(PrepareConfig):
+class MidiConfig(MusicConfig):
     # --- the music ---
     inputs: tuple[str, ...] = ()  # .mid and .midi files, folders of them, or patterns
     time: Literal["seconds", "beats"] = "seconds"  # of performances; beats: of scores, whatever their tempo
@@ -38,10 +34,6 @@ class MidiConfig(PrepareConfig):
         None  # of time per second or beat; None: 100 per second, 12 per beat
     )
     velocities: Annotated[int, Ge(0), Le(127)] = 32  # levels; 0: all notes are equally loud
-    transpose_down: Semitones = 5  # training pieces are also transposed by up to so many semitones; 0: off
-    transpose_up: Semitones = 6
-    tokenizer: str = "midi"  # midi: the events that the settings above describe; or the folder of a data set or a run
-    val_fraction: Fraction = 0.1  # share of the pieces for validation
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
@@ -57,27 +49,14 @@ def event_format(cfg: MidiConfig) -> EventFormat:
     return EventFormat("beats", cfg.steps or 12, longest_shift=4, velocities=cfg.velocities, tempo=120.0)
 
 
-def make_tokenizer(cfg: MidiConfig) -> MidiTokenizer:
-    """The tokenizer of the settings. Raises UserError if the one that they name is not for music."""
-    if cfg.tokenizer == "midi":
-        return event_format(cfg).tokenizer()
-    if not Path(cfg.tokenizer).exists():
-        raise UserError(f"tokenizer={cfg.tokenizer}: use midi, or the folder of a data set or of a run with music")
-    loaded = tokenizers.load(Path(cfg.tokenizer))
-    if not isinstance(loaded, MidiTokenizer):
-        raise UserError(f"tokenizer={cfg.tokenizer}: it is for text ({loaded.kind}); use midi, or a run with music")
-    return loaded
-
-
 def main(cfg: MidiConfig) -> None:
     configurator.check(cfg)
-    tokenizer = make_tokenizer(cfg)
+    tokenizer = music_tokenizer(cfg, event_format(cfg))
     format = EventFormat.of(tokenizer)
     sources = find_sources(cfg.inputs, "text", SUFFIXES)
     name = cfg.name or default_name(cfg.inputs)
     pieces, problems = read_pieces(sources, format, cfg.num_workers)
-    shifts = range(-cfg.transpose_down, cfg.transpose_up + 1)
-    corpus = music_documents(sources, pieces, problems, format, cfg.val_fraction, shifts)
+    corpus = music_documents(sources, pieces, problems, format, cfg)
     prepare(cfg, corpus, name, corpus.split_rule, tokenizer=tokenizer, config_file="config/chorales.py")
 
 

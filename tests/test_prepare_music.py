@@ -1,6 +1,8 @@
 """MIDI files as a data set: the split, transposition, and files that cannot be used."""
 
+import io
 import random
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,10 @@ from folio import UserError
 from folio.configurator import ConfigError, load
 from folio.files import read_json
 from folio.music import EventFormat, PieceError, events_of_file, notes_of_events
-from folio.music_corpus import split_pieces, versions
+from folio.music_corpus import in_one_key, split_pieces, versions
 from folio.shards import open_dataset
-from prepare import midi
+from prepare import chorales, midi
+from prepare.chorales import ChoralesConfig
 from prepare.midi import MidiConfig
 
 
@@ -69,7 +72,7 @@ def test_a_piece_and_its_transposition_are_in_the_same_split(tmp_path):
     pieces = [events_of_file(path, SCORE) for path in sorted((tmp_path / "pieces").glob("*.mid"))]
     same = {pieces[0], pieces[6]}  # 0.mid and again.mid
     for fraction in (0.01, 0.2, 0.4, 0.6, 0.8, 0.99):
-        val, train = split_pieces(pieces, fraction)
+        val, train = split_pieces(pieces, fraction, in_one_key)
         assert val and train and sorted(val + train) == sorted(pieces)
         assert same <= set(val) or same <= set(train)
 
@@ -196,3 +199,81 @@ def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed, capsys):
             assert str(path) not in names
         except PieceError:
             assert str(path) in names
+
+
+# --- chorales ---------------------------------------------------------------------------------------------------------
+
+HALF, QUARTER, EIGHTH = 20160, 10080, 5040  # durations in music21's files, which have 10,080 divisions per quarter
+
+
+def music_xml(*parts: list[tuple[str, int, str]]) -> str:
+    """A score in MusicXML: for each part, its notes (step and octave or "rest", duration, what else the note has)."""
+    names = "".join(f'<score-part id="P{n}"><part-name>{n}</part-name></score-part>' for n in range(len(parts)))
+    shown = []
+    for number, part in enumerate(parts):
+        notes = ""
+        for name, duration, other in part:
+            pitch = f"<pitch><step>{name[0]}</step><octave>{name[-1]}</octave></pitch>"
+            notes += f"<note>{'<rest/>' if name == 'rest' else pitch}<duration>{duration}</duration>{other}</note>"
+        start = (
+            "<attributes><divisions>10080</divisions><time><beats>4</beats><beat-type>4</beat-type></time></attributes>"
+        )
+        shown.append(f'<part id="P{number}"><measure number="1">{start}{notes}</measure></part>')
+    return f'<score-partwise version="3.0"><part-list>{names}</part-list>{"".join(shown)}</score-partwise>'
+
+
+TIED = ['<tie type="start"/><notations><tied type="start"/></notations>']
+TIED += ['<tie type="stop"/><notations><tied type="stop"/></notations>']
+CHORALE = [
+    [("C5", QUARTER, ""), ("D5", EIGHTH, ""), ("E5", EIGHTH, ""), ("C5", HALF, "")],
+    [("G4", QUARTER, TIED[0]), ("G4", QUARTER, TIED[1]), ("rest", HALF, "")],
+    [("E4", HALF, ""), ("E4", HALF, "")],
+    [("E4", QUARTER, ""), ("C3", QUARTER, ""), ("C3", HALF, "")],
+]
+NOTES_OF_CHORALE = [  # in sixteenths; the tenor and the bass begin together on E4
+    *[(0, 8, 64), (0, 8, 67), (0, 4, 72)],
+    *[(4, 8, 48), (4, 6, 74), (6, 8, 76)],
+    *[(8, 16, 48), (8, 16, 64), (8, 16, 72)],
+]
+
+
+def test_a_chorale_is_read_on_a_grid_of_sixteenths():
+    notes = chorales.notes_of_chorale(music_xml(*CHORALE).encode())
+    assert [note[:3] for note in notes] == NOTES_OF_CHORALE
+    assert chorales.notes_of_chorale(music_xml(*CHORALE, CHORALE[3]).encode()) is None
+
+
+def fake_wheel(path: Path, files: dict[str, str]) -> Path:
+    """A zip file as music21's wheel. A name that ends in .mxl is stored as a zip file with the text inside."""
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            content = io.BytesIO()
+            if name.endswith(".mxl"):
+                with zipfile.ZipFile(content, "w") as score:
+                    score.writestr("META-INF/container.xml", "<container/>")
+                    score.writestr("score.xml", text)
+            wheel.writestr(f"music21/corpus/{name}", content.getvalue() or text.encode("utf-8"))
+    return path
+
+
+def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
+    high = [(name.replace("C5", "F5"), *rest) for name, *rest in CHORALE[0]]
+    files = {
+        "bach/bwv1.mxl": music_xml(*CHORALE),
+        "bach/bwv2.xml": music_xml(high, *CHORALE[1:]),
+        "bach/bwv3.mxl": music_xml(*CHORALE[:2]),
+        "bach/other.xml": music_xml(*CHORALE),
+        "bach/bwv4.krn": "not read",
+    }
+    wheel = fake_wheel(tmp_path / "music21.whl", files)
+    monkeypatch.setattr(chorales, "music21_wheel", lambda: wheel)
+    cfg = ChoralesConfig(data_dir=str(tmp_path / "data"), num_workers=0, transpose_down=1, transpose_up=2)
+    chorales.main(cfg)
+    assert "2 chorales of 4 parts; 1 scores have another number" in capsys.readouterr().out
+    folder = tmp_path / "data" / "chorales"
+    format = EventFormat.of(open_dataset(folder).load_tokenizer())
+    assert (format.lowest, format.highest, format.steps) == (48 - 1, 77 + 2, 4)
+    val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
+    assert (len(val), len(train)) == (1, 4)
+    notes = [[note[:3] for note in notes_of_events(piece, format)] for piece in (*val, train[0])]
+    assert NOTES_OF_CHORALE in notes
