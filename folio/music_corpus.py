@@ -89,13 +89,13 @@ def _read_piece(source: Source, format: EventFormat) -> str | tuple[str, str]:
         return error.problem, error.reason
 
 
-def describe_problems(problems: dict[str, list[str]], total: int) -> list[str]:
+def describe_problems(problems: dict[str, list[str]], total: int, what: str = "files") -> list[str]:
     """A line for each problem that occurred, with some of the files."""
     lines = []
     for problem, files in problems.items():
         if files:
             others = f", and {len(files) - SHOWN:,} others: report.json has all" if len(files) > SHOWN else ""
-            lines.append(f"left out {len(files):,} of {total:,} files ({problem}): {', '.join(files[:SHOWN])}{others}")
+            lines.append(f"left out {len(files):,} of {total:,} {what} ({problem}): {', '.join(files[:SHOWN])}{others}")
     return lines
 
 
