@@ -271,8 +271,8 @@ class Corpus:
 class Documents(Corpus):
     """Documents in memory, which a script has read from files that are not text and has already split.
 
-    val, train: the documents, those for validation first. found: what report.json says about the files. versions: the
-    documents that a training document becomes, itself included (data augmentation); None: only itself. recipe: what
+    val, train: the documents, those for validation first. in_report: what report.json says about the files. versions:
+    the documents that a training document becomes, itself included (data augmentation); None: only itself. recipe: what
     else decides the documents, for the fingerprint.
     """
 
@@ -283,12 +283,12 @@ class Documents(Corpus):
         sources: list[Source],
         val: Sequence[str],
         train: Sequence[str],
-        found: dict[str, Any],
+        in_report: dict[str, Any],
         versions: Callable[[str], list[str]] | None = None,
         recipe: dict[str, Any] | None = None,
     ):
         super().__init__(sources)
-        self.val, self.train, self.found, self.versions, self.recipe = val, train, found, versions, recipe
+        self.val, self.train, self.in_report, self.versions, self.recipe = val, train, in_report, versions, recipe
 
     @property
     def split_rule(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -307,7 +307,7 @@ class Documents(Corpus):
         return {"val": len(self.val), "train": len(self.train), "blake2b": digest.hexdigest(), "recipe": self.recipe}
 
     def report(self) -> dict[str, Any]:
-        return self.found
+        return self.in_report
 
     def blocks(self, val_fraction: float | None = None) -> Iterator[Block]:
         versions = self.versions or (lambda text: [text])

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -187,6 +188,18 @@ def as_played(
 def in_order(notes: Iterable[Note]) -> list[Note]:
     """The notes by their start, and then by their pitch."""
     return sorted(notes, key=lambda note: (note.start, note.pitch))
+
+
+def highest_voice(notes: Iterable[Note]) -> list[Note]:
+    """The notes that begin while no higher one sounds: the melody of most music. notes: in_order."""
+    voice: list[Note] = []
+    sounding: list[Note] = []
+    for start, together in groupby(notes, key=lambda note: note.start):
+        sounding = [note for note in sounding if note.end > start] + list(together)
+        highest = max(sounding, key=lambda note: note.pitch)
+        if highest.start == start:
+            voice.append(highest)
+    return voice
 
 
 def events_of_notes(notes: list[Note], format: EventFormat) -> str:

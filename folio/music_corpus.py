@@ -136,14 +136,17 @@ def music_documents(
     problems: dict[str, list[str]],
     format: EventFormat,
     cfg: MusicConfig,
+    same: Callable[[str], str] = in_one_key,
 ) -> Documents:
-    """The corpus that `prepare` takes. Prints what is in it. Raises UserError if it cannot be split."""
+    """The corpus that `prepare` takes. same: as in split_pieces. Prints what is in it. Raises UserError if it cannot be
+    split.
+    """
     for line in describe_problems(problems, len(pieces) + sum(map(len, problems.values()))):
         print(line)
     shifts = cfg.shifts
-    val, train = split_pieces(pieces, cfg.val_fraction, in_one_key)
+    val, train = split_pieces(pieces, cfg.val_fraction, same)
     keys = f", each in up to {len(shifts)} keys," if len(shifts) > 1 else ""
     print(f"{len(pieces):,} pieces: {len(train):,} for training{keys} and {len(val):,} for validation")
-    found: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}
+    report: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}
     recipe = {"format": asdict(format), "shifts": list(shifts)}
-    return Documents(sources, val, train, found, partial(versions, shifts=shifts, format=format), recipe)
+    return Documents(sources, val, train, report, partial(versions, shifts=shifts, format=format), recipe)

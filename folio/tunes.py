@@ -64,7 +64,7 @@ def reduce_tune(text: str) -> str:
 def _clean(line: str) -> str:
     """A line without its comment, and without what only concerns typesetting: continuation, beams, extra spaces."""
     line = re.sub(r"(?<!\\)%.*", "", line).replace("`", "")
-    return re.sub(r"[ \t]+", " ", line).rstrip(" \\")
+    return re.sub(r"[ \t]+", " ", line).lstrip().rstrip(" \\")
 
 
 def _default_length(meter: str) -> str:

@@ -7,9 +7,11 @@ is music21, the library, that reads them. Their terms are in docs/music.md: do n
 """
 
 import io
+import itertools
 import sys
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,14 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.corpus import Source  # noqa: E402
-from folio.music import EventFormat, Note, as_played, events_of_notes  # noqa: E402
+from folio.music import (  # noqa: E402
+    EventFormat,
+    Note,
+    as_played,
+    events_of_notes,
+    highest_voice,
+    notes_of_events,
+)
 from folio.music_corpus import (  # noqa: E402
     MUSIC21,
     MusicConfig,
@@ -34,6 +43,7 @@ from folio.workers import cores, map_in_order  # noqa: E402
 STEPS = 4  # of time per beat: sixteenths
 TEMPO = 80.0  # beats per minute of the files that a model writes
 VOICES = 4
+MELODY_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,16 @@ def notes_of_chorale(content: bytes) -> list[Note] | None:
     return as_played(begin, end, pitch.astype(np.int64), velocity, longest_gap=int(end.max()))
 
 
+def melody(piece: str, format: EventFormat) -> str:
+    """The first steps of the highest voice, by which the settings of a melody are recognized in any key.
+
+    Bach set many melodies several times, and some settings occur twice with small differences.
+    """
+    pitches = [note.pitch for note in highest_voice(notes_of_events(piece, format))]
+    steps = [after - before for before, after in itertools.pairwise(pitches) if after != before]
+    return str(steps[:MELODY_STEPS])
+
+
 def main(cfg: ChoralesConfig) -> None:
     configurator.check(cfg)
     path = music21_wheel()
@@ -100,7 +120,7 @@ def main(cfg: ChoralesConfig) -> None:
     tokenizer = music_tokenizer(cfg, format)
     format = EventFormat.of(tokenizer)
     texts = [events_of_notes(notes, format) for notes in chorales]
-    corpus = music_documents([Source(path, "text", MUSIC21)], texts, {}, format, cfg)
+    corpus = music_documents([Source(path, "text", MUSIC21)], texts, {}, format, cfg, partial(melody, format=format))
     prepare(cfg, corpus, cfg.name, corpus.split_rule, tokenizer=tokenizer, config_file="config/chorales.py")
 
 

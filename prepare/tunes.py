@@ -47,10 +47,10 @@ def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
     read: list[str] = []
     problems: dict[str, list[str]] = {"no tune": [], "not usable": []}
     for name, content in read_files(sources):
-        found = list(tunes.split_tunes(tunes.decode(content)))
-        if not found:
+        texts = list(tunes.split_tunes(tunes.decode(content)))
+        if not texts:
             problems["no tune"].append(f"{name} (it has no line X:)")
-        for number, text in found:
+        for number, text in texts:
             try:
                 read.append(tunes.reduce_tune(text))
             except tunes.TuneError as error:
