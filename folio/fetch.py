@@ -89,6 +89,7 @@ class Wheel:
             requirements = Path(folder, "requirements.txt")
             requirements.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+            pip += ["--ignore-requires-python"]  # music21's wheel is for 3.11 and up, and its scores are for any
             pip += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", f"--requirement={requirements}"]
             done = subprocess.run(pip, capture_output=True, text=True, encoding="utf-8", errors="replace")
             if done.returncode:

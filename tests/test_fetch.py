@@ -46,14 +46,15 @@ def test_the_next_source_is_tried_and_the_error_lists_every_failure(served, tmp_
 
 
 def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
-    """pip itself runs, with a folder of wheels instead of the registry."""
+    """pip itself runs, with a folder of wheels instead of the registry. The wheel need not run here."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("part1.txt", CONTENT[:5])
         archive.writestr("part2.txt", CONTENT[5:])
-        archive.writestr("carrier-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+        metadata = "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\nRequires-Python: >=99\n"
+        archive.writestr("carrier-1.0.dist-info/METADATA", metadata)
         archive.writestr("carrier-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("carrier-1.0.dist-info/RECORD", "")
     (wheels / "carrier-1.0-py3-none-any.whl").write_bytes(content.getvalue())
