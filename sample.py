@@ -5,6 +5,7 @@ python sample.py --out_dir=out-shakespeare-char --start="ROMEO:" --num_samples=3
 python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt --temperature=0
 python sample.py --out_dir=out-shakespeare-char --interactive=True
 python sample.py --out_dir=out-shakespeare-char --prompts=prompts.jsonl --num_samples=4 > texts.jsonl
+python sample.py --out_dir=out-chorales --start=FILE:piece.mid --start_tokens=100 --save=new.mid
 """
 
 import json
@@ -19,13 +20,14 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge
 
-from folio import UserError, configurator
+from folio import UserError, configurator, music, tunes
 from folio.blocks import CorpusError
 from folio.checkpoint import NoCheckpointError
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Step
-from folio.language_model import GenerationConfig, LanguageModel, Prompt
+from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt
+from folio.tokenizer import MidiTokenizer
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class SampleConfig(GenerationConfig):
     init_from: str = "resume"  # "resume": the run in out_dir; or a checkpoint, "gpt2", a Hugging Face folder, ckpt.pt
     checkpoint: Literal["best", "last"] = "best"  # which of the run's
     # --- text ---
-    start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, "-" standard input
+    start: str = ""  # the prompt; \n is a line break; "FILE:path" reads a file, also .mid; "-" standard input
+    start_tokens: Count | None = None  # use only so many tokens of the prompt, from its beginning; None: all
+    save: str | None = None  # file for the text instead of the terminal: .mid for music, or .abc, .txt; must not exist
     prompts: str | None = None  # a .jsonl file of {"prompt": "..."}; prints JSON lines, too
     interactive: bool = False  # True: ask for prompts; Ctrl-C ends a text, Ctrl-D the program
     stream: bool = True  # print tokens as they are generated; False: each text when it is complete
@@ -52,6 +56,8 @@ class SampleConfig(GenerationConfig):
             problems.append(("compile", "decoding is not compiled; leave it out"))
         if self.prompts and (self.interactive or self.start):
             problems.append(("prompts", "it replaces start and interactive; give only one of them"))
+        if self.save and (self.prompts or self.interactive or self.logprobs is not None):
+            problems.append(("save", "it does not go with prompts, interactive, or logprobs; leave them out"))
         return problems
 
 
@@ -87,9 +93,11 @@ def main(cfg: SampleConfig) -> None:
         elif cfg.interactive:
             converse(sampler, cfg)
         elif cfg.logprobs is not None:
-            show_logprobs(sampler, cfg, read_start(cfg.start), cfg.logprobs)
+            show_logprobs(sampler, cfg, read_start(cfg.start, sampler), cfg.logprobs)
+        elif cfg.save:
+            save(sampler, cfg, read_start(cfg.start, sampler), Path(cfg.save))
         else:
-            write(sampler, cfg, read_start(cfg.start))
+            write(sampler, cfg, read_start(cfg.start, sampler))
     except KeyboardInterrupt:
         print(sampler.speed(), file=sys.stderr)
         raise
@@ -112,6 +120,9 @@ def load_sampler(cfg: SampleConfig) -> Sampler:
 def encode_prompt(sampler: Sampler, cfg: SampleConfig, start: str, name: str = "the prompt") -> Prompt:
     """The prompt as the model sees it. A line on standard error says what the model does not see."""
     prompt = sampler.encode_prompt(start, cfg.on_unknown)
+    if cfg.start_tokens and len(prompt.ids) > cfg.start_tokens:
+        ids = prompt.ids[: cfg.start_tokens]
+        prompt = prompt._replace(ids=ids, text=sampler.tokenizer.decode(ids))
     if prompt.unknown:
         done = "left out" if cfg.on_unknown == "skip" else "replaced"
         count = f"{prompt.unknown:,} of {len(start):,} characters"
@@ -145,6 +156,65 @@ def write(sampler: Sampler, cfg: SampleConfig, start: str) -> None:
         others = [f"{SEPARATOR}{prompt.text}{text}" for text in texts[1:]]
         print("" if cfg.stream else texts[0], *others, sep="", end="")
     print()
+
+
+def save(sampler: Sampler, cfg: SampleConfig, start: str, path: Path) -> None:
+    """Save each sample, prompt included, as a file: several as NAME-1, NAME-2, ... Ctrl-C saves what there is."""
+    paths = [path]
+    if cfg.num_samples > 1:
+        paths = [path.with_stem(f"{path.stem}-{k}") for k in range(1, cfg.num_samples + 1)]
+    check_files(sampler, paths)
+    prompt = encode_prompt(sampler, cfg, start)
+    rows = sampler.rows(cfg.num_samples, cfg.batch_size)
+    for first in range(0, cfg.num_samples, rows):
+        samples = list(range(first, min(first + rows, cfg.num_samples)))
+        texts = [prompt.text] * len(samples)
+        try:
+            for pieces in sampler.texts([prompt.ids] * len(samples), samples, cfg):
+                texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+        finally:
+            for sample, text in zip(samples, texts, strict=True):
+                print(save_text(sampler, paths[sample], text))
+
+
+def check_files(sampler: Sampler, paths: list[Path]) -> None:
+    """Raise UserError if the model writes nothing for such files, or they cannot be written."""
+    name = f"save={paths[0]}"
+    is_midi_file, writes_music = paths[0].suffix.lower() in music.SUFFIXES, isinstance(sampler.tokenizer, MidiTokenizer)
+    if is_midi_file and not writes_music:
+        raise UserError(f"{name}: this model writes text, not MIDI files; use .txt, or .abc for tunes")
+    if writes_music and not is_midi_file:
+        raise UserError(f"{name}: this model writes music, which is saved as MIDI; use .mid")
+    if not paths[0].parent.is_dir():
+        raise UserError(f"{name}: the folder {paths[0].parent} does not exist; make it, or use another")
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{name}: {path} exists already; remove it, or use another name")
+
+
+def save_text(sampler: Sampler, path: Path, text: str) -> str:
+    """Save one text, as MIDI if the model writes music. Returns a line that says what is in the file."""
+    try:
+        if not isinstance(sampler.tokenizer, MidiTokenizer):
+            path.write_text(text, encoding="utf-8")
+            return f"{path}: {len(text):,} characters{describe_tune(text) if path.suffix == '.abc' else ''}"
+        format = music.EventFormat.of(sampler.tokenizer)
+        notes = music.write_midi(path, text, format)
+    except music.PieceError as error:
+        return f"{path} was not written: {error}"
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    seconds = max(note.end for note in notes) / format.steps * 60 / format.tempo
+    return f"{path}: {len(notes):,} notes, {seconds:.1f} s"
+
+
+def describe_tune(text: str) -> str:
+    """What is wrong with a tune in ABC notation, if anything is."""
+    try:
+        tunes.reduce_tune(text)
+        return ""
+    except tunes.TuneError as error:
+        return f", which are not a tune in ABC notation: {error}"
 
 
 def converse(sampler: Sampler, cfg: SampleConfig) -> None:
@@ -216,13 +286,23 @@ def show_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives:
         print(f"{shown[0]:24} {'  '.join(shown[1:])}".rstrip(), flush=True)
 
 
-def read_start(start: str) -> str:
-    """The prompt: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError."""
+def read_start(start: str, sampler: Sampler) -> str:
+    """The prompt: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError.
+
+    A MIDI file becomes the events of the sampler's tokenizer.
+    """
     if start != "-" and not start.startswith("FILE:"):
         return line_breaks(start)
     path = Path(start.removeprefix("FILE:"))
     if start != "-" and path.exists() and not path.is_file():
         raise UserError(f"start={start}: {path} is not a file; give a file, or pipe the text to --start=-")
+    if start != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
+        if not isinstance(sampler.tokenizer, MidiTokenizer):
+            raise UserError(f"start={start}: it is a MIDI file, and this model writes text; give it text")
+        try:
+            return music.events_of_file(path, music.EventFormat.of(sampler.tokenizer))
+        except music.PieceError as error:
+            raise UserError(f"start={start}: this MIDI file cannot be used: {error}") from None
     try:
         content = sys.stdin.buffer.read() if start == "-" else path.read_bytes()
         return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text

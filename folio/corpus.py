@@ -104,27 +104,35 @@ class Source:
         return [self.path.name, stat.st_size, stat.st_mtime_ns]
 
 
-def find_sources(inputs: Sequence[str], format: Format | None = None) -> list[Source]:
+def find_sources(
+    inputs: Sequence[str], format: Format | None = None, suffixes: Sequence[str] | None = None
+) -> list[Source]:
     """The files that the inputs name: files, patterns, or folders, of which all text files are taken. Each file comes
     once, in the order of the inputs and then of the names.
 
     format: of all files. None: by the suffix; a file with another suffix is text if it is named directly, and ignored
-    in a folder. Raises CorpusError.
+    in a folder. suffixes: of the files to take from folders; None: those of text, or all if there is a format. Raises
+    CorpusError.
     """
     sources: dict[Path, Source] = {}
     for name in inputs:
-        for path in _find_files(name, format):
+        for path in _find_files(name, format, suffixes):
             sources.setdefault(path.resolve(), Source(path, format or format_of(path) or "text", str(path)))
     return list(sources.values())
 
 
-def _find_files(name: str, format: Format | None) -> list[Path]:
+def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None) -> list[Path]:
     """The files that one input names. Raises CorpusError if there are none."""
     path = Path(os.path.expanduser(name))
     if os.path.isdir(path):  # os.path's functions return False if the name is too long, Path's methods raise OSError
-        files = [p for p in sorted(_files_under(path)) if format_of(p) or format]
+        files = sorted(_files_under(path))
+        if suffixes:
+            files = [p for p in files if p.suffix.lower() in suffixes]
+        elif not format:
+            files = [p for p in files if format_of(p)]
         if not files:
-            raise CorpusError(f"{name}: this folder has no text files ({', '.join(FORMATS)}, also .gz or .zst)")
+            kind = ", ".join(suffixes) if suffixes else f"text files ({', '.join(FORMATS)}, also .gz or .zst)"
+            raise CorpusError(f"{name}: this folder has no {kind}")
         return files
     if os.path.isfile(path):
         return [path]
@@ -206,6 +214,10 @@ class Corpus:
         sources = [source.fingerprint() for source in self.sources]
         return {"sources": sources, "field": self.field, "split_on": self.split_on, "limit": self.limit}
 
+    def report(self) -> dict[str, Any]:
+        """What report.json says about this corpus, beside what it says about every data set."""
+        return {}
+
     def blocks(self, val_fraction: float | None = None) -> Iterator[Block]:
         """All documents. val_fraction: split a single text into two documents, the second one for validation."""
         if self.is_one_text:
@@ -254,6 +266,66 @@ class Corpus:
         for chunk, _ in source.read():
             digest.update(chunk)
         return _parts(source, source.read(), int.from_bytes(digest.digest(), "little"))
+
+
+class Documents(Corpus):
+    """Documents in memory, which a script has read from files that are not text and has already split.
+
+    val, train: the documents, those for validation first. in_report: what report.json says about the files. versions:
+    the documents that a training document becomes, itself included (data augmentation); None: only itself. recipe: what
+    else decides the documents, for the fingerprint.
+    """
+
+    is_one_text = is_one_file = False
+
+    def __init__(
+        self,
+        sources: list[Source],
+        val: Sequence[str],
+        train: Sequence[str],
+        in_report: dict[str, Any],
+        versions: Callable[[str], list[str]] | None = None,
+        recipe: dict[str, Any] | None = None,
+    ):
+        super().__init__(sources)
+        self.val, self.train, self.in_report, self.versions, self.recipe = val, train, in_report, versions, recipe
+
+    @property
+    def split_rule(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """Which documents are for validation, for `prepare`."""
+        return lambda numbers, hashes: numbers < len(self.val)
+
+    @cached_property
+    def text_bytes(self) -> int:
+        versions = len(self.versions(self.train[0])) if self.versions and self.train else 1
+        return sum(map(len, self.val)) + versions * sum(map(len, self.train))
+
+    def fingerprint(self) -> dict[str, Any]:
+        digest = blake2b(digest_size=16)
+        for text in (*self.val, *self.train):
+            digest.update(b"%d " % len(text) + text.encode("utf-8", "replace"))
+        return {"val": len(self.val), "train": len(self.train), "blake2b": digest.hexdigest(), "recipe": self.recipe}
+
+    def report(self) -> dict[str, Any]:
+        return self.in_report
+
+    def blocks(self, val_fraction: float | None = None) -> Iterator[Block]:
+        versions = self.versions or (lambda text: [text])
+        documents = itertools.chain(self.val, (version for text in self.train for version in versions(text)))
+        done, first, texts, size = 0, 0, [], 0
+        for text in documents:
+            texts.append(text)
+            size += len(text)
+            if size >= BLOCK_BYTES:
+                done += size
+                yield self._block(texts, first, done)
+                first, texts, size = first + len(texts), [], 0
+        if texts:
+            yield self._block(texts, first, self.text_bytes)
+
+    def _block(self, texts: list[str], first: int, done: int) -> RowBlock:
+        bytes_read = min(self.bytes, self.bytes * done // max(1, self.text_bytes))
+        return RowBlock(bytes_read, self.sources[0].name, texts, first)
 
 
 # --- one text ---------------------------------------------------------------------------------------------------------

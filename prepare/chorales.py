@@ -1,0 +1,128 @@
+"""Bach's four-part chorales as events on a grid of sixteenths, all voices together.
+
+    python prepare/chorales.py
+
+The scores are in music21's wheel on the Python registry, which is downloaded once (20 MB) and checked by its hash; it
+is music21, the library, that reads them. Their terms are in docs/music.md: do not distribute them or the data set.
+"""
+
+import io
+import itertools
+import sys
+import zipfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import configurator  # noqa: E402
+from folio.corpus import Source  # noqa: E402
+from folio.music import (  # noqa: E402
+    EventFormat,
+    Note,
+    as_played,
+    events_of_notes,
+    highest_voice,
+    notes_of_events,
+)
+from folio.music_corpus import (  # noqa: E402
+    MUSIC21,
+    MusicConfig,
+    music21_wheel,
+    music_documents,
+    music_tokenizer,
+)
+from folio.prepare import prepare  # noqa: E402
+from folio.progress import progress_bar  # noqa: E402
+from folio.workers import cores, map_in_order  # noqa: E402
+
+STEPS = 4  # of time per beat: sixteenths
+TEMPO = 80.0  # beats per minute of the files that a model writes
+VOICES = 4
+MELODY_STEPS = 8
+
+
+@dataclass(frozen=True)
+class ChoralesConfig(MusicConfig):
+    name: str = "chorales"  # folder under data_dir
+    dedup: bool = True  # False: keep chorales that repeat another one exactly
+
+
+def score_names(wheel: zipfile.ZipFile) -> list[str]:
+    """The scores of Bach's chorales in music21's wheel, by name: MusicXML, or MusicXML in a zip file."""
+    folder = "music21/corpus/bach/bwv"
+    return sorted(n for n in wheel.namelist() if n.startswith(folder) and n.endswith((".mxl", ".xml")))
+
+
+def music_xml(content: bytes) -> bytes:
+    """The MusicXML of a file, which may be a zip file with the score beside a folder META-INF."""
+    if not content.startswith(b"PK"):
+        return content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        (score,) = [n for n in archive.namelist() if n.endswith((".xml", ".musicxml")) and "META-INF" not in n]
+        return archive.read(score)
+
+
+def notes_of_chorale(content: bytes) -> list[Note] | None:
+    """The notes of a score in MusicXML as one player plays them, in sixteenths. None if it has not four parts.
+
+    Repeats are not played, and grace notes are left out.
+    """
+    from music21 import converter
+
+    score = converter.parseData(content.decode("utf-8"), format="musicxml")
+    if len(score.parts) != VOICES:
+        return None
+    notes = [
+        (note.offset, note.offset + note.quarterLength, pitch.midi)
+        for note in score.stripTies().flatten().notes
+        for pitch in note.pitches
+        if note.quarterLength
+    ]
+    begin, end, pitch = np.array(notes, dtype=np.float64).T  # (N,) each
+    begin, end = (np.round(times * STEPS).astype(np.int64) for times in (begin, end))
+    velocity = np.full(len(begin), 100)
+    return as_played(begin, end, pitch.astype(np.int64), velocity, longest_gap=int(end.max()))
+
+
+def melody(piece: str, format: EventFormat) -> str:
+    """The first steps of the highest voice, by which the settings of a melody are recognized in any key.
+
+    Bach set many melodies several times, and some settings occur twice with small differences.
+    """
+    pitches = [note.pitch for note in highest_voice(notes_of_events(piece, format))]
+    steps = [after - before for before, after in itertools.pairwise(pitches) if after != before]
+    return str(steps[:MELODY_STEPS])
+
+
+def main(cfg: ChoralesConfig) -> None:
+    configurator.check(cfg)
+    path = music21_wheel()
+    chorales, others = [], 0
+    with zipfile.ZipFile(path) as wheel:
+        names = score_names(wheel)
+        scores = [music_xml(wheel.read(name)) for name in names]
+    workers = cores() if cfg.num_workers is None else cfg.num_workers
+    results = map_in_order(notes_of_chorale, scores, workers)
+    for _, notes in progress_bar(iterable=results, total=len(names), leave=False):
+        if notes is None:
+            others += 1
+        else:
+            chorales.append(notes)
+    print(f"{len(chorales)} chorales of {VOICES} parts; {others} scores have another number of parts")
+    pitches = [note.pitch for notes in chorales for note in notes]
+    lowest, highest = min(pitches) - cfg.transpose_down, max(pitches) + cfg.transpose_up
+    format = EventFormat("beats", STEPS, longest_shift=4, velocities=0, lowest=lowest, highest=highest, tempo=TEMPO)
+    tokenizer = music_tokenizer(cfg, format)
+    format = EventFormat.of(tokenizer)
+    texts = [events_of_notes(notes, format) for notes in chorales]
+    corpus = music_documents([Source(path, "text", MUSIC21)], texts, {}, format, cfg, partial(melody, format=format))
+    prepare(cfg, corpus, cfg.name, corpus.split_rule, tokenizer=tokenizer, config_file="config/chorales.py")
+
+
+if __name__ == "__main__":
+    configurator.run_script(main, ChoralesConfig)

@@ -1,0 +1,64 @@
+"""MIDI files as a data set of events: note-on, note-off, time-shift and velocity, as in the Music Transformer.
+
+    python prepare/midi.py performances/
+    python prepare/midi.py "songs/**/*.mid" --name=songs --time=beats --steps=4 --velocities=0
+    python prepare/midi.py mine/ --tokenizer=out-performances
+
+The input is any number of .mid and .midi files, folders, or patterns. All tracks of a file are one piece for a piano;
+drums are left out. Each piece is in one split, and the training pieces are also transposed.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import configurator  # noqa: E402
+from folio.corpus import find_sources  # noqa: E402
+from folio.music import SUFFIXES, EventFormat  # noqa: E402
+from folio.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
+from folio.prepare import default_name, prepare  # noqa: E402
+
+
+@dataclass(frozen=True)
+class MidiConfig(MusicConfig):
+    # --- the music ---
+    inputs: tuple[str, ...] = ()  # .mid and .midi files, folders of them, or patterns
+    time: Literal["seconds", "beats"] = "seconds"  # of performances; beats: of scores, whatever their tempo
+    steps: Annotated[int, Ge(1), Le(1000)] | None = (
+        None  # of time per second or beat; None: 100 per second, 12 per beat
+    )
+    velocities: Annotated[int, Ge(0), Le(127)] = 32  # levels; 0: all notes are equally loud
+
+    def problems(self) -> list[tuple[str, str]]:
+        problems = super().problems()
+        if not self.inputs:
+            problems.append(("inputs", "name a .mid file, a folder, or a pattern"))
+        return problems
+
+
+def event_format(cfg: MidiConfig) -> EventFormat:
+    """The format that the settings describe."""
+    if cfg.time == "seconds":
+        return EventFormat(steps=cfg.steps or 100, velocities=cfg.velocities)
+    return EventFormat("beats", cfg.steps or 12, longest_shift=4, velocities=cfg.velocities, tempo=120.0)
+
+
+def main(cfg: MidiConfig) -> None:
+    configurator.check(cfg)
+    tokenizer = music_tokenizer(cfg, event_format(cfg))
+    format = EventFormat.of(tokenizer)
+    sources = find_sources(cfg.inputs, "text", SUFFIXES)
+    name = cfg.name or default_name(cfg.inputs)
+    pieces, problems = read_pieces(sources, format, cfg.num_workers)
+    corpus = music_documents(sources, pieces, problems, format, cfg)
+    prepare(cfg, corpus, name, corpus.split_rule, tokenizer=tokenizer, config_file="config/chorales.py")
+
+
+if __name__ == "__main__":
+    configurator.run_script(main, MidiConfig)

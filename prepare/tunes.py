@@ -1,0 +1,81 @@
+"""Folk tunes in ABC notation as plain characters, one document per tune.
+
+    python prepare/tunes.py
+    python prepare/tunes.py my-tunes.abc more/ --name=mine
+
+Without files, it takes the 12,978 tunes in music21's wheel on the Python registry, which is downloaded once (20 MB) and
+checked by its hash. Their terms are in docs/music.md: do not distribute them or the data set.
+"""
+
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import configurator, tunes  # noqa: E402
+from folio.corpus import Documents, Source, find_sources  # noqa: E402
+from folio.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
+from folio.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
+
+FOLDER = "music21/corpus/"
+
+
+@dataclass(frozen=True)
+class TunesConfig(PrepareConfig):
+    # --- the tunes ---
+    inputs: tuple[str, ...] = ()  # .abc files, folders of them, or patterns; none: the tunes in music21's wheel
+    val_fraction: Fraction = 0.1  # share of the tunes for validation
+
+
+def read_files(sources: list[Source]) -> Iterator[tuple[str, bytes]]:
+    """The name and the content of each ABC file."""
+    for source in sources:
+        if source.name != MUSIC21:
+            yield source.name, b"".join(chunk for chunk, _ in source.read())
+            continue
+        with zipfile.ZipFile(source.path) as wheel:
+            for name in sorted(n for n in wheel.namelist() if n.startswith(FOLDER) and n.endswith(".abc")):
+                yield name.removeprefix(FOLDER), wheel.read(name)
+
+
+def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
+    """All tunes that can be used; and for files and for tunes, those that cannot, with the reason."""
+    read: list[str] = []
+    problems: dict[str, list[str]] = {"no tune": [], "not usable": []}
+    for name, content in read_files(sources):
+        texts = list(tunes.split_tunes(tunes.decode(content)))
+        if not texts:
+            problems["no tune"].append(f"{name} (it has no line X:)")
+        for number, text in texts:
+            try:
+                read.append(tunes.reduce_tune(text))
+            except tunes.TuneError as error:
+                problems["not usable"].append(f"{name} {number} ({error})")
+    return read, problems
+
+
+def main(cfg: TunesConfig) -> None:
+    configurator.check(cfg)
+    if cfg.inputs:
+        sources, name = find_sources(cfg.inputs, "text", tunes.SUFFIXES), cfg.name or default_name(cfg.inputs)
+    else:
+        sources, name = [Source(music21_wheel(), "text", MUSIC21)], cfg.name or "tunes"
+    read, problems = read_tunes(sources)
+    for line in describe_problems(problems, len(read) + sum(map(len, problems.values())), "tunes and files"):
+        print(line)
+    different = tunes.distinct(read)
+    val, train = split_pieces(different, cfg.val_fraction, tunes.without_spaces)
+    print(
+        f"{len(different):,} tunes: {len(train):,} for training and {len(val):,} for validation; "
+        f"repetitions left out: {len(read) - len(different):,}"
+    )
+    corpus = Documents(sources, val, train, {"left_out": problems, "repetitions": len(read) - len(different)})
+    prepare(cfg, corpus, name, corpus.split_rule, config_file="config/tunes.py")
+
+
+if __name__ == "__main__":
+    configurator.run_script(main, TunesConfig)

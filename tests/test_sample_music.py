@@ -1,0 +1,113 @@
+"""sample.py with models that write music: MIDI files as prompts and as results, and tunes."""
+
+import random
+from pathlib import Path
+
+import pytest
+import symusic
+from test_prepare_music import write_pieces
+from test_sample import run, sample_text  # noqa: F401  run is a fixture
+from test_tunes import tune
+
+from folio import UserError
+from folio.configurator import ConfigError, load
+from folio.music import EventFormat, events_of_file, notes_of_events
+from prepare import midi
+from prepare import tunes as prepare_tunes
+from prepare.midi import MidiConfig
+from prepare.tunes import TunesConfig
+from sample import SampleConfig
+from train import train
+
+
+@pytest.fixture
+def music_run(tiny, tmp_path) -> str:
+    """The folder of a short run on MIDI files, which are in tmp_path / "pieces"."""
+    write_pieces(tmp_path / "pieces", 4)
+    data = str(tmp_path / "data")
+    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
+    cfg = tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out-pieces"), block_size=64)
+    train(cfg)
+    return cfg.out_dir
+
+
+FORMAT = EventFormat("beats", steps=4, longest_shift=4, tempo=120.0)
+
+
+def test_a_piece_is_saved_as_midi_that_begins_with_the_prompt(music_run, tmp_path):
+    prompt, saved = tmp_path / "pieces" / "1.mid", tmp_path / "new.mid"
+    events = events_of_file(prompt, FORMAT).split()[:40]
+    line = sample_text(music_run, start=f"FILE:{prompt}", start_tokens=40, save=str(saved), max_new_tokens=100)
+    score = symusic.Score(saved)
+    assert line.startswith(f"{saved}: {score.note_num()} notes, ") and line.count("\n") == 1
+    expected = notes_of_events(" ".join(events), FORMAT)
+    written = notes_of_events(events_of_file(saved, FORMAT), FORMAT)
+    ended = [note for note in expected if f"NoteOff_{note.pitch}" in events]
+    assert ended and set(ended) <= set(written)
+    printed = sample_text(music_run, start=f"FILE:{prompt}", start_tokens=40, max_new_tokens=100).split()
+    assert printed[:40] == events and len(printed) > 40
+    assert notes_of_events(" ".join(printed), FORMAT) == notes_of_events(events_of_file(saved, FORMAT), FORMAT)
+
+
+def test_several_pieces_get_numbers_and_no_file_is_overwritten(music_run, tmp_path):
+    start = "NoteOn_60 Velocity_63 TimeShift_1.0.4"
+    lines = sample_text(music_run, start=start, save=str(tmp_path / "new.mid"), num_samples=3, batch_size=2)
+    files = [tmp_path / f"new-{k}.mid" for k in (1, 2, 3)]
+    assert all(symusic.Score(path).note_num() for path in files) and lines.count("\n") == 3
+    with pytest.raises(UserError, match=r"new-1\.mid exists already"):
+        sample_text(music_run, start=start, save=str(tmp_path / "new.mid"), num_samples=2)
+
+
+def test_tunes_are_saved_as_abc(tiny, tmp_path):
+    (tmp_path / "all.abc").write_text("\n".join(tune(random.Random(k)) for k in range(60)))
+    data = str(tmp_path / "data")
+    prepare_tunes.main(TunesConfig(inputs=(str(tmp_path / "all.abc"),), data_dir=data, num_workers=0))
+    cfg = tiny(dataset="all", data_dir=data, out_dir=str(tmp_path / "out-all"))
+    train(cfg)
+    start, saved = "X:1\\nM:2/4\\nL:1/8\\nK:G\\nABc", tmp_path / "new.abc"
+    line = sample_text(cfg.out_dir, start=start, save=str(saved))
+    text = saved.read_text()
+    assert text.startswith("X:1\nM:2/4\nL:1/8\nK:G\nABc") and line == f"{saved}: {len(text)} characters\n"
+    line = sample_text(cfg.out_dir, start="ABc", save=str(tmp_path / "half.abc"))
+    assert ", which are not a tune in ABC notation: it has no key, K:" in line
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(start="ROMEO:"), "'ROMEO:' is not an event of this model, which writes music and not text"),
+        (dict(start="FILE:{tmp}/text.txt"), "'ROMEO:' is not an event of this model, which writes music and not text"),
+        (dict(save="{tmp}/a.txt"), "this model writes music, which is saved as MIDI; use .mid"),
+        (dict(save="{tmp}/a.abc"), "this model writes music, which is saved as MIDI; use .mid"),
+        (dict(save="{tmp}/none/a.mid"), "none does not exist; make it, or use another"),
+        (dict(start="FILE:{tmp}/broken.mid"), "this MIDI file cannot be used: it is not a MIDI file"),
+        (dict(start="FILE:{tmp}/none.mid"), "none.mid does not exist"),
+    ],
+)
+def test_what_a_music_model_cannot_do_is_one_line(settings, message, music_run, tmp_path):
+    (tmp_path / "broken.mid").write_text("hello")
+    (tmp_path / "text.txt").write_text("ROMEO: Is")
+    with pytest.raises(UserError) as error:
+        sample_text(music_run, **{name: value.format(tmp=tmp_path) for name, value in settings.items()})
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_model_of_text_writes_no_midi(run, tmp_path):  # noqa: F811
+    write_pieces(tmp_path / "pieces", 1)
+    for settings, message in (
+        (dict(save=str(tmp_path / "a.mid")), "this model writes text, not MIDI files"),
+        (dict(start=f"FILE:{tmp_path / 'pieces' / '0.mid'}"), "it is a MIDI file, and this model writes text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sample_text(run, **settings)
+    assert sample_text(run, start="The", save=str(tmp_path / "a.txt")) == f"{tmp_path / 'a.txt'}: 43 characters\n"
+    assert Path(tmp_path / "a.txt").read_text() == sample_text(run, start="The").removesuffix("\n")
+
+
+def test_saving_does_not_go_with_other_ways_of_printing():
+    with pytest.raises(ConfigError, match=r"save=a\.mid: it does not go with prompts, interactive, or logprobs"):
+        load(SampleConfig, ["--save=a.mid", "--interactive=True"])
+
+
+def test_start_tokens_cuts_the_prompt(run):  # noqa: F811
+    assert sample_text(run, start="The king shall", start_tokens=5) == sample_text(run, start="The k")
