@@ -15,7 +15,7 @@ from folio.shards import Dataset, Shard
 from folio.tokenizer import Tokenizer
 
 HELD_OUT = "held_out.jsonl"  # beside the shards, optional: pairs for validation with fields that tokens do not show
-TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # as prepare/translation.py asks
+TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
 
 
 def pair_segments(value: dict[str, Any]) -> Segments:
@@ -26,6 +26,11 @@ def pair_segments(value: dict[str, Any]) -> Segments:
         if not isinstance(value.get(name), str):
             raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
     return [(value["prompt"], False), (value["completion"], True), (END, True)]
+
+
+def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:
+    """A text and its translation between two languages, as a prompt and its completion."""
+    return {"prompt": f"{source}: {text} | {target}:", "completion": f" {translated}"}
 
 
 class Pair(NamedTuple):

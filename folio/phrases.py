@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from folio import UserError
 from folio.blocks import document_hash
+from folio.pairs import translation
 
 LANGUAGES = ("en", "de", "fr", "es", "it", "pl")  # whose phrases were checked
 KINDS = ("date", "cardinal", "ordinal", "unit")
@@ -132,16 +133,6 @@ def draw_items(held_out: bool, fraction: float, rng: random.Random) -> Iterator[
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
-
-
-def prompt_for(text: str, source: str, target: str) -> str:
-    """The prompt that asks for a translation."""
-    return f"{source}: {text} | {target}:"
-
-
-def translation(text: str, translated: str, source: str, target: str) -> dict[str, Any]:
-    """A pair of texts as a prompt and its completion."""
-    return {"prompt": prompt_for(text, source, target), "completion": f" {translated}"}
 
 
 def training_pairs(count: int, languages: Sequence[str], fraction: float, seed: int) -> Iterator[dict[str, Any]]:
