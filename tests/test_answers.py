@@ -6,6 +6,7 @@ import torch
 from sacrebleu import corpus_bleu, corpus_chrf
 from sacrebleu.metrics import BLEU, CHRF
 
+import sample
 from folio import UserError
 from folio.answers import answer_pairs, group_rows, measure_answers
 from folio.configurator import ConfigError, load
@@ -15,6 +16,7 @@ from folio.tokenizer import ByteTokenizer
 from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
+from sample import SampleConfig
 from tools import evaluate
 from tools.evaluate import EvaluateConfig, format_groups
 from train import train
@@ -188,6 +190,13 @@ def test_the_command(agreeing, tmp_path, capsys):
     ]
     run_tool(agreeing[1], "--tasks=pairs", file, "--limit=20", "--stop=e", f"--answers={tmp_path / 'a.jsonl'}")
     assert {json.loads(line)["answer"] for line in (tmp_path / "a.jsonl").read_text().splitlines()} == {" y", " no"}
+
+
+def test_sampling_answers_and_stops(agreeing, capsys):
+    """The end-of-text token after a completion counts as a target, so the model learns to stop."""
+    capsys.readouterr()
+    sample.main(SampleConfig(out_dir=agreeing[1], start="55 good:", temperature=0.0))
+    assert capsys.readouterr().out == "55 good: yes\n"
 
 
 def test_comparing(agreeing, tmp_path, capsys):
