@@ -69,14 +69,14 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
         raise UserError(
             f"{dataset.folder} has no prompts and completions; prepare them with prepare/pairs.py, or give --pairs=FILE"
         )
-    found = [{"prompt": prompt, "completion": text} for prompt, text in split_pairs(dataset.val, tokenizer)]
-    if not found:
+    marked = [{"prompt": prompt, "completion": text} for prompt, text in split_pairs(dataset.val, tokenizer)]
+    if not marked:
         raise UserError(f"{dataset.folder} has no complete pair for validation; give --pairs=FILE")
     fields: dict[tuple[str, str], dict[str, Any]] = {}
     if (dataset.folder / HELD_OUT).exists():
         known = read_pairs(str(dataset.folder / HELD_OUT))
         fields = {(pair.prompt, pair.completion): pair.fields for pair in known}
-    return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in found]
+    return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in marked]
 
 
 def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
