@@ -82,6 +82,11 @@ class PrepareConfig(Settings):
         nearest = name_from(self.name)
         return [("name", f"{rule}; for example {nearest!r}" if nearest else rule)]
 
+    @property
+    def training_config(self) -> str:
+        """The config file that the printed commands name."""
+        return "config/shakespeare_char.py"
+
 
 def name_from(text: str) -> str:
     """The name nearest to `text` that --dataset, where commas and colons are separators, can name. It may be empty."""
@@ -524,7 +529,7 @@ def _print_hints(job: _Job) -> None:
 
 def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
     """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
-    recipe, name, source = "config/shakespeare_char.py", job.folder.name, job.cfg.tokenizer
+    recipe, name, source = job.cfg.training_config, job.folder.name, job.cfg.tokenizer
     data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
     is_folder = source not in TOKENIZERS and os.path.isdir(source)
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint

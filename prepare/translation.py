@@ -93,6 +93,10 @@ class TranslationConfig(PrepareConfig):
         return not self.inputs and not self.source
 
     @property
+    def training_config(self) -> str:
+        return "config/translate.py" if self.is_phrases else super().training_config
+
+    @property
     def codes(self) -> list[str]:
         """The languages that the setting names."""
         return comma_separated(self.languages or "")

@@ -66,6 +66,7 @@ def test_held_out_phrases_keep_their_kinds(tmp_path):
 def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
     settings = dict(data_dir=str(tmp_path), languages="en,it", pairs=50, held_out=8, tokenizer="byte")
     translation.main(TranslationConfig(**settings))
+    assert "train on it: python train.py config/translate.py --dataset=translation " in capsys.readouterr().out
     before = open_dataset(tmp_path / "translation").hash
     translation.main(TranslationConfig(**settings))
     assert "is prepared already" in capsys.readouterr().out
