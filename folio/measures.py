@@ -1,8 +1,9 @@
 """What evaluation reports of a model: values with their intervals, and how much of each text the model read."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,6 +124,9 @@ class Evaluation(NamedTuple):
     measures: list[Measure]
     readings: dict[str, Reading]  # by the name of the text or task
     positions: Sequence[PositionLoss] = ()
+    groups: Sequence[dict[str, Any]] = ()  # exact match of groups of pairs, by answers.group_rows
+    answers: Sequence[dict[str, Any]] = ()  # the pairs with the model's answers
+    signatures: Mapping[str, str] = MappingProxyType({})  # of sacrebleu, by measure
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of the table for each measure, and for each range of positions."""

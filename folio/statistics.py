@@ -1,6 +1,7 @@
 """95 % confidence intervals and t-tests: of a mean, of a ratio, and of the difference between two groups of runs."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,19 @@ def ratio_influence(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """
     ratio = float(values.sum() / weights.sum())
     return (values - ratio * weights) / weights.mean()
+
+
+def leave_one_out_influence(samples: np.ndarray, score: Callable[[np.ndarray], float]) -> np.ndarray:
+    """How far each of n samples, (n, S), moves a score of their sum, (S,), times n: (n,), with a mean of 0.
+
+    This is the jackknife of Quenouille and Tukey: the score is computed again without each sample. For the mean of
+    samples, it is the samples minus their mean.
+    """
+    n, total = len(samples), samples.sum(axis=0)
+    if n < 2:
+        return np.zeros(n)
+    without = np.array([score(total - sample) for sample in samples])  # (n,)
+    return (n - 1) * (without.mean() - without)
 
 
 def estimate_ratio(ratio: float, influence: np.ndarray) -> Estimate:

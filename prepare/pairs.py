@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from folio import configurator  # noqa: E402
 from folio.blocks import END, CorpusError, Segments  # noqa: E402
 from folio.corpus import Corpus, find_sources  # noqa: E402
+from folio.pairs import pair_segments  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
@@ -41,12 +42,7 @@ class PairsConfig(PrepareConfig):
 
 def segments(value: dict[str, Any]) -> Segments:
     """The segments of one pair or chat. Raises CorpusError."""
-    if "messages" in value:
-        return chat_segments(value["messages"])
-    for name in ("prompt", "completion"):
-        if not isinstance(value.get(name), str):
-            raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
-    return [(value["prompt"], False), (value["completion"], True), (END, True)]
+    return chat_segments(value["messages"]) if "messages" in value else pair_segments(value)
 
 
 def chat_segments(messages: Any) -> Segments:

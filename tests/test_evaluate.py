@@ -796,7 +796,7 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         (["out", "--split_on="], r"split_on=: it must not be empty"),
         (
             ["out", "--tasks=lambada,copa"],
-            r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag$",
+            r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag, pairs$",
         ),
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
         (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),

@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from folio.statistics import estimate_mean, estimate_ratio, paired_difference, ratio_influence, welch_difference
+from folio.statistics import (
+    estimate_mean,
+    estimate_ratio,
+    leave_one_out_influence,
+    paired_difference,
+    ratio_influence,
+    welch_difference,
+)
 
 
 def test_a_mean_by_hand():
@@ -61,3 +68,13 @@ def test_few_or_equal_values(difference):
 def test_one_group_without_variance():
     estimate = welch_difference(np.ones(3), np.array([1.0, 2.0, 3.0]))
     assert estimate.p == pytest.approx(stats.ttest_1samp([0.0, 1.0, 2.0], 0).pvalue)
+
+
+def test_leaving_out_samples_gives_the_influence_of_a_mean_exactly_and_of_a_ratio_nearly(seed):
+    rng = np.random.default_rng(seed)
+    samples = np.stack([rng.normal(3, 1, 500), rng.uniform(1, 2, 500)], axis=1)
+    influence = leave_one_out_influence(samples, lambda total: total[0] / 499)  # without one, 499 are left
+    assert influence == pytest.approx(samples[:, 0] - samples[:, 0].mean())
+    influence = leave_one_out_influence(samples, lambda total: total[0] / total[1])
+    assert influence == pytest.approx(ratio_influence(*samples.T), rel=0.01, abs=0.01)
+    assert leave_one_out_influence(samples[:1], lambda total: total[0]).tolist() == [0]

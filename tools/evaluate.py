@@ -4,13 +4,16 @@
     python tools/evaluate.py gpt2 gpt2-medium --text=novel.txt --stride=512
     python tools/evaluate.py out-learned out-rotary --context=512               by position, also beyond block_size
     python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
+    python tools/evaluate.py out-translate --tasks=pairs                        answers to held-out prompts
     python tools/evaluate.py compare out-a out-b                                two checkpoints
     python tools/evaluate.py compare out-a1,out-a2,out-a3 out-b1,out-b2,out-b3  two settings, with three seeds each
 
 On text (the validation set of the run's data, or --text): loss, perplexity and bits per byte; or, with --context=N, the
 loss by the number of tokens before the predicted one, in windows of N + 1 consecutive tokens. On LAMBADA: how often
 greedy decoding gives the last word of a passage, and the perplexity of that word. On HellaSwag: how often the correct
-one of four endings is the likeliest, by its total log-likelihood (acc) and by that per byte (acc_norm).
+one of four endings is the likeliest, by its total log-likelihood (acc) and by that per byte (acc_norm). On pairs of
+prompts and completions (those for validation in the run's data set, or --pairs): how often greedy decoding gives the
+completion, and chrF, BLEU, and ROUGE.
 
 The 95 % intervals use Student's t over documents, or over blocks of a text that has too few documents, or over the
 windows of --context. They say how far the value of a checkpoint would move on other text of the same kind, and nothing
@@ -33,6 +36,7 @@ sys.path.insert(0, str(ROOT))
 
 import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError, convert  # noqa: E402
+from folio.answers import answer_pairs, group_rows, measure_answers  # noqa: E402
 from folio.blocks import texts_of  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.comparison import choose_design, compare, find_runs  # noqa: E402
@@ -48,8 +52,10 @@ from folio.corpus import Corpus, find_sources  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt  # noqa: E402
+from folio.language_model import LanguageModel  # noqa: E402
 from folio.measures import Evaluation, Measure, PositionLoss, Reading, read_characters  # noqa: E402
 from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
+from folio.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
 from folio.tasks import TASKS, score_endings  # noqa: E402
@@ -61,6 +67,8 @@ from folio.text_loss import (  # noqa: E402
     shard_streams,
     token_sizes,
 )
+
+PAIRS = "pairs"  # a task that generates text, unlike the others
 
 
 @dataclass(frozen=True)
@@ -79,8 +87,12 @@ class EvaluateConfig(Settings):
     stride: PositiveInt | None = None  # tokens from one context to the next; None: the whole context
     context: PositiveInt | None = None  # measure the loss by position, up to this many tokens of context
     # --- tasks ---
-    tasks: NonEmptyStr | None = None  # lambada, hellaswag, or both, separated by a comma; instead of a text
-    limit: PositiveInt | None = None  # questions per task; None: all
+    tasks: NonEmptyStr | None = None  # lambada, hellaswag, pairs, separated by commas; instead of a text
+    limit: PositiveInt | None = None  # questions or pairs per task; None: all
+    pairs: NonEmptyStr | None = None  # a .jsonl file of prompts and completions; None: those of the validation set
+    stop: NonEmptyStr | None = None  # text at which an answer to a prompt also ends; \n is a line break
+    by: str = "target,kind"  # at most two fields of the pairs to group exact match by; fields they lack are ignored
+    answers: NonEmptyStr | None = None  # also write the pairs and the models' answers to this .jsonl file
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what is fast on the device
@@ -90,13 +102,20 @@ class EvaluateConfig(Settings):
         problems = []
         if not self.runs:
             problems.append(("runs", "name a run, or: compare RUN RUN"))
-        if tasks := [run for run in self.runs if run in TASKS]:
+        if tasks := [run for run in self.runs if run in (*TASKS, PAIRS)]:
             problems.append(("runs", f"{tasks[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}"))
-        if unknown := [task for task in split_list(self.tasks or "") if task not in TASKS]:
-            problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(TASKS)}"))
+        tasks = split_list(self.tasks or "")
+        if unknown := [task for task in tasks if task not in (*TASKS, PAIRS)]:
+            problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join((*TASKS, PAIRS))}"))
+        of_pairs = [name for name in ("pairs", "stop", "answers") if getattr(self, name)]
+        problems += [(name, f"it needs --tasks={PAIRS}") for name in of_pairs if PAIRS not in tasks]
+        if self.pairs and self.dataset:
+            problems.append(("pairs", "it cannot be combined with --dataset; give only one of them"))
+        if len(comma_separated(self.by)) > 2:
+            problems.append(("by", "give at most two fields, separated by a comma"))
         if self.split_on == "":
             problems.append(("split_on", "it must not be empty; None takes each file as one document"))
-        if self.tasks and (self.text or self.dataset):
+        if self.tasks and (self.text or (self.dataset and PAIRS not in tasks)):
             problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
         if self.limit and not self.tasks:
             problems.append(("limit", "it is the number of questions per task, and no --tasks are given"))
@@ -127,11 +146,19 @@ def main(cfg: EvaluateConfig) -> None:
     results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
     if cfg.context:
         results["curves"] = [curve for model in models for curve in model.curves()]
+    if signatures := {name: text for model in models for name, text in model.signatures.items()}:
+        results |= {"signatures": signatures, "groups": [row for model in models for row in model.groups]}
     table = format_positions(models) if cfg.context else format_table(results["results"])
     print("\n".join([table, *(line for model in models for line in left_out_lines(model))]))
+    for name, signature in signatures.items():
+        print(f"{name}: sacrebleu {signature}")
+    for grouped in format_groups(results.get("groups", [])):
+        print(f"\n{grouped}")
     if design:
         results |= {"sides": sides, "comparisons": compare(evaluations, design)}
         print("\n".join(["", *design.lines, *(comparison["sentence"] for comparison in results["comparisons"])]))
+    if cfg.answers:
+        write_pairs(Path(cfg.answers), (row for model in models for row in model.answers))
     if cfg.json:
         write_json(Path(cfg.json), results)
 
@@ -179,12 +206,18 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     positions: list[PositionLoss] = []
     readings: dict[str, Reading] = {}
     if cfg.tasks:
+        evaluation = Evaluation(run, measures, readings)
         for name in split_list(cfg.tasks):
+            if name == PAIRS:
+                evaluation = evaluate_pairs(
+                    evaluation, LanguageModel(model, tokenizer, cfg.device, cfg.dtype), saved, cfg
+                )
+                continue
             questions = TASKS[name].questions()[: cfg.limit]
             texts = (text for question in questions for text in (question.context, *question.endings))
             readings[name] = read_characters(texts, tokenizer)
             measures += TASKS[name].measures(questions, score_endings(model, tokenizer, runtime, name, questions))
-        return Evaluation(run, measures, readings)
+        return evaluation
     for text in open_texts(saved, cfg):
         readings[text.name] = search_training_data(text, run, saved, cfg)
         if cfg.context:
@@ -192,6 +225,44 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
         else:
             measures += measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
     return Evaluation(run, measures, readings, positions)
+
+
+def evaluate_pairs(evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig) -> Evaluation:
+    """Add what is measured of the model's answers to prompts. Raises UserError if there are no pairs."""
+    for name, pairs in open_pairs(saved, cfg).items():
+        pairs = pairs[: cfg.limit]
+        texts = [text for pair in pairs for text in pair[:2]]
+        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        evaluation.readings[name] = replace(read_characters(texts, model.tokenizer), bytes=size)
+        answers = answer_pairs(model, name, pairs, cfg.stop and line_breaks(cfg.stop))
+        measures, signatures = measure_answers(name, pairs, answers)
+        evaluation.measures.extend(measures)
+        about = {"run": evaluation.run, "of": name}
+        rows = [about | row for row in group_rows(name, pairs, answers, comma_separated(cfg.by))]
+        given = [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
+        evaluation = evaluation._replace(
+            groups=[*evaluation.groups, *rows], signatures=signatures, answers=[*evaluation.answers, *given]
+        )
+    return evaluation
+
+
+def open_pairs(saved: Checkpoint, cfg: EvaluateConfig) -> dict[str, list[Pair]]:
+    """The pairs of --pairs, or of the validation sets, by the name of their source. Raises UserError."""
+    if cfg.pairs:
+        return {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
+    return {f"pairs of {d.folder.name}, validation": validation_pairs(d) for d in open_datasets(saved, cfg, "--pairs")}
+
+
+def open_datasets(saved: Checkpoint, cfg: EvaluateConfig, instead: str) -> list[Dataset]:
+    """The data sets of --dataset, or those of the training run. Raises UserError.
+
+    instead: the option that names a file, for an error.
+    """
+    config = saved.state.get("config", {})
+    names, data_dir = cfg.dataset or config.get("dataset"), cfg.data_dir or config.get("data_dir")
+    if not names:
+        raise UserError(f"{saved.path} does not record what it was trained on: give a --dataset or a {instead}")
+    return [dataset for dataset, _ in find_datasets(names, data_dir)]
 
 
 class Text(NamedTuple):
@@ -211,12 +282,8 @@ def open_texts(saved: Checkpoint, cfg: EvaluateConfig) -> list[Text]:
         stream = corpus_stream(corpus, saved.tokenizer)
         texts = (text for block in corpus.blocks() for text in texts_of(block))
         return [Text(", ".join(files), [stream], read_characters(texts, saved.tokenizer))]
-    config = saved.state.get("config", {})
-    names, data_dir = cfg.dataset or config.get("dataset"), cfg.data_dir or config.get("data_dir")
-    if not names:
-        raise UserError(f"{saved.path} does not record what it was trained on: give a --dataset or a --text")
     texts = []
-    for dataset, _ in find_datasets(names, data_dir):
+    for dataset in open_datasets(saved, cfg, "--text"):
         if dataset.load_tokenizer().hash != saved.tokenizer.hash:
             raise UserError(
                 f"{dataset.folder} was prepared with a different tokenizer than {saved.path}: give a --text instead"
@@ -314,6 +381,28 @@ def format_loss(row: dict[str, Any]) -> str:
         return "none"
     half_width = "unknown" if row["low"] is None else f"{(row['high'] - row['low']) / 2:.4f}"
     return f"{row['value']:.4f} ± {half_width}"
+
+
+def format_groups(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A table of the exact match by the fields of the pairs, for each model and source."""
+    tables: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        tables.setdefault((row["run"], row["of"]), []).append(row)
+    return [format_group_table(f"{run}, {source}", of_table) for (run, source), of_table in tables.items()]
+
+
+def format_group_table(title: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Groups by one field are rows; by two fields, the second one gives the columns."""
+    fields = list(rows[0]["by"])
+    first, *second = (list(dict.fromkeys(row["by"][field] for row in rows)) for field in fields)
+    columns = second[0] if second else [rows[0]["measure"]]
+    cells = {tuple(row["by"].values()): f"{format_loss(row)} ({row['pairs']:,})" for row in rows}
+    lines = [f"{title}: exact match ± half the width of its 95 % interval (pairs)", ""]
+    lines += [f"| {fields[0]} | {' | '.join(columns)} |", f"|{'---|' * (1 + len(columns))}"]
+    for value in first:
+        keys = [(value, column) for column in columns] if second else [(value,)]
+        lines.append(f"| {value} | {' | '.join(cells.get(key, 'none') for key in keys)} |")
+    return "\n".join(lines)
 
 
 def left_out_lines(model: Evaluation) -> list[str]:

@@ -1,0 +1,33 @@
+# python train.py config/translate.py
+#
+# Translates phrases of dates, numbers, and units between six languages (prepare/translation.py), with 0.9 million
+# parameters, in minutes on two cores. Not run to its end yet: 936 steps (--minutes=5, on one core that was also used by
+# others) gave 95.75 % exact match, and 95 % or more in 18 of 24 cells of language and kind.
+# Pairs are cut into windows in a row: a token also attends to the pair before, and the first pair of a window has lost
+# its beginning. A pair has 28 tokens on average and at most 54. After 400 steps of 4,096 tokens, 83 % of 1,200 held-out
+# answers were right with windows of 64 tokens, 76 % with 128, and 74 % with 256; with 128 tokens and learned positions,
+# 43 % (one seed).
+out_dir = "out-translate"
+dataset = "translation"
+
+n_layer = 4
+n_head = 4
+n_embd = 4 * 32
+block_size = 64
+position = "rotary"
+batch_size = 64
+activation = "gelu"  # exact GELU, on a CPU four times as fast as GPT-2's approximation
+
+max_iters = 6000  # 2.2 epochs
+optimizer = "muon"
+muon_learning_rate = 0.03
+learning_rate = 8e-3
+lr_schedule = "wsd"
+warmup_iters = 0
+wsd_decay_iters = 7 * max_iters // 10
+min_lr = 0.0
+beta2 = 0.99
+
+eval_interval = max_iters // 10
+eval_iters = 20  # of the 91 batches of the validation set
+snapshots = 30  # of 3.5 MB each, for tools/view.py

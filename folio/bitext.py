@@ -1,0 +1,168 @@
+"""Texts in two languages, one the translation of the other: from tables, line-aligned files, JSON, or parquet files."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from folio import UserError
+from folio.blocks import CorpusError, Segments, decode_utf8
+from folio.corpus import COMPRESSIONS, LONGEST_RECORD, Source
+from folio.pairs import pair_segments, translation
+
+Texts = tuple[str, str]  # in the first and in the second language
+TATOEBA_COLUMNS = ("english", "non_english")
+
+
+def language_problem(code: str) -> str | None:
+    """What is wrong with the code of a language, and what may be meant; None for one that CLDR knows."""
+    from babel import Locale
+
+    names = Locale("en").languages  # "de" -> "German"
+    if code.replace("-", "_").split("_")[0] in names:
+        return None
+    by_name = {name.lower(): known for known, name in names.items()}
+    close = difflib.get_close_matches(code.lower(), by_name, n=1, cutoff=0.8)
+    advice = f"did you mean {by_name[close[0]]}?" if close else "use one such as en or de"
+    return f"{code!r} is not the code of a language; {advice}"
+
+
+def language_of(path: Path) -> str | None:
+    """The language that the end of a file's name says, as in corpus.en or corpus.de.gz."""
+    suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSIONS]
+    code = suffixes[-1][1:] if suffixes else ""
+    return code if code and language_problem(code) is None else None
+
+
+@dataclass(frozen=True)
+class TranslationDocument:
+    """Turns a JSON object into a document: {"prompt", "completion"}, or texts by language, {"en": ..., "de": ...}.
+
+    The texts may be in a field "translation", as in the data sets of OPUS. A pair with an empty text is left out.
+    """
+
+    languages: tuple[str, str] | None  # from, to
+
+    def __call__(self, value: dict[str, Any]) -> str | Segments:
+        """Raises CorpusError."""
+        if "prompt" in value or "completion" in value:
+            return pair_segments(value)
+        if self.languages is None:
+            raise CorpusError("it has no prompt and completion; for texts by language, set --languages, as in en,de")
+        texts = value.get("translation", value)
+        if missing := [name for name in self.languages if not isinstance(texts, dict) or name not in texts]:
+            raise CorpusError(f"it has no text in {missing[0]!r}; set --languages to two of its fields")
+        texts = [texts[name] for name in self.languages]
+        if not all(isinstance(text, str | None) for text in texts):
+            raise CorpusError(f"the texts in {' and '.join(self.languages)} must be strings")
+        if not all(text and text.strip() for text in texts):
+            return ""
+        return pair_segments(translation(*(text.strip() for text in texts), *self.languages))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_lines(source: Source) -> Iterator[str]:
+    """The lines of a text file, without line ends. Raises CorpusError."""
+    buffer, number = b"", 1
+    for chunk, _ in source.read():
+        *complete, buffer = (buffer + chunk).split(b"\n")
+        for line in complete:
+            yield decode_utf8(line, f"{source.name}, line {number},", 0).removesuffix("\r")
+            number += 1
+        if len(buffer) > LONGEST_RECORD:
+            raise CorpusError(f"{source.name}:{number}: this line has more than {LONGEST_RECORD:,} bytes")
+    if buffer:
+        yield decode_utf8(buffer, f"{source.name}, line {number},", 0).removesuffix("\r")
+
+
+def read_table(source: Source) -> Iterator[Texts]:
+    """The first two columns of a table that is separated by tabs. Blank lines are left out. Raises CorpusError."""
+    for number, line in enumerate(read_lines(source), start=1):
+        if not line.strip():
+            continue
+        first, *rest = line.split("\t")
+        if not rest:
+            raise CorpusError(
+                f"{source.name}:{number}: this line has one column; write the two texts with a tab between them"
+            )
+        yield first, rest[0]
+
+
+def read_aligned(first: Source, second: Source) -> Iterator[Texts]:
+    """The lines of two files, of which line n of the second one translates line n of the first one.
+
+    Raises CorpusError if the files do not have the same number of lines.
+    """
+    counts = [0, 0]
+    for texts in zip_longest(read_lines(first), read_lines(second)):
+        counts = [count + (text is not None) for count, text in zip(counts, texts, strict=True)]
+        if counts[0] == counts[1]:
+            yield texts
+    if counts[0] != counts[1]:
+        raise CorpusError(
+            f"{first.name} has {counts[0]:,} lines and {second.name} {counts[1]:,}, so they are not aligned; give "
+            f"files whose line n is the same sentence"
+        )
+
+
+def read_parquet(files: Iterable[Path], languages: tuple[str, str], limit: int | None = None) -> Iterator[Texts]:
+    """The texts in parquet files: in a column "translation" of texts by language, or in "english" and "non_english".
+
+    limit: how many pairs to take. Raises UserError.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    taken = 0
+    for path in files:
+        try:
+            file = parquet.ParquetFile(path)
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise CorpusError(f"{path} is not a parquet file, or damaged: {error}") from None
+        with file:
+            columns = parquet_columns(path, file.schema_arrow, languages)
+            for batch in file.iter_batches(columns=list(dict.fromkeys(column for column, _ in columns))):
+                for row in batch.to_pylist():
+                    if taken == limit:
+                        return
+                    taken += 1
+                    values = [row[column] for column, _ in columns]
+                    texts = [value and value.get(field) if field else value
+                             for value, (_, field) in zip(values, columns, strict=True)]  # fmt: skip
+                    yield texts[0] or "", texts[1] or ""
+
+
+def parquet_columns(path: Path, schema: Any, languages: tuple[str, str]) -> list[tuple[str, str | None]]:
+    """For each language: the column, and the field in it if the column is a struct. Raises CorpusError."""
+    if "translation" in schema.names:
+        kind = schema.field("translation").type
+        known = [kind.field(i).name for i in range(kind.num_fields)]
+        columns = [("translation", name) for name in languages]
+    elif set(TATOEBA_COLUMNS) <= set(schema.names) and "en" in languages:
+        known = list(languages)
+        columns = [(TATOEBA_COLUMNS[name != "en"], None) for name in languages]
+    else:
+        raise CorpusError(
+            f'{path} has the columns {", ".join(schema.names)}; texts must be in "translation", or in "english" and '
+            f'"non_english" with en in --languages'
+        )
+    if missing := [name for name in languages if name not in known]:
+        raise CorpusError(f"{path} has no texts in {missing[0]!r}, only in {', '.join(known)}; set --languages")
+    return columns
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------
+
+
+def hub_subset(source: str, languages: tuple[str, str]) -> tuple[str, str]:
+    """The repository on the hub and its part with these languages, for "opus-100" or "tatoeba". Raises UserError."""
+    if "en" not in languages:
+        raise UserError(f"languages={','.join(languages)}: one of the languages of {source} is English; name en")
+    if source == "opus-100":  # Zhang et al. 2020
+        return "Helsinki-NLP/opus-100", "-".join(sorted(languages))
+    (other,) = (language for language in languages if language != "en")
+    return "sentence-transformers/parallel-sentences-tatoeba", f"en-{other}"

@@ -1,0 +1,100 @@
+"""Prompts and completions: as documents of a data set, from a file, and back from the shards."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from folio import UserError
+from folio.blocks import END, CorpusError, Segments
+from folio.corpus import Corpus, find_sources
+from folio.shards import Dataset, Shard
+from folio.tokenizer import Tokenizer
+
+HELD_OUT = "held_out.jsonl"  # beside the shards, optional: pairs for validation with fields that tokens do not show
+TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
+
+
+def pair_segments(value: dict[str, Any]) -> Segments:
+    """The segments of one pair, {"prompt", "completion"}: the completion and the end of text count. Raises
+    CorpusError.
+    """
+    for name in ("prompt", "completion"):
+        if not isinstance(value.get(name), str):
+            raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
+    return [(value["prompt"], False), (value["completion"], True), (END, True)]
+
+
+def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:
+    """A text and its translation between two languages, as a prompt and its completion."""
+    return {"prompt": f"{source}: {text} | {target}:", "completion": f" {translated}"}
+
+
+class Pair(NamedTuple):
+    """A prompt, what should follow it, and what else is known about them, by name."""
+
+    prompt: str
+    completion: str
+    fields: dict[str, Any]
+
+
+def make_pair(value: dict[str, Any]) -> Pair:
+    """A pair from a JSON object, whose other fields are kept. The languages of a translation are fields, too.
+
+    Raises CorpusError.
+    """
+    (prompt, _), (completion, _), _ = pair_segments(value)
+    languages = match.groupdict() if (match := TRANSLATION.fullmatch(prompt)) else {}
+    return Pair(prompt, completion, {**languages, **value})
+
+
+def read_pairs(path: str) -> list[Pair]:
+    """The pairs in a file of JSON lines. Raises UserError if there are none."""
+    corpus = Corpus(find_sources([path], "jsonl"), document=make_pair)
+    if not (pairs := [pair for block in corpus.blocks() for pair in block.documents()]):
+        raise UserError(f'{path} has no pairs; write {{"prompt": "...", "completion": "..."}} on each line')
+    return pairs
+
+
+def validation_pairs(dataset: Dataset) -> list[Pair]:
+    """The pairs in a data set's validation shards, with the fields that its held_out.jsonl gives them.
+
+    Raises UserError if no mask says what is a completion.
+    """
+    tokenizer = dataset.load_tokenizer()
+    if tokenizer.eot is None or not all(shard.mask is not None for shard in dataset.val):
+        raise UserError(
+            f"{dataset.folder} has no prompts and completions; prepare them with prepare/pairs.py, or give --pairs=FILE"
+        )
+    marked = [{"prompt": prompt, "completion": text} for prompt, text in split_pairs(dataset.val, tokenizer)]
+    if not marked:
+        raise UserError(f"{dataset.folder} has no complete pair for validation; give --pairs=FILE")
+    fields: dict[tuple[str, str], dict[str, Any]] = {}
+    if (dataset.folder / HELD_OUT).exists():
+        known = read_pairs(str(dataset.folder / HELD_OUT))
+        fields = {(pair.prompt, pair.completion): pair.fields for pair in known}
+    return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in marked]
+
+
+def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    """The prompts and completions that the mask and the end-of-text tokens mark.
+
+    The answers of a chat are pairs of their own. What the end of the shards cuts off is left out.
+    """
+    ids = np.concatenate([np.asarray(shard.ids, dtype=np.int64) for shard in shards])  # (n,); a shard may end in a pair
+    counts = np.concatenate([np.asarray(shard.mask) != 0 for shard in shards])  # (n,)
+    begin = 0
+    for end in np.flatnonzero(counts & (ids == tokenizer.eot)):
+        is_answer = counts[begin:end]
+        split = begin + (int(is_answer.argmax()) if is_answer.any() else len(is_answer))
+        yield tokenizer.decode(ids[begin:split]), tokenizer.decode(ids[split:end])
+        begin = end + 1
+
+
+def write_pairs(path: Path, pairs: Iterable[dict[str, Any]]) -> None:
+    """Write pairs as JSON lines."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{json.dumps(pair, ensure_ascii=False)}\n" for pair in pairs)

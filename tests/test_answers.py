@@ -1,0 +1,229 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from sacrebleu import corpus_bleu, corpus_chrf
+from sacrebleu.metrics import BLEU, CHRF
+
+import sample
+from folio import UserError
+from folio.answers import answer_pairs, group_rows, measure_answers
+from folio.configurator import ConfigError, load
+from folio.language_model import LanguageModel
+from folio.pairs import Pair, make_pair, write_pairs
+from folio.tokenizer import ByteTokenizer
+from model import GPT, GPTConfig
+from prepare import pairs as prepare_pairs
+from prepare.pairs import PairsConfig
+from sample import SampleConfig
+from tools import evaluate
+from tools.evaluate import EvaluateConfig, format_groups
+from train import train
+
+WORDS = "the cat sat on a mat and saw two dogs run".split()
+
+
+def run_tool(*words: str) -> None:
+    evaluate.main(load(EvaluateConfig, list(words)))
+
+
+def pair_of(completion: str, **fields) -> Pair:
+    return make_pair({"prompt": "p", "completion": completion, **fields})
+
+
+def random_texts(rng: np.random.Generator, n: int, changed: float) -> tuple[list[str], list[str]]:
+    """n texts, and the same texts with some words replaced."""
+    expected = [list(rng.choice(WORDS, rng.integers(3, 12))) for _ in range(n)]
+    answers = [[str(rng.choice(WORDS)) if rng.random() < changed else word for word in text] for text in expected]
+    return [" ".join(text) for text in expected], [" ".join(text) for text in answers]
+
+
+def measured(expected: list[str], answers: list[str], **fields) -> dict:
+    pairs = [pair_of(text, **{name: values[i] for name, values in fields.items()}) for i, text in enumerate(expected)]
+    return {measure.name: measure for measure in measure_answers("pairs of x", pairs, answers)[0]}
+
+
+# --- measures ---------------------------------------------------------------------------------------------------------
+
+
+def test_measures_by_hand():
+    """Of 3 words, 2 occur in the answer, and of 2 pairs of neighbors, 1: the second answer has a third of its words."""
+    expected = [" the cat sat", " a mat", " März"]
+    measures = measured(expected, ["the cat ran", "a mat\n", "März"])
+    values = {name: measure.row()["value"] for name, measure in measures.items()}
+    assert values["exact match"] == pytest.approx(2 / 3)
+    assert values["ROUGE-1"] == values["ROUGE-L"] == pytest.approx((2 / 3 + 1 + 1) / 3)
+    assert values["ROUGE-2"] == pytest.approx((1 / 2 + 1 + 1) / 3)  # rouge-score splits "März" into "m" and "rz"
+    assert all(measure.better == "higher" and measure.unit == "pairs" for measure in measures.values())
+    perfect = measured([" two dogs sat on a mat", " März"], ["two dogs sat on a mat", "März"])
+    assert [measure.row()["value"] for measure in perfect.values()] == pytest.approx([1, 100, 100, 1, 1, 1])
+
+
+def test_scores_and_intervals_are_those_of_sacrebleu(seed):
+    """The score, what it would be without each pair, and about the interval of 1,000 bootstrap samples."""
+    expected, answers = random_texts(np.random.default_rng(seed), 200, 0.3)
+    measures = measured(expected, answers)
+    for name, function, metric in (("BLEU", corpus_bleu, BLEU()), ("chrF", corpus_chrf, CHRF())):
+        score = function(answers, [expected])
+        assert measures[name].ratio == pytest.approx(score.score)
+        without = [function([*answers[:i], *answers[i + 1 :]], [[*expected[:i], *expected[i + 1 :]]]).score
+                   for i in (0, 1, 199)]  # fmt: skip
+        influence = measures[name].influence
+        differences = [influence[i] / 199 for i in (0, 1, 199)]
+        assert np.diff(differences) == pytest.approx(-np.diff(without))
+        row = measures[name].row()
+        ci = metric.corpus_score(answers, [expected], n_bootstrap=1000)._ci
+        assert (row["high"] - row["low"]) / 2 == pytest.approx(ci, rel=0.25)
+
+
+def test_signatures_are_sacrebleus():
+    _, signatures = measure_answers("x", [pair_of("a b"), pair_of("c d")], ["a b", "c"])
+    assert signatures["chrF"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
+    assert signatures["BLEU"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+
+
+def test_intervals_are_over_items(seed):
+    """Three copies of each pair say no more than one."""
+    expected, answers = random_texts(np.random.default_rng(seed), 60, 0.2)
+    once = measured(expected, answers, item=list(range(60)))
+    thrice = measured(expected * 3, answers * 3, item=list(range(60)) * 3)
+    for name in once:
+        row, copies = once[name].row(), thrice[name].row()
+        assert copies["n"] == row["n"] == 60 and copies["over"] == "items"
+        assert [copies[key] for key in ("value", "low", "high")] == pytest.approx(
+            [row[key] for key in ("value", "low", "high")]
+        )
+
+
+def test_one_pair_has_no_interval():
+    assert {measure.row()["low"] for measure in measured([" a"], ["b"]).values()} == {None}
+
+
+def test_groups():
+    fields = [("de", "date"), ("fr", "date"), ("de", "unit"), ("de", "date")]
+    pairs = [pair_of(" a", target=target, kind=kind) for target, kind in fields]
+    rows = group_rows("x", pairs, ["a", "b", "a", "b"], ["target", "missing", "kind"])
+    values = {tuple(row["by"].values()): (row["value"], row["pairs"]) for row in rows}
+    assert values == {("de", "date"): (0.5, 2), ("fr", "date"): (0, 1), ("de", "unit"): (1, 1)}
+    (table,) = format_groups([{"run": "out", **row} for row in rows])
+    assert table.splitlines() == [
+        "out, x: exact match ± half the width of its 95 % interval (pairs)",
+        "",
+        "| target | date | unit |",
+        "|---|---|---|",
+        "| de | 0.5000 ± 6.3531 (2) | 1.0000 ± unknown (1) |",
+        "| fr | 0.0000 ± unknown (1) | none |",
+    ]
+    (table,) = format_groups([{"run": "out", **row} for row in group_rows("x", pairs, ["a"] * 4, ["kind"])])
+    assert table.splitlines()[2:] == [
+        "| kind | exact match |",
+        "|---|---|",
+        "| date | 1.0000 ± 0.0000 (3) |",
+        "| unit | 1.0000 ± unknown (1) |",
+    ]
+    assert group_rows("x", pairs, ["a"] * 4, ["missing"]) == []
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def greedy(model: GPT, tokenizer: ByteTokenizer, prompt: str, most: int) -> str:
+    """The most likely tokens, by a forward pass for each, up to the end of text."""
+    ids = list(prompt.encode())
+    for _ in range(most):
+        logits, _ = model(torch.tensor([ids]))
+        token = int(logits[0, -1, : tokenizer.vocab_size].argmax())
+        if token == tokenizer.eot:
+            break
+        ids.append(token)
+    return tokenizer.decode(ids[len(prompt.encode()) :])
+
+
+def test_answers_in_batches_are_those_of_one_prompt_at_a_time(seed, monkeypatch):
+    torch.manual_seed(seed)
+    tokenizer = ByteTokenizer()
+    model = GPT(GPTConfig(block_size=64, vocab_size=tokenizer.vocab_size, n_layer=2, n_head=2, n_embd=16)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    model.lm_head.weight.data[tokenizer.eot] *= 2  # so that some answers end early
+    monkeypatch.setattr("folio.answers.BATCH_SIZE", 3)
+    rng = np.random.default_rng(seed)
+    prompts = ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 9))) for _ in range(11)]
+    pairs = [Pair(prompt, "four", {}) for prompt in prompts]
+    expected = [greedy(model, tokenizer, prompt, 9) for prompt in prompts]
+    assert answer_pairs(LanguageModel(model, tokenizer, "cpu", "float32"), "x", pairs) == expected
+
+
+@pytest.fixture
+def agreeing(tmp_path, tiny) -> list[str]:
+    """Two runs on pairs whose completion is " yes" or " no", of which the second one has learned them."""
+    pairs = [{"prompt": f"{k % 97} {kind}:", "completion": {"good": " yes", "bad": " no"}[kind], "kind": kind}
+             for k in range(97) for kind in ("good", "bad")]  # fmt: skip
+    write_pairs(tmp_path / "answers.jsonl", pairs)
+    settings = dict(inputs=(str(tmp_path / "answers.jsonl"),), tokenizer="char", data_dir=str(tmp_path))
+    prepare_pairs.main(PairsConfig(**settings, val_fraction=0.3))
+    runs = [str(tmp_path / name) for name in ("new", "learned")]
+    for out_dir, steps in zip(runs, (1, 150), strict=True):
+        changes = dict(dataset="answers", data_dir=str(tmp_path), out_dir=out_dir, max_iters=steps, dropout=0.0)
+        train(tiny(**changes, warmup_iters=0, eval_interval=steps, batch_size=16, learning_rate=1e-2))
+    return runs
+
+
+def test_the_command(agreeing, tmp_path, capsys):
+    run_tool(agreeing[1], "--tasks=pairs", f"--json={tmp_path / 'r.json'}", f"--answers={tmp_path / 'a.jsonl'}")
+    results = json.loads((tmp_path / "r.json").read_text())
+    rows = {row["measure"]: row for row in results["results"]}
+    assert rows["exact match"]["value"] == rows["ROUGE-1"]["value"] == 1 and rows["chrF"]["value"] == 100
+    assert rows["exact match"]["of"] == "pairs of answers, validation" and rows["chrF"]["over"] == "pairs"
+    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(answers) == rows["exact match"]["n"] > 20
+    assert all(row["answer"] == {"good": " yes", "bad": " no"}[row["prompt"][:-1].split()[1]] for row in answers)
+    assert results["groups"] == [] and "chrF: sacrebleu nrefs:1|" in capsys.readouterr().out  # shards have no kinds
+    file = f"--pairs={tmp_path / 'answers.jsonl'}"
+    run_tool(agreeing[1], "--tasks=pairs", file, "--limit=60", f"--json={tmp_path / 'r.json'}")
+    groups = json.loads((tmp_path / "r.json").read_text())["groups"]
+    assert [(row["by"], row["pairs"], row["value"]) for row in groups] == [
+        ({"kind": "good"}, 30, 1),
+        ({"kind": "bad"}, 30, 1),
+    ]
+    run_tool(agreeing[1], "--tasks=pairs", file, "--limit=20", "--stop=e", f"--answers={tmp_path / 'a.jsonl'}")
+    assert {json.loads(line)["answer"] for line in (tmp_path / "a.jsonl").read_text().splitlines()} == {" y", " no"}
+
+
+def test_sampling_answers_and_stops(agreeing, capsys):
+    """The end-of-text token after a completion counts as a target, so the model learns to stop."""
+    capsys.readouterr()
+    sample.main(SampleConfig(out_dir=agreeing[1], start="55 good:", temperature=0.0))
+    assert capsys.readouterr().out == "55 good: yes\n"
+
+
+def test_comparing(agreeing, tmp_path, capsys):
+    run_tool("compare", *agreeing, "--tasks=pairs", f"--json={tmp_path / 'r.json'}")
+    first, *others = json.loads((tmp_path / "r.json").read_text())["comparisons"]
+    assert first["measure"] == "exact match" and first["difference"] == 1 and first["p"] < 1e-6
+    assert [row["measure"] for row in others] == ["chrF", "BLEU", "ROUGE-1", "ROUGE-2", "ROUGE-L"]
+    assert f"the checkpoint {agreeing[1]} is better than {agreeing[0]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["out", "--pairs=a.jsonl"], "pairs=a.jsonl: it needs --tasks=pairs"),
+        (["out", "--tasks=lambada", "--stop=x"], "stop=x: it needs --tasks=pairs"),
+        (["out", "--tasks=pairs", "--pairs=a", "--dataset=b"], "it cannot be combined with --dataset"),
+        (["out", "--tasks=pairs", "--by=a,b,c"], "by=a,b,c: give at most two fields"),
+        (["out", "--tasks=pair"], "pair is not a task; the tasks are lambada, hellaswag, pairs"),
+        (["pairs"], "pairs is a task"),
+    ],
+)
+def test_bad_settings_are_an_error(words, message):
+    with pytest.raises(ConfigError, match=message):
+        run_tool(*words)
+
+
+def test_a_data_set_without_pairs_is_an_error(tiny):
+    train(tiny(max_iters=1))
+    with pytest.raises(UserError, match=r"verse has no prompts and completions; .* or give --pairs=FILE"):
+        run_tool(tiny().out_dir, "--tasks=pairs")

@@ -1,0 +1,90 @@
+import json
+
+import numpy as np
+import pytest
+
+from folio import UserError
+from folio.pairs import Pair, make_pair, read_pairs, split_pairs, validation_pairs, write_pairs
+from folio.shards import Shard, open_dataset
+from folio.tokenizer import ByteTokenizer
+from prepare import pairs as prepare_pairs
+from prepare import translation
+from prepare.pairs import PairsConfig
+from prepare.translation import TranslationConfig
+
+EOT = 256  # of ByteTokenizer
+PAIRS = [{"prompt": f"{k} + {k} =", "completion": f" {2 * k}ä"} for k in range(40)]
+
+
+def shard_of(*segments: tuple[str | None, int]) -> Shard:
+    """Text, or None for the end of text, with its mask."""
+    parts = [[EOT] if text is None else list(text.encode()) for text, _ in segments]
+    mask = np.repeat([mask for _, mask in segments], [len(part) for part in parts])
+    return Shard(np.concatenate(parts).astype(np.uint16), mask.astype(np.uint8))
+
+
+def test_pairs_are_found_again_in_the_shards(tmp_path):
+    write_pairs(tmp_path / "sums.jsonl", PAIRS)
+    settings = dict(inputs=(str(tmp_path / "sums.jsonl"),), tokenizer="byte", data_dir=str(tmp_path))
+    prepare_pairs.main(PairsConfig(**settings, val_fraction=0.5, shard_tokens=50))  # a pair may be in two shards
+    dataset = open_dataset(tmp_path / "sums")
+    assert len(dataset.val) > 2
+    both = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
+    assert sorted(both) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
+    assert [pair[:2] for pair in validation_pairs(dataset)] == list(split_pairs(dataset.val, ByteTokenizer()))
+
+
+def test_pairs_of_a_chat_of_an_empty_answer_and_of_an_unfinished_one():
+    chat = [("User: a\n\nAssistant:", 0), (" b", 1), (None, 1), ("User: c\n\nAssistant:", 0), (" d", 1), (None, 1)]
+    shard = shard_of(*chat, ("empty", 0), (None, 1), ("", 0), ("no prompt", 1), (None, 1), ("cut", 0), ("off", 1))
+    assert list(split_pairs([shard], ByteTokenizer())) == [
+        ("User: a\n\nAssistant:", " b"),
+        ("User: c\n\nAssistant:", " d"),
+        ("empty", ""),
+        ("", "no prompt"),
+    ]
+
+
+def test_the_languages_of_a_translation_are_fields():
+    value = {"prompt": "en: a | b: c | de:", "completion": " x", "kind": "date"}
+    assert make_pair(value).fields == {"source": "en", "target": "de", **value}
+    assert make_pair({"prompt": "Question: a | b", "completion": ""}).fields.keys() == {"prompt", "completion"}
+
+
+def test_held_out_phrases_keep_their_kinds(tmp_path):
+    settings = dict(data_dir=str(tmp_path), languages="en,de,pl", pairs=300, held_out=40, tokenizer="byte")
+    translation.main(TranslationConfig(**settings))
+    dataset = open_dataset(tmp_path / "translation")
+    pairs = validation_pairs(dataset)
+    lines = (tmp_path / "translation" / "held_out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [pair.fields for pair in pairs]
+    assert len(pairs) == 40 * 3 and {pair.fields["kind"] for pair in pairs} == {"date", "cardinal", "ordinal", "unit"}
+    training = {prompt for prompt, _ in split_pairs(dataset.train, ByteTokenizer())}
+    assert len(training) > 200 and not training & {pair.prompt for pair in pairs}
+
+
+def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
+    settings = dict(data_dir=str(tmp_path), languages="en,it", pairs=50, held_out=8, tokenizer="byte")
+    translation.main(TranslationConfig(**settings))
+    assert "train on it: python train.py config/translate.py --dataset=translation " in capsys.readouterr().out
+    before = open_dataset(tmp_path / "translation").hash
+    translation.main(TranslationConfig(**settings))
+    assert "is prepared already" in capsys.readouterr().out
+    translation.main(TranslationConfig(**settings, seed=2, overwrite=True))
+    assert open_dataset(tmp_path / "translation").hash != before
+
+
+def test_a_file_of_pairs(tmp_path):
+    write_pairs(tmp_path / "a.jsonl", PAIRS[:2])
+    assert read_pairs(str(tmp_path / "a.jsonl")) == [Pair(p["prompt"], p["completion"], p) for p in PAIRS[:2]]
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
+    with pytest.raises(UserError, match=r"b.jsonl:2: completion is missing, or not text: write "):
+        read_pairs(str(tmp_path / "b.jsonl"))
+    (tmp_path / "c.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"c.jsonl has no pairs; write "):
+        read_pairs(str(tmp_path / "c.jsonl"))
+
+
+def test_a_data_set_without_completions_is_an_error(data_dir):
+    with pytest.raises(UserError, match=r"verse has no prompts and completions; prepare them with prepare/pairs.py, "):
+        validation_pairs(open_dataset(data_dir / "verse"))

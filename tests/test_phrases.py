@@ -1,0 +1,266 @@
+import random
+import re
+from collections import Counter
+from datetime import date, timedelta
+from decimal import Decimal
+
+import pytest
+from babel import Locale
+
+from folio import UserError
+from folio.phrases import (
+    FIRST_DATE,
+    KINDS,
+    LANGUAGES,
+    LAST_DATE,
+    UNITS,
+    Item,
+    draw_item,
+    held_out_pairs,
+    is_held_out,
+    phrase,
+    training_pairs,
+)
+
+# Written by hand, in the order of LANGUAGES.
+DATES = {
+    date(2026, 3, 3): [
+        "Tuesday, March 3, 2026",
+        "Dienstag, 3. März 2026",
+        "mardi 3 mars 2026",
+        "martes, 3 de marzo de 2026",
+        "martedì 3 marzo 2026",
+        "wtorek, 3 marca 2026",
+    ],
+    date(1999, 12, 31): [
+        "Friday, December 31, 1999",
+        "Freitag, 31. Dezember 1999",
+        "vendredi 31 décembre 1999",
+        "viernes, 31 de diciembre de 1999",
+        "venerdì 31 dicembre 1999",
+        "piątek, 31 grudnia 1999",
+    ],
+}
+CARDINALS = {
+    0: ["zero", "null", "zéro", "cero", "zero", "zero"],
+    21: ["twenty-one", "einundzwanzig", "vingt et un", "veintiuno", "ventuno", "dwadzieścia jeden"],
+    80: ["eighty", "achtzig", "quatre-vingts", "ochenta", "ottanta", "osiemdziesiąt"],
+    118: [
+        "one hundred and eighteen",
+        "einhundertachtzehn",
+        "cent dix-huit",
+        "ciento dieciocho",
+        "centodiciotto",
+        "sto osiemnaście",
+    ],
+    71_023: [
+        "seventy-one thousand and twenty-three",
+        "einundsiebzigtausenddreiundzwanzig",
+        "soixante et onze mille vingt-trois",
+        "setenta y un mil veintitrés",
+        "settantunomilaventitré",
+        "siedemdziesiąt jeden tysięcy dwadzieścia trzy",
+    ],
+    121_000: [
+        "one hundred and twenty-one thousand",
+        "einhunderteinundzwanzigtausend",
+        "cent vingt et un mille",
+        "ciento veintiún mil",
+        "centoventunomila",
+        "sto dwadzieścia jeden tysięcy",
+    ],
+    280_601: [
+        "two hundred and eighty thousand, six hundred and one",
+        "zweihundertachtzigtausendsechshunderteins",
+        "deux cent quatre-vingt mille six cent un",
+        "doscientos ochenta mil seiscientos uno",
+        "duecentottantamilaseicentouno",
+        "dwieście osiemdziesiąt tysięcy sześćset jeden",
+    ],
+    501_003: [
+        "five hundred and one thousand and three",
+        "fünfhunderteintausenddrei",
+        "cinq cent un mille trois",
+        "quinientos un mil tres",
+        "cinquecentounomilatré",
+        "pięćset jeden tysięcy trzy",
+    ],
+}
+ORDINALS = {
+    1: ["first", "erste", "premier", "primero", "primo", "pierwszy"],
+    11: ["eleventh", "elfte", "onzième", "decimoprimero", "undicesimo", "jedenasty"],
+    80: ["eightieth", "achtzigste", "quatre-vingtième", "octogésimo", "ottantesimo", "osiemdziesiąty"],
+    110: [
+        "one hundred and tenth",
+        "einhundertzehnte",
+        "cent dixième",
+        "centésimo décimo",
+        "centodecimo",
+        "sto dziesiąty",
+    ],
+    200: ["two hundredth", "zweihundertste", "deux centième", "ducentésimo", "duecentesimo", "dwusetny"],
+    443: [
+        "four hundred and forty-third",
+        "vierhundertdreiundvierzigste",
+        "quatre cent quarante-troisième",
+        "cuadringentésimo cuadragésimo tercero",
+        "quattrocentoquarantatreesimo",
+        "czterysta czterdziesty trzeci",
+    ],
+    2718: [
+        "two thousand, seven hundred and eighteenth",
+        "zweitausendsiebenhundertachtzehnte",
+        "deux mille sept cent dix-huitième",
+        "dosmilésimo septingentésimo décimo octavo",
+        "duemilasettecentodiciottesimo",
+        "dwa tysiące siedemset osiemnasty",
+    ],
+}
+WITH_UNITS = {
+    (1, "length-kilometer"): [
+        "1 kilometer",
+        "1 Kilometer",
+        "1 kilomètre",
+        "1 kilómetro",
+        "1 chilometro",
+        "1 kilometr",
+    ],
+    (22, "length-kilometer"): [
+        "22 kilometers",
+        "22 Kilometer",
+        "22 kilomètres",
+        "22 kilómetros",
+        "22 chilometri",
+        "22 kilometry",
+    ],
+    (25, "duration-week"): ["25 weeks", "25 Wochen", "25 semaines", "25 semanas", "25 settimane", "25 tygodni"],
+    (Decimal("1.5"), "length-kilometer"): [
+        "1.5 kilometers",
+        "1,5 Kilometer",
+        "1,5 kilomètre",
+        "1,5 kilómetros",
+        "1,5 chilometri",
+        "1,5 kilometra",
+    ],
+    (Decimal("340.25"), "length-foot"): [
+        "340.25 feet",
+        "340,25 Fuß",
+        "340,25 pieds",
+        "340,25 pies",
+        "340,25 piedi",
+        "340,25 stopy",
+    ],
+}
+EXPECTED = {
+    **{Item("date", value): phrases for value, phrases in DATES.items()},
+    **{Item("cardinal", value): phrases for value, phrases in CARDINALS.items()},
+    **{Item("ordinal", value): phrases for value, phrases in ORDINALS.items()},
+    **{Item("unit", *value): phrases for value, phrases in WITH_UNITS.items()},
+}
+
+
+@pytest.mark.parametrize("item", EXPECTED, ids=lambda item: item.name)
+def test_phrases(item):
+    assert [phrase(item, language) for language in LANGUAGES] == EXPECTED[item]
+
+
+def test_cldr_has_a_long_form_of_each_unit_in_each_language():
+    """Babel writes "3 duration-day" or an uninflected name where CLDR has none."""
+    samples = [0, 1, 2, 5, 22, Decimal("1.5")]
+    for language in LANGUAGES:
+        locale = Locale(language)
+        for unit in UNITS:
+            patterns = locale._data["unit_patterns"][unit]["long"]
+            assert {locale.plural_form(value) for value in samples} <= set(patterns), (unit, language)
+            assert all(unit not in phrase(Item("unit", value, unit), language) for value in samples)
+
+
+def test_no_two_items_share_a_phrase(seed):
+    """A text has one translation. (All cardinals and ordinals were compared once; this takes 20,000 of each kind.)"""
+    rng = random.Random(seed)
+    days = range((LAST_DATE - FIRST_DATE).days + 1)
+    values = [*range(100), *(Decimal(k).scaleb(-1) for k in range(1, 100) if k % 10)]
+    items = {
+        *(Item("date", FIRST_DATE + timedelta(days=n)) for n in rng.sample(days, 3000)),
+        *(Item("cardinal", n) for n in (*range(1000), *rng.sample(range(10**6), 3000))),
+        *(Item("ordinal", n) for n in (*range(1, 1000), *rng.sample(range(1, 10**4), 3000))),
+        *(Item("unit", value, unit) for value in values for unit in UNITS),
+    }
+    for language in LANGUAGES:
+        assert len({phrase(item, language) for item in items}) == len(items)
+
+
+def test_ranges(seed):
+    rng = random.Random(seed)
+    drawn = {kind: [draw_item(kind, rng) for _ in range(5000)] for kind in KINDS}
+    dates = [item.value for item in drawn["date"]]
+    assert date(1900, 1, 1) <= min(dates) < date(1902, 1, 1) and date(2098, 1, 1) < max(dates) <= date(2099, 12, 31)
+    for kind, smallest, largest in (("cardinal", 0, 999_999), ("ordinal", 1, 9999), ("unit", 0, Decimal("999.99"))):
+        values = [item.value for item in drawn[kind]]
+        assert min(values) == smallest and largest * Decimal("0.99") < max(values) <= largest
+    assert {item.unit for item in drawn["unit"]} == set(UNITS)
+    decimals = Counter(len(str(item.value).partition(".")[2]) for item in drawn["unit"])
+    assert set(decimals) == {0, 1, 2} and min(decimals.values()) > 1300
+    assert not any(str(item.value).endswith(".0") for item in drawn["unit"])
+
+
+def number_in(text: str) -> str | None:
+    """The number in figures of a phrase, with a decimal point."""
+    match = re.search(r"\d+(?:[.,]\d+)?", text)
+    return match and match[0].replace(",", ".")
+
+
+def test_what_is_held_out_never_occurs_in_training(seed):
+    """In no language and as no kind: the cardinal, the ordinal, and a number with any unit are held out together."""
+    validation = list(held_out_pairs(200, LANGUAGES, 0.1, seed))
+    training = list(training_pairs(8000, LANGUAGES, 0.1, seed))
+    assert len(training) == 8000 and len(validation) == 200 * len(LANGUAGES)
+    texts = {part for pair in training for part in (pair["prompt"].split(" | ")[0][4:], pair["completion"][1:])}
+    numbers = {number_in(text) for text in texts if len(text.split()) < 6}
+    held_out: dict[str, set[str]] = {}  # item -> the languages that it is translated into
+    for pair in validation:
+        held_out.setdefault(pair["item"], set()).add(pair["target"])
+        kind, value, *unit = pair["item"].split()
+        if kind == "unit":
+            assert value not in numbers
+        for other in [kind] if kind in ("date", "unit") else ["cardinal", "ordinal"]:
+            number = date.fromisoformat(value) if kind == "date" else Decimal(value) if "." in value else int(value)
+            if other == "ordinal" and number > 9999:
+                continue
+            item = Item(other, number, *unit)
+            assert is_held_out(item, 0.1)
+            assert not texts & {phrase(item, language) for language in LANGUAGES}
+    assert all(languages == set(LANGUAGES) for languages in held_out.values())
+
+
+def test_training_has_equal_parts_in_all_directions(seed):
+    pairs = list(training_pairs(4000, ("en", "de", "pl"), 0.1, seed))
+    kinds = Counter()
+    for k, pair in enumerate(pairs):
+        source, target = re.fullmatch(r"(..): .* \| (..):", pair["prompt"]).groups()
+        kinds[KINDS[k % 4], source, target] += 1
+    assert len(kinds) == 4 * 6 and min(kinds.values()) > 110
+    assert all(re.match(r" (Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day, ", pair["completion"])
+               for pair in pairs[::4] if pair["prompt"].endswith("| en:"))  # fmt: skip
+    assert pairs == list(training_pairs(4000, ("en", "de", "pl"), 0.1, seed))
+
+
+def test_validation_has_equal_parts_and_different_items(seed):
+    pairs = list(held_out_pairs(402, ("en", "fr"), 0.1, seed))
+    assert Counter(pair["kind"] for pair in pairs) == {"date": 202, "cardinal": 202, "ordinal": 200, "unit": 200}
+    assert set(Counter(pair["item"] for pair in pairs).values()) == {2}
+    example = next(pair for pair in pairs if pair["target"] == "fr" and pair["kind"] == "cardinal")
+    number = int(example["item"].split()[1])
+    assert example["prompt"] == f"en: {phrase(Item('cardinal', number), 'en')} | fr:"
+    assert example["completion"] == f" {phrase(Item('cardinal', number), 'fr')}"
+
+
+def test_words_that_occur_in_one_number_only_are_trained():
+    for item in (Item("ordinal", 1), Item("unit", 1, "length-meter"), Item("cardinal", 16)):
+        assert not is_held_out(item, 0.999999)
+    assert is_held_out(Item("unit", Decimal("1.5"), "length-meter"), 0.999999)
+
+
+def test_too_few_held_out_ordinals_are_an_error():
+    with pytest.raises(UserError, match=r"^val_fraction=0.001: it holds out \d+ ordinals, fewer than 500, a quarter"):
+        next(held_out_pairs(2000, LANGUAGES, 0.001, 1))
