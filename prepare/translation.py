@@ -196,7 +196,8 @@ def prepare_objects(
         write_pairs(path, objects)
         os.utime(path, (0, 0))  # so that the same objects are recognized as the same file
         corpus = Corpus(find_sources([str(path)]), document=TranslationDocument(languages))
-        return prepare(cfg, corpus, cfg.name or name, split_rule, masked=True, config_file="config/translate.py")
+        config_file = f"config/{'translate' if cfg.is_phrases else 'shakespeare_char'}.py"
+        return prepare(cfg, corpus, cfg.name or name, split_rule, masked=True, config_file=config_file)
 
 
 if __name__ == "__main__":
