@@ -40,7 +40,7 @@ class Shot:
 
 
 SHOTS = {
-    "page": Shot("looking-back", state={"layer": 1, "head": 0, "token": 60}, size=(1100, 800)),
+    "page": Shot("looking-back", state={"layer": 1, "head": 3, "token": 60}, size=(1100, 800)),
     "map": Shot("map", ("map",), size=(1240, 660)),
     "vocabulary": Shot("embedding", ("vocabulary-map",)),
     "row": Shot("attention-row", ("attention-row",), {"text": SHORT, "layer": 0, "head": 2}),
@@ -64,7 +64,7 @@ SHOTS = {
     "alignment": Shot(
         "alignment",
         ("alignment",),
-        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 2, "head": 0},
+        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 3, "head": 3, "token": 16},
         run="out-translate",
     ),
 }

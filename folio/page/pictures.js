@@ -142,7 +142,7 @@ function heatMap({shape: [rows, columns], data}, options) {
     context.imageSmoothingEnabled = false;
     context.drawImage(image, left, top, columns * cell, rows * height);
     Object.assign(context, {font: "11px monospace", textAlign: "center", textBaseline: "middle"});
-    numbers[0].forEach((label, i) => write(label, i, -1));
+    numbers[0].forEach((label, i) => context.fillText(label, left / 2, top + (i + 0.5) * height, left - 4));
     numbers[1].forEach((label, j) => write(label, -0.9, j));
     data.forEach((x, k) => {
       if (x < least) return;

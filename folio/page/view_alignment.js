@@ -3,8 +3,8 @@
 
 defineView({
   id: "alignment", title: "Source and answer",
-  about: "How much a head looks at each token of the source (left of the |) while it predicts each token of the answer: "
-    + "in a translation, at the word's counterpart.",
+  about: "What a head looks at in the source (left of the |) while it predicts each token of the answer: in a "
+    + "translation, at the counterpart.",
   offered: () => byId("text").value.includes(" | "),
   async draw(box, {ids, labels, token, layer, head, model, overview, ask}) {
     const source = labels.findLastIndex(label => label.trim() === "|");
@@ -14,9 +14,9 @@ defineView({
     const {facts, tensors} = await ask("alignment", {layer, head, token: start - 1, source}), {heads} = facts;
     const next = overview.tensors.best.data.at(-1);
     const names = [...labels, next === model.eot ? "end" : pieces[next]].map(visible);
-    const cell = clamp(Math.floor((roomFor(740) - 44) / source), 18, 44);
+    const cell = clamp(Math.floor((roomFor(990) - 44) / source), 18, 38);
     const write = () => answer(ids.slice(0, start), model).catch(problem => byId("view").append(errorBox(problem)));
-    box.append(element("button", {class: "chosen", click: write}, "Write the answer"),
+    box.append(controls(element("button", {class: "chosen", click: write}, "Write the answer")),
       element("div", {class: "row"},
         matrixPicture("alignment", `Layer ${layer}, head ${head}`, tensors.weights, ["answer", names.slice(start)],
           ["source", names.slice(0, source)], {
@@ -25,7 +25,7 @@ defineView({
             click: (i, j) => selectToken(i === place ? j : start + i),
             note: "Click a row to select its token, and again for the column's.",
           }),
-        tablePicture("alignment-heads", "The best heads", ["layer", "head", "coverage"], heads, {
+        tablePicture("alignment-heads", "Heads by coverage", ["layer", "head", "coverage"], heads, {
           most: 9, selected: i => heads[i][0] === layer && heads[i][1] === head,
           click: i => change({layer: heads[i][0], head: heads[i][1]}),
           note: "The largest weight of each column, averaged.",
