@@ -7,10 +7,10 @@ defineView({
     + "translation, at the counterpart.",
   offered: () => byId("text").value.includes(" | "),
   async draw(box, {ids, labels, token, layer, head, model, overview, ask}) {
-    const source = labels.findLastIndex(label => label.trim() === "|");
+    const source = labels.findIndex(label => label.trim() === "|");
     if (source < 1) return box.append("The text has no source.");
-    // The answer begins after the colon. Each token of it is predicted from the one before.
-    const start = labels.indexOf(":", source) + 1 || ids.length, place = token - start;
+    // The answer begins after the colon, if there is one. Each token of it is predicted from the one before.
+    const start = labels.indexOf(":", source) + 1 || source + 1, place = token - start;
     const {facts, tensors} = await ask("alignment", {layer, head, token: start - 1, source}), {heads} = facts;
     const next = overview.tensors.best.data.at(-1);
     const names = [...labels, next === model.eot ? "end" : pieces[next]].map(visible);
