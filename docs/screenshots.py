@@ -1,6 +1,7 @@
-"""Make the pictures of docs/inside.md: screenshots of the viewer with a run of config/shakespeare_char.py.
+"""Make the pictures of docs/inside.md and docs/tasks.md: screenshots of the viewer with runs of the recipes.
 
-    python docs/screenshots.py out-shakespeare-char             all of them
+    python docs/screenshots.py out-shakespeare-char             all pictures of this recipe
+    python docs/screenshots.py out-translate
     python docs/screenshots.py out-shakespeare-char stream      those with these names
 
 It needs Chromium, and playwright of requirements-dev.txt.
@@ -35,10 +36,11 @@ class Shot:
     click: str = ""  # a selector
     ready: str = ""  # a selector of what appears when everything is drawn
     size: tuple[int, int] = (1000, 660)  # of the window
+    run: str = "out-shakespeare-char"  # the name of the run's folder
 
 
 SHOTS = {
-    "page": Shot("looking-back", state={"layer": 1, "head": 0, "token": 60}, size=(1100, 800)),
+    "page": Shot("looking-back", state={"layer": 1, "head": 3, "token": 60}, size=(1100, 800)),
     "map": Shot("map", ("map",), size=(1240, 660)),
     "vocabulary": Shot("embedding", ("vocabulary-map",)),
     "row": Shot("attention-row", ("attention-row",), {"text": SHORT, "layer": 0, "head": 2}),
@@ -58,6 +60,12 @@ SHOTS = {
         click="[data-testid=generate]",
         ready=":nth-match(:text('200 tokens'), 3)",
         size=(1240, 660),
+    ),
+    "alignment": Shot(
+        "alignment",
+        ("alignment",),
+        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 3, "head": 3, "token": 16},
+        run="out-translate",
     ),
 }
 
@@ -98,7 +106,7 @@ def main(run: str, names: list[str]) -> None:
     with serving(run) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page()
-        for name in names or SHOTS:
+        for name in names or [name for name, shot in SHOTS.items() if shot.run == Path(run).name]:
             (FOLDER / f"{name}.png").write_bytes(take(page, address, SHOTS[name]))
         browser.close()
 

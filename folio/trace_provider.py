@@ -90,6 +90,7 @@ class Question(Settings):
     layer: NonNegativeInt = 0
     head: NonNegativeInt = 0
     token: NonNegativeInt = 0  # a position in the text
+    source: NonNegativeInt = 0  # how many tokens the source of an answer has, from the beginning of the text
     name: str = ""  # of a parameter
     row: NonNegativeInt | None = None  # of the parameter, None: all of them; or a token id, for its nearest ones
     since: NonNegativeInt = 0  # a step of the run, after which to answer; 0: from the beginning
@@ -122,6 +123,7 @@ class TraceProvider:
             "overview": self.overview,
             "head": self.head,
             "layer": self.layer,
+            "alignment": self.alignment,
             "token": self.token,
             "lens": self.lens,
             "logits": self.logits,
@@ -291,6 +293,21 @@ class TraceProvider:
             "after": trace.stream[2 * question.layer + 2, token],
         }
         return Answer(facts, tensors)
+
+    def alignment(self, question: Question) -> Answer:
+        """What the tokens from `token` on look at in the source, the first S tokens: a head's weights (N, S).
+
+        heads: [layer, head, coverage] of all heads, those with the largest coverage first. It is the largest weight of
+        each source token, averaged over the source.
+        """
+        trace, weights, heads = self._trace(question).trace, torch.empty(0), []
+        for layer in range(trace.model.config.n_layer):
+            of_layer = trace.layer(layer).heads.weights[:, question.token :, : question.source]
+            coverage = of_layer.amax(1).mean(-1).tolist()
+            heads += [[layer, head, score] for head, score in enumerate(coverage)]
+            if layer == question.layer:
+                weights = of_layer[question.head]
+        return Answer({"heads": sorted(heads, key=lambda row: -row[2])}, {"weights": weights})
 
     def token(self, question: Question) -> Answer:
         """A token's embedding, and its way through the residual stream."""

@@ -182,6 +182,16 @@ def test_a_head_and_its_switches_are_those_of_numpy(provider, model):
             assert_same(tensor, getattr(layer, name)[1])
 
 
+def test_what_an_answer_looks_at_in_its_source_is_that_of_numpy(provider, model):
+    run, (L, H) = NumpyGPT(model).run(IDS), (model.config.n_layer, model.config.n_head)
+    facts, tensors = ask(provider, "alignment", ids=IDS, layer=1, head=1, token=6, source=4)
+    assert_same(tensors["weights"], run.layer(1).weights[1, 6:, :4])
+    coverage = np.array([[max(run.layer(i).weights[h, 6:, s]) for s in range(4)] for i in range(L) for h in range(H)])
+    order = np.argsort(-coverage.mean(-1))
+    assert [row[:2] for row in facts["heads"]] == [list(divmod(int(i), H)) for i in order]
+    assert_same([row[2] for row in facts["heads"]], coverage.mean(-1)[order])
+
+
 def test_a_layer_is_that_of_numpy(provider, model):
     run = NumpyGPT(model).run(IDS)
     layer, token = run.layer(1), 4

@@ -120,10 +120,11 @@ function saveView() {
 // --- drawings --------------------------------------------------------------------------------------------------------
 
 // A matrix {shape: [N, M], data} as a heat map. options: scale, most (the number at its end), cell (in pixels), height
-// (of a cell), numbers ([labels of the rows, labels of the columns]: write the numbers into the cells), read(i, j) for
-// the line below, click(i, j), chosen [i, j] (i or j may be null, for a whole column or row).
+// (of a cell), numbers ([labels of the rows, labels of the columns]: write the numbers into the cells, if they are not
+// below `least`), read(i, j) for the line below, click(i, j), chosen [i, j] (i or j may be null, for a whole column or
+// row).
 function heatMap({shape: [rows, columns], data}, options) {
-  const {scale = "sequential", most = 1, read, click, chosen, numbers} = options, value = x => x / most;
+  const {scale = "sequential", most = 1, least, read, click, chosen, numbers} = options, value = x => x / most;
   const cell = options.cell ?? (numbers ? 44 : clamp(Math.floor(560 / Math.max(rows, columns)), 1, 22));
   const height = options.height ?? (numbers ? 24 : cell), left = numbers ? 44 : 0, top = numbers ? 20 : 0;
   let canvas = imageOf(data, rows, columns, scale, value);
@@ -141,9 +142,10 @@ function heatMap({shape: [rows, columns], data}, options) {
     context.imageSmoothingEnabled = false;
     context.drawImage(image, left, top, columns * cell, rows * height);
     Object.assign(context, {font: "11px monospace", textAlign: "center", textBaseline: "middle"});
-    numbers[0].forEach((label, i) => write(label, i, -1));
+    numbers[0].forEach((label, i) => context.fillText(label, left / 2, top + (i + 0.5) * height, left - 4));
     numbers[1].forEach((label, j) => write(label, -0.9, j));
     data.forEach((x, k) => {
+      if (x < least) return;
       context.fillStyle = textColorOn(Number.isFinite(x) ? colorOf(scale, value(x)) : MISSING);
       write(Number.isFinite(x) ? x.toFixed(2).replace("-", "−") : "−∞", Math.floor(k / columns), k % columns);
     });

@@ -95,7 +95,7 @@ const MENU = {
   Attention: ["qkv", "head-split", "looking-back", "attention-row", "attention-table", "weighted-sum", "merge",
     "all-heads"],
   Layers: ["mlp", "stream"],
-  Output: ["output", "loop", "cache"],
+  Output: ["output", "loop", "alignment", "cache"],
   Experiments: ["switches", "checkpoints", "compare", "memorized", "run"],
   Sampling: ["playground"],
 };

@@ -167,7 +167,7 @@ defineView({
     if (checkpoints.length > 1) {
       box.append(controls(slider("second:", {
         min: 0, max: checkpoints.length - 1, value: checkpoints.indexOf(other.step < 0 ? step : other.step),
-        "data-testid": "other-step", read: i => `step ${short(checkpoints[i])}`,
+        read: i => `step ${short(checkpoints[i])}`,
         change: event => change({other_step: checkpoints[event.target.value]}),
       })));
     }

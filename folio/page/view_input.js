@@ -110,7 +110,7 @@ defineView({
         click: selectToken, note: `${note} ${signedNote(most)}`,
       });
     };
-    box.append(element("p", {"data-testid": "position-method"}, element("strong", {}, `${position}: `),
+    box.append(element("p", {}, element("strong", {}, `${position}: `),
       POSITION_METHODS[position]));
     if (table) {
       box.append(element("div", {class: "pair"},

@@ -50,7 +50,7 @@ defineView({
     const {labels, token, model, config} = context, ids = context.ids.slice(0, token + 1), T = ids.length;
     const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // how many were drawn before
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
-    const path = element("div", {"data-testid": "loop-path"}), detail = element("div");
+    const path = element("div"), detail = element("div");
     const draw = element("button", {class: "chosen", "data-testid": "loop-draw", click: () => generate(1)},
       "Draw a token ", element("kbd", {}, "d"));
     const many = element("button", {"data-testid": "loop-draw-20", click: () => generate(20)}, "20 tokens");
@@ -167,7 +167,7 @@ defineView({
     const prompt = token + 1, most = Math.max(0, S - prompt) + S + 1;
     const steps = cacheSteps(prompt, most, S, model.can_slide);
     const result = element("div"), value = clamp(state.draws, 1, most), kinds = Object.keys(KINDS);
-    box.append(controls(slider("drawn tokens", {min: 1, max: most, value, "data-testid": "cache-draws", move: draws => {
+    box.append(controls(slider("drawn tokens", {min: 1, max: most, value, move: draws => {
       remember({draws});
       update(draws);
     }})), result);

@@ -10,7 +10,7 @@ defineView({
   async draw(box, context) {
     const {facts, tensors} = await context.ask("memorized"), {ids, labels} = context;
     if (facts.reason) {
-      return box.append(element("p", {"data-testid": "memorized-reason"},
+      return box.append(element("p", {},
         `Nothing can be said about this model: ${facts.reason}.`));
     }
     const {longest: {data: longest}, covering: {data: covering}} = tensors, size = ({start, end}) => end - start;
