@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 from hub import serving
+from processes import ROOT, run
 from pyarrow import parquet
-from test_prepare_scripts import run_command
 
 from folio import UserError
 from folio.bitext import TranslationDocument, language_of, language_problem, read_table
@@ -128,8 +128,8 @@ def test_downloads_from_a_hub(tmp_path):
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
         for source in ("opus-100", "tatoeba"):
             words = ["--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
-            done = run_command(["prepare/translation.py", f"--source={source}", *words], **env)
-            assert done.returncode == 0, done.stderr.decode()
+            done = run([ROOT / "prepare/translation.py", f"--source={source}", *words], **env)
+            assert done.returncode == 0, done.stderr
             dataset = open_dataset(tmp_path / "data" / f"{source}-en-de")
             both = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
             assert sorted(both) == EXPECTED
