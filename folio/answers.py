@@ -3,15 +3,16 @@
 Dimensions: n pairs; D documents, which are the pairs or, if pairs name the same item, the items; S statistics.
 """
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from folio.language_model import GenerationConfig, LanguageModel
 from folio.measures import Measure
-from folio.pairs import Pair
+from folio.pairs import Pair, document_of
 from folio.progress import progress_bar
 from folio.statistics import leave_one_out_influence
 
@@ -39,6 +40,15 @@ def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: s
         progress.update(1)
     progress.close()
     return answers
+
+
+def first_sentence(prompt: str) -> str:
+    """The first sentence of the document in a prompt: up to a ".", "!", or "?" before white space, or a blank line."""
+    document = document_of(prompt).strip()
+    return " ".join(re.split(r"(?<=[.!?])\s|\n\s*\n", document, maxsplit=1)[0].split())
+
+
+BASELINES: dict[str, Callable[[str], str]] = {"first_sentence": first_sentence}  # answers without a model
 
 
 def exact_matches(pairs: Sequence[Pair], answers: Sequence[str]) -> np.ndarray:

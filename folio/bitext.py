@@ -1,7 +1,7 @@
 """Texts in two languages, one the translation of the other: from tables, line-aligned files, JSON, or parquet files."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -10,9 +10,8 @@ from typing import Any
 from folio import UserError
 from folio.blocks import CorpusError, Segments, decode_utf8
 from folio.corpus import COMPRESSIONS, LONGEST_RECORD, Source
-from folio.pairs import pair_segments, translation
+from folio.pairs import Column, Texts, pair_segments, translation
 
-Texts = tuple[str, str]  # in the first and in the second language
 TATOEBA_COLUMNS = ("english", "non_english")
 
 
@@ -109,39 +108,15 @@ def read_aligned(first: Source, second: Source) -> Iterator[Texts]:
         )
 
 
-def read_parquet(files: Iterable[Path], languages: tuple[str, str], limit: int | None = None) -> Iterator[Texts]:
-    """The texts in parquet files: in a column "translation" of texts by language, or in "english" and "non_english".
+def language_columns(languages: Texts, path: Path, schema: Any) -> list[Column]:
+    """For each language: the column of a parquet file, and the field in it if the column is a struct.
 
-    limit: how many pairs to take. Raises UserError.
+    The texts are in a column "translation", by language, or in "english" and "non_english". Raises CorpusError.
     """
-    import pyarrow
-    from pyarrow import parquet
-
-    taken = 0
-    for path in files:
-        try:
-            file = parquet.ParquetFile(path)
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise CorpusError(f"{path} is not a parquet file, or damaged: {error}") from None
-        with file:
-            columns = parquet_columns(path, file.schema_arrow, languages)
-            for batch in file.iter_batches(columns=list(dict.fromkeys(column for column, _ in columns))):
-                for row in batch.to_pylist():
-                    if taken == limit:
-                        return
-                    taken += 1
-                    values = [row[column] for column, _ in columns]
-                    texts = [value and value.get(field) if field else value
-                             for value, (_, field) in zip(values, columns, strict=True)]  # fmt: skip
-                    yield texts[0] or "", texts[1] or ""
-
-
-def parquet_columns(path: Path, schema: Any, languages: tuple[str, str]) -> list[tuple[str, str | None]]:
-    """For each language: the column, and the field in it if the column is a struct. Raises CorpusError."""
     if "translation" in schema.names:
         kind = schema.field("translation").type
         known = [kind.field(i).name for i in range(kind.num_fields)]
-        columns = [("translation", name) for name in languages]
+        columns: list[Column] = [("translation", name) for name in languages]
     elif set(TATOEBA_COLUMNS) <= set(schema.names) and "en" in languages:
         known = list(languages)
         columns = [(TATOEBA_COLUMNS[name != "en"], None) for name in languages]

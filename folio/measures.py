@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folio.pairs import Pair
 from folio.statistics import estimate_ratio, ratio_influence
 from folio.tokenizer import Tokenizer
 
@@ -127,6 +128,7 @@ class Evaluation(NamedTuple):
     groups: Sequence[dict[str, Any]] = ()  # exact match of groups of pairs, by answers.group_rows
     answers: Sequence[dict[str, Any]] = ()  # the pairs with the model's answers
     signatures: Mapping[str, str] = MappingProxyType({})  # of sacrebleu, by measure
+    pairs: Mapping[str, Sequence[Pair]] = MappingProxyType({})  # the pairs of the answers, by their source
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of the table for each measure, and for each range of positions."""

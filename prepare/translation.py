@@ -16,12 +16,10 @@ opus-100 or tatoeba on the Hugging Face hub, or a folder with such parquet files
 """
 
 import itertools
-import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,21 +31,20 @@ import numpy as np  # noqa: E402
 
 from folio import configurator  # noqa: E402
 from folio.bitext import (  # noqa: E402
-    Texts,
     TranslationDocument,
     hub_subset,
+    language_columns,
     language_of,
     language_problem,
     read_aligned,
-    read_parquet,
     read_table,
 )
-from folio.blocks import CorpusError, document_hash  # noqa: E402
+from folio.blocks import CorpusError  # noqa: E402
 from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
 from folio.corpus import COMPRESSIONS, Corpus, Source, find_sources  # noqa: E402
 from folio.dataset_builder import SplitRule, split_by_number  # noqa: E402
 from folio.fetch import hub_parquet  # noqa: E402
-from folio.pairs import HELD_OUT, write_pairs  # noqa: E402
+from folio.pairs import HELD_OUT, Texts, pairs_file, read_parquet, write_pairs  # noqa: E402
 from folio.phrases import LANGUAGES, held_out_pairs, training_pairs  # noqa: E402
 from folio.prepare import PrepareConfig, VocabSize, default_name, prepare  # noqa: E402
 
@@ -129,7 +126,7 @@ def prepare_source(cfg: TranslationConfig) -> None:
         name = f"{cfg.source}-{'-'.join(languages)}"
     else:
         repository, subset, name = cfg.source, None, default_name([cfg.source])
-    texts = read_parquet(hub_parquet(repository, subset), languages, cfg.limit)
+    texts = read_parquet(hub_parquet(repository, subset), partial(language_columns, languages), cfg.limit)
     cfg = cfg.replace(val_fraction=cfg.val_fraction or 0.01)
     prepare_objects(cfg, by_language(texts, languages), name, [repository, subset, cfg.limit], languages)
 
@@ -186,16 +183,12 @@ def prepare_objects(
     languages: Texts | None,
     split_rule: SplitRule | None = None,
 ) -> Path:
-    """Prepare a data set from JSON objects, by way of a temporary file. Returns its folder.
+    """Prepare a data set from JSON objects. Returns its folder.
 
     made_of: what the objects follow from; the same value means the same data set.
     """
-    key = document_hash(json.dumps([made_of, languages]).encode())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}-{key:016x}.jsonl")
-        write_pairs(path, objects)
-        os.utime(path, (0, 0))  # so that the same objects are recognized as the same file
-        corpus = Corpus(find_sources([str(path)]), document=TranslationDocument(languages))
+    with pairs_file(objects, name, [made_of, languages]) as sources:
+        corpus = Corpus(sources, document=TranslationDocument(languages))
         config_file = f"config/{'translate' if cfg.is_phrases else 'shakespeare_char'}.py"
         return prepare(cfg, corpus, cfg.name or name, split_rule, masked=True, config_file=config_file)
 

@@ -8,10 +8,10 @@ from sacrebleu.metrics import BLEU, CHRF
 
 import sample
 from folio import UserError
-from folio.answers import answer_pairs, group_rows, measure_answers
+from folio.answers import answer_pairs, first_sentence, group_rows, measure_answers
 from folio.configurator import ConfigError, load
 from folio.language_model import LanguageModel
-from folio.pairs import Pair, make_pair, write_pairs
+from folio.pairs import Pair, make_pair, summary, write_pairs
 from folio.tokenizer import ByteTokenizer
 from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
@@ -125,6 +125,20 @@ def test_groups():
     assert group_rows("x", pairs, ["a"] * 4, ["missing"]) == []
 
 
+@pytest.mark.parametrize(
+    "document, expected",
+    [
+        ("One falls. The other stays.", "One falls."),
+        ("  Is it\n  one? No.", "Is it one?"),
+        ("Version 2.0 of it", "Version 2.0 of it"),
+        ("A heading\n \nA sentence.", "A heading"),
+        ("", ""),
+    ],
+)
+def test_the_first_sentence(document, expected):
+    assert first_sentence(summary(document, "x")["prompt"]) == first_sentence(document) == expected
+
+
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +206,30 @@ def test_the_command(agreeing, tmp_path, capsys):
     assert {json.loads(line)["answer"] for line in (tmp_path / "a.jsonl").read_text().splitlines()} == {" y", " no"}
 
 
+def test_a_baseline(agreeing, tmp_path, capsys):
+    """It is scored on the pairs that the models answered, once for all models."""
+    texts = [("A cat sat. It ran.", "A cat sat."), ("Two dogs run\n\nfast", "Two dogs"), ("A mat.", "The end")]
+    write_pairs(tmp_path / "texts.jsonl", [summary(*pair) | {"kind": pair[1][0]} for pair in texts])
+    options = [f"--json={tmp_path / 'r.json'}", f"--answers={tmp_path / 'a.jsonl'}", "--baseline=first_sentence"]
+    run_tool(*agreeing, "--tasks=pairs", f"--pairs={tmp_path / 'texts.jsonl'}", *options)
+    results = json.loads((tmp_path / "r.json").read_text())
+    rows = {row["measure"]: row["value"] for row in results["results"] if row["run"] == "first_sentence"}
+    assert len(results["results"]) == 3 * len(rows) == 18
+    assert rows["exact match"] == pytest.approx(1 / 3)
+    assert rows["ROUGE-1"] == rows["ROUGE-L"] == pytest.approx((1 + 2 * 2 / 5 + 0) / 3)
+    assert [row["by"] for row in results["groups"] if row["run"] == "first_sentence"] == [{"kind": "A"}, {"kind": "T"}]
+    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in answers if row["run"] == "first_sentence"] == [
+        "A cat sat.",
+        "Two dogs run",
+        "A mat.",
+    ]
+    run_tool("compare", *agreeing, "--tasks=pairs", options[0], options[2])
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert {row["run"] for row in results["results"]} == {*agreeing, "first_sentence"}
+    assert len(results["comparisons"]) == 6 and "first_sentence" not in str(results["comparisons"])
+
+
 def test_sampling_answers_and_stops(agreeing, capsys):
     """The end-of-text token after a completion counts as a target, so the model learns to stop."""
     capsys.readouterr()
@@ -212,6 +250,8 @@ def test_comparing(agreeing, tmp_path, capsys):
     [
         (["out", "--pairs=a.jsonl"], "pairs=a.jsonl: it needs --tasks=pairs"),
         (["out", "--tasks=lambada", "--stop=x"], "stop=x: it needs --tasks=pairs"),
+        (["out", "--baseline=first_sentence"], "baseline=first_sentence: it needs --tasks=pairs"),
+        (["out", "--tasks=pairs", "--baseline=lead"], "baseline=lead: "),
         (["out", "--tasks=pairs", "--pairs=a", "--dataset=b"], "it cannot be combined with --dataset"),
         (["out", "--tasks=pairs", "--by=a,b,c"], "by=a,b,c: give at most two fields"),
         (["out", "--tasks=pair"], "pair is not a task; the tasks are lambada, hellaswag, pairs"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 from hub import serving
-from processes import run
+from processes import ROOT, run
 from pyarrow import parquet
 
 from folio import UserError
@@ -128,7 +128,7 @@ def test_downloads_from_a_hub(tmp_path):
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
         for source in ("opus-100", "tatoeba"):
             words = ["--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
-            done = run(["prepare/translation.py", f"--source={source}", *words], **env)
+            done = run([ROOT / "prepare/translation.py", f"--source={source}", *words], **env)
             assert done.returncode == 0, done.stderr
             dataset = open_dataset(tmp_path / "data" / f"{source}-en-de")
             both = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]

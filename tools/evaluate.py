@@ -5,6 +5,7 @@
     python tools/evaluate.py out-learned out-rotary --context=512               by position, also beyond block_size
     python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
     python tools/evaluate.py out-translate --tasks=pairs                        answers to held-out prompts
+    python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
     python tools/evaluate.py compare out-a out-b                                two checkpoints
     python tools/evaluate.py compare out-a1,out-a2,out-a3 out-b1,out-b2,out-b3  two settings, with three seeds each
 
@@ -36,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError, convert  # noqa: E402
-from folio.answers import answer_pairs, group_rows, measure_answers  # noqa: E402
+from folio.answers import BASELINES, answer_pairs, group_rows, measure_answers  # noqa: E402
 from folio.blocks import texts_of  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.comparison import choose_design, compare, find_runs  # noqa: E402
@@ -91,6 +92,7 @@ class EvaluateConfig(Settings):
     limit: PositiveInt | None = None  # questions or pairs per task; None: all
     pairs: NonEmptyStr | None = None  # a .jsonl file of prompts and completions; None: those of the validation set
     stop: NonEmptyStr | None = None  # text at which an answer to a prompt also ends; \n is a line break
+    baseline: Literal["first_sentence"] | None = None  # also score the first sentence as the summary
     by: str = "target,kind"  # at most two fields of the pairs to group exact match by; fields they lack are ignored
     answers: NonEmptyStr | None = None  # also write the pairs and the models' answers to this .jsonl file
     # --- machine and output ---
@@ -107,7 +109,7 @@ class EvaluateConfig(Settings):
         tasks = split_list(self.tasks or "")
         if unknown := [task for task in tasks if task not in (*TASKS, PAIRS)]:
             problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join((*TASKS, PAIRS))}"))
-        of_pairs = [name for name in ("pairs", "stop", "answers") if getattr(self, name)]
+        of_pairs = [name for name in ("pairs", "stop", "baseline", "answers") if getattr(self, name)]
         problems += [(name, f"it needs --tasks={PAIRS}") for name in of_pairs if PAIRS not in tasks]
         if self.pairs and self.dataset:
             problems.append(("pairs", "it cannot be combined with --dataset; give only one of them"))
@@ -143,6 +145,8 @@ def main(cfg: EvaluateConfig) -> None:
     sides = design.sides if design else [[run] for name in cfg.runs for run in expand(name)]
     evaluations = [[evaluate(run, cfg) for run in side] for side in sides]
     models = [model for side in evaluations for model in side]
+    if cfg.baseline:
+        models.append(evaluate_baseline(models, cfg))
     results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
     if cfg.context:
         results["curves"] = [curve for model in models for curve in model.curves()]
@@ -235,15 +239,34 @@ def evaluate_pairs(evaluation: Evaluation, model: LanguageModel, saved: Checkpoi
         size = sum(len(text.encode("utf-8", "replace")) for text in texts)
         evaluation.readings[name] = replace(read_characters(texts, model.tokenizer), bytes=size)
         answers = answer_pairs(model, name, pairs, cfg.stop and line_breaks(cfg.stop))
-        measures, signatures = measure_answers(name, pairs, answers)
-        evaluation.measures.extend(measures)
-        about = {"run": evaluation.run, "of": name}
-        rows = [about | row for row in group_rows(name, pairs, answers, comma_separated(cfg.by))]
-        given = [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
-        evaluation = evaluation._replace(
-            groups=[*evaluation.groups, *rows], signatures=signatures, answers=[*evaluation.answers, *given]
-        )
+        evaluation = add_answers(evaluation, name, pairs, answers, cfg)
     return evaluation
+
+
+def evaluate_baseline(models: Sequence[Evaluation], cfg: EvaluateConfig) -> Evaluation:
+    """What is measured of answers that need no model, to the pairs that the models answered."""
+    evaluation = Evaluation(cfg.baseline, [], {})
+    for name, pairs in {name: pairs for model in models for name, pairs in model.pairs.items()}.items():
+        evaluation.readings[name] = Reading()
+        evaluation = add_answers(evaluation, name, pairs, [BASELINES[cfg.baseline](p.prompt) for p in pairs], cfg)
+    return evaluation
+
+
+def add_answers(
+    evaluation: Evaluation, name: str, pairs: Sequence[Pair], answers: Sequence[str], cfg: EvaluateConfig
+) -> Evaluation:
+    """Add what is measured of answers to the pairs of one source."""
+    measures, signatures = measure_answers(name, pairs, answers)
+    evaluation.measures.extend(measures)
+    about = {"run": evaluation.run, "of": name}
+    rows = [about | row for row in group_rows(name, pairs, answers, comma_separated(cfg.by))]
+    given = [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
+    return evaluation._replace(
+        groups=[*evaluation.groups, *rows],
+        signatures=signatures,
+        answers=[*evaluation.answers, *given],
+        pairs={**evaluation.pairs, name: pairs},
+    )
 
 
 def open_pairs(saved: Checkpoint, cfg: EvaluateConfig) -> dict[str, list[Pair]]:

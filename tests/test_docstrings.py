@@ -1,0 +1,106 @@
+import inspect
+import zipfile
+from pathlib import Path
+
+from folio.docstrings import Docstring, distinct, read_module, read_wheel, split_docstring
+
+PROSE = (
+    "It begins with prose, which goes on for as many words as a document must have, that is at least twenty of them."
+)
+SOURCE = f'''
+"""The summary of the module.
+
+{PROSE}
+"""
+
+class A:
+    """Too short.
+
+    {PROSE}
+    """
+
+    def f(self):
+        r"""Return \\d of something.
+
+        Parameters
+        ----------
+        x : int
+            {PROSE}
+        """
+
+        def inner():
+            """One line of the inner function.
+
+            {PROSE}
+
+                indented
+            """
+
+async def g():
+    """A first paragraph that has
+    two lines is not a summary.
+
+    {PROSE}
+    """
+
+def h():
+    """Nothing follows here to summarize.
+
+    Only this.
+    """
+'''
+
+
+def test_docstrings_are_those_of_inspect():
+    """The oracle runs the module, and reads what Python keeps of the docstrings."""
+    names: dict = {}
+    exec(compile(SOURCE, "m", "exec"), names)
+    found = {docstring.name: docstring for docstring in read_module("p/q/m.py", SOURCE.encode())}
+    assert list(found) == ["", "A.f", "A.f.inner"]
+    for name, documented in (("", names["__doc__"]), ("A.f", inspect.getdoc(names["A"].f))):
+        assert "\n\n".join(found[name][2:]) == inspect.cleandoc(documented)
+    assert found["A.f.inner"].document == f"{PROSE}\n\n    indented"
+    assert [docstring.begins for docstring in found.values()] == ["prose", "section", "prose"]
+    assert (found["A.f"].package, found["A.f"].folder) == ("p", "p/q")
+
+
+def test_what_is_a_summary():
+    assert split_docstring(f"Return the answer.\n   \n{PROSE}\n") == ("Return the answer.", PROSE)
+    for text in (
+        "",
+        "Return the answer.",
+        f"Return the answer.\n{PROSE}",
+        f"Return it.\n\n{PROSE}",
+        f"{'word ' * 31}\n\n{PROSE}",
+        "Return the answer.\n\nIt is 42.",
+    ):
+        assert split_docstring(text) is None
+
+
+def test_sections():
+    for document in ("Args:\n  x: a", "Parameters\n----------\nx", ">>> f()", ":param x: a", ".. note:: a"):
+        assert Docstring("", "", "", document).begins == "section"
+    for document in ("Args are: none", "Parameters\nare", "See: that.", "... and so on"):
+        assert Docstring("", "", "", document).begins == "prose"
+
+
+def test_a_wheel_is_read_without_its_tests_and_broken_files(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+        for name in ("a/z.py", "a/b.py", "a/tests/test_b.py", "a/conftest.py", "setup.py", "a/b.txt"):
+            archive.writestr(name, SOURCE)
+        archive.writestr("a/broken.py", "def f(:")
+        archive.writestr("a/null.py", b"\0")
+        archive.writestr("a/imports.py", 'raise SystemExit("a file was imported")')
+    found = list(read_wheel(tmp_path / "a.whl"))
+    assert [(docstring.module, docstring.name) for docstring in found] == [
+        (module, name) for module in ("a/b.py", "a/z.py") for name in ("", "A.f", "A.f.inner")
+    ]
+    assert [(docstring.module, docstring.name) for docstring in distinct(found)] == [
+        ("a/b.py", name) for name in ("", "A.f", "A.f.inner")
+    ]
+
+
+def test_repetitions_are_found_whatever_their_numbers_and_case():
+    texts = [("Add 2 numbers.", "Text a."), ("Add 3 Numbers!", "Text b."), ("Other one.", "text A"), ("Third.", "c")]
+    docstrings = [Docstring("m", str(k), *parts) for k, parts in enumerate(texts)]
+    assert [docstring.name for docstring in distinct(docstrings)] == ["0", "3"]
