@@ -74,9 +74,7 @@ class SummariesConfig(PrepareConfig):
     seed: NonNegativeInt = 7  # which documents are for validation
     pretraining: bool = False  # True: only the documents; the data set's name then ends with -documents
     # --- the tokenizer ---
-    tokenizer: str = (
-        "bpe"  # char, byte, gpt2, bpe (trained on these texts), or a folder; pretraining: that of the pairs
-    )
+    tokenizer: str = "bpe"  # char, byte, gpt2, bpe, or a folder; for pretraining, by default, that of the pairs
     vocab_size: VocabSize | None = None  # number of tokens of a bpe; None: 2,048 for docstrings, otherwise 8,192
 
     def problems(self) -> list[tuple[str, str]]:
@@ -204,7 +202,7 @@ def choose_validation(groups: list[int], fraction: float) -> np.ndarray:
     hashes = np.array(groups, dtype=np.uint64)
     different, counts = np.unique(hashes, return_counts=True)
     if not len(different):
-        raise UserError("there is no document with a summary in the input; there is nothing to learn from")
+        raise UserError("the input has no document with a summary; there is nothing to learn from")
     if len(different) == 1:
         what = "there is only one document" if len(hashes) == 1 else "all documents are the same, or of one item"
         raise UserError(f"{what}, and it cannot be in both splits; add another")

@@ -55,13 +55,13 @@ def test_docstrings_are_those_of_inspect():
     """The oracle runs the module, and reads what Python keeps of the docstrings."""
     names: dict = {}
     exec(compile(SOURCE, "m", "exec"), names)
-    found = {docstring.name: docstring for docstring in read_module("p/q/m.py", SOURCE.encode())}
-    assert list(found) == ["", "A.f", "A.f.inner"]
+    docstrings = {docstring.name: docstring for docstring in read_module("p/q/m.py", SOURCE.encode())}
+    assert list(docstrings) == ["", "A.f", "A.f.inner"]
     for name, documented in (("", names["__doc__"]), ("A.f", inspect.getdoc(names["A"].f))):
-        assert "\n\n".join(found[name][2:]) == inspect.cleandoc(documented)
-    assert found["A.f.inner"].document == f"{PROSE}\n\n    indented"
-    assert [docstring.begins for docstring in found.values()] == ["prose", "section", "prose"]
-    assert (found["A.f"].package, found["A.f"].folder) == ("p", "p/q")
+        assert "\n\n".join(docstrings[name][2:]) == inspect.cleandoc(documented)
+    assert docstrings["A.f.inner"].document == f"{PROSE}\n\n    indented"
+    assert [docstring.begins for docstring in docstrings.values()] == ["prose", "section", "prose"]
+    assert (docstrings["A.f"].package, docstrings["A.f"].folder) == ("p", "p/q")
 
 
 def test_what_is_a_summary():
@@ -91,11 +91,11 @@ def test_a_wheel_is_read_without_its_tests_and_broken_files(tmp_path: Path):
         archive.writestr("a/broken.py", "def f(:")
         archive.writestr("a/null.py", b"\0")
         archive.writestr("a/imports.py", 'raise SystemExit("a file was imported")')
-    found = list(read_wheel(tmp_path / "a.whl"))
-    assert [(docstring.module, docstring.name) for docstring in found] == [
+    docstrings = list(read_wheel(tmp_path / "a.whl"))
+    assert [(docstring.module, docstring.name) for docstring in docstrings] == [
         (module, name) for module in ("a/b.py", "a/z.py") for name in ("", "A.f", "A.f.inner")
     ]
-    assert [(docstring.module, docstring.name) for docstring in distinct(found)] == [
+    assert [(docstring.module, docstring.name) for docstring in distinct(docstrings)] == [
         ("a/b.py", name) for name in ("", "A.f", "A.f.inner")
     ]
 

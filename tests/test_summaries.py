@@ -201,9 +201,11 @@ def test_downloads_from_a_hub(tmp_path):
     """datasets and huggingface_hub themselves run, against a local hub."""
     write_parquet(tmp_path / "cnn.parquet", ("article", "highlights"))
     write_parquet(tmp_path / "xsum.parquet", ("document", "summary"))
-    readme = "---\nconfigs:\n- config_name: 3.0.0\n  data_files:\n  - split: train\n    path: 3.0.0/train-*\n---\n"
+    subset = "- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n"
+    readme = f"---\nconfigs:\n{subset.format('1.0.0')}{subset.format('3.0.0')}---\n"
     files = {
         "abisee/cnn_dailymail/3.0.0/train-00000-of-00001.parquet": (tmp_path / "cnn.parquet").read_bytes(),
+        "abisee/cnn_dailymail/1.0.0/train-00000-of-00001.parquet": b"of another version",
         "abisee/cnn_dailymail/README.md": readme.encode(),
         "EdinburghNLP/xsum/default/train/0000.parquet": (tmp_path / "xsum.parquet").read_bytes(),
     }
@@ -228,7 +230,7 @@ def test_downloads_from_a_hub(tmp_path):
         (["number.jsonl"], r"^number.jsonl:1: document and summary must be strings: write "),
         (["prompt.jsonl"], r"^prompt.jsonl:1: completion is missing, or not text: write "),
         (["broken.jsonl"], r"^broken.jsonl:1: this line is not JSON: .*; fix it or remove it$"),
-        (["empty.jsonl"], r"^there is no document with a summary in the input; there is nothing to learn from$"),
+        (["empty.jsonl"], r"^the input has no document with a summary; there is nothing to learn from$"),
         (["one.jsonl"], r"^there is only one document, and it cannot be in both splits; add another$"),
         (["same.jsonl"], r"^all documents are the same, or of one item, and it cannot be in both splits; add another$"),
         (["s.jsonl", "--source=xsum"], r"source=xsum: it replaces the input files; give only one of them"),
