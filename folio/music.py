@@ -106,10 +106,7 @@ def read_score(path: Path) -> Any:
         score = symusic.Score.from_midi(path.read_bytes())
     except OSError as error:
         raise PieceError("broken", f"it cannot be read: {error.strerror}") from None
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # symusic's errors, such as "MiniMidi: Unexpected EOF in MIDI Event! ..."
+    except (RuntimeError, ValueError) as error:  # such as "MiniMidi: Unexpected EOF in MIDI Event! ..."
         reason = re.search(r"MiniMidi: ([^!.:(]*)", str(error))
         known = reason and "midi file" not in reason[1]
         raise PieceError("broken", reason[1].strip() if known else "it is not a MIDI file") from None

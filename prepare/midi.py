@@ -24,15 +24,15 @@ from folio.music import SUFFIXES, EventFormat  # noqa: E402
 from folio.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
 from folio.prepare import default_name, prepare  # noqa: E402
 
+Steps = Annotated[int, Ge(1), Le(1000)]
+
 
 @dataclass(frozen=True)
 class MidiConfig(MusicConfig):
     # --- the music ---
     inputs: tuple[str, ...] = ()  # .mid and .midi files, folders of them, or patterns
     time: Literal["seconds", "beats"] = "seconds"  # of performances; beats: of scores, whatever their tempo
-    steps: Annotated[int, Ge(1), Le(1000)] | None = (
-        None  # of time per second or beat; None: 100 per second, 12 per beat
-    )
+    steps: Steps | None = None  # of time; None: 100 per second, or 12 per beat
     velocities: Annotated[int, Ge(0), Le(127)] = 32  # levels; 0: all notes are equally loud
 
     def problems(self) -> list[tuple[str, str]]:
