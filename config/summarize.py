@@ -1,7 +1,7 @@
 # python train.py config/summarize.py
 #
 # Writes the first lines of docstrings (prepare/summaries.py), with 1.05 million parameters. Not run yet, except for
-# its first 10 steps: the time, the loss, and ROUGE to expect are TODO. docs/tasks.md has the commands to pretrain on
+# its first 10 steps: the time, the loss, and ROUGE are not known. docs/tasks.md has the commands to pretrain on
 # the documents without summaries, and to finetune.
 out_dir = "out-summarize"
 dataset = "summaries"
