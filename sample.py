@@ -26,14 +26,14 @@ from folio.checkpoint import NoCheckpointError
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Step
-from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt
+from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
 from folio.tokenizer import MidiTokenizer
 
 
 @dataclass(frozen=True)
 class SampleConfig(GenerationConfig):
     # --- model ---
-    out_dir: str = "out"  # folder of the run
+    out_dir: str = "out"  # folder of the run; latest: the one that was written to last
     init_from: str = "resume"  # "resume": the run in out_dir; or a checkpoint, "gpt2", a Hugging Face folder, ckpt.pt
     checkpoint: Literal["best", "last"] = "best"  # which of the run's
     # --- text ---
@@ -93,11 +93,13 @@ def main(cfg: SampleConfig) -> None:
         elif cfg.interactive:
             converse(sampler, cfg)
         elif cfg.logprobs is not None:
-            show_logprobs(sampler, cfg, read_start(cfg.start, sampler), cfg.logprobs)
+            show_logprobs(sampler, cfg, read_prompt("start", cfg.start, sampler.tokenizer), cfg.logprobs)
         elif cfg.save:
-            save(sampler, cfg, read_start(cfg.start, sampler), Path(cfg.save))
+            save(sampler, cfg, read_prompt("start", cfg.start, sampler.tokenizer), Path(cfg.save))
         else:
-            write(sampler, cfg, read_start(cfg.start, sampler))
+            write(sampler, cfg, read_prompt("start", cfg.start, sampler.tokenizer))
+            if isinstance(sampler.tokenizer, MidiTokenizer):
+                print("to save a MIDI file instead: --save=piece.mid", file=sys.stderr)
     except KeyboardInterrupt:
         print(sampler.speed(), file=sys.stderr)
         raise
@@ -169,12 +171,18 @@ def save(sampler: Sampler, cfg: SampleConfig, start: str, path: Path) -> None:
     for first in range(0, cfg.num_samples, rows):
         samples = list(range(first, min(first + rows, cfg.num_samples)))
         texts = [prompt.text] * len(samples)
+        stopped = None
         try:
             for pieces in sampler.texts([prompt.ids] * len(samples), samples, cfg):
                 texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-        finally:
-            for sample, text in zip(samples, texts, strict=True):
-                print(save_text(sampler, paths[sample], text))
+        except KeyboardInterrupt as interrupt:
+            stopped = interrupt
+        for sample, text in zip(samples, texts, strict=True):
+            print(save_text(sampler, paths[sample], text))
+        if stopped:
+            raise stopped
+    if not any(saved.exists() for saved in paths):
+        raise UserError(f"save={path}: no piece has a note; set a larger --max_new_tokens")
 
 
 def check_files(sampler: Sampler, paths: list[Path]) -> None:
@@ -197,14 +205,15 @@ def save_text(sampler: Sampler, path: Path, text: str) -> str:
     try:
         if not isinstance(sampler.tokenizer, MidiTokenizer):
             path.write_text(text, encoding="utf-8")
-            return f"{path}: {len(text):,} characters{describe_tune(text) if path.suffix == '.abc' else ''}"
+            is_tune = path.suffix.lower() in tunes.SUFFIXES
+            return f"{path}: {len(text):,} characters{describe_tune(text) if is_tune else ''}"
         format = music.EventFormat.of(sampler.tokenizer)
         notes = music.write_midi(path, text, format)
     except music.PieceError as error:
         return f"{path} was not written: {error}"
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    seconds = max(note.end for note in notes) / format.steps * 60 / format.tempo
+    seconds = max(note.end for note in notes) * format.seconds_per_step
     return f"{path}: {len(notes):,} notes, {seconds:.1f} s"
 
 
@@ -284,34 +293,6 @@ def show_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives:
             for token in (step.tokens[0], *most_likely)
         ]
         print(f"{shown[0]:24} {'  '.join(shown[1:])}".rstrip(), flush=True)
-
-
-def read_start(start: str, sampler: Sampler) -> str:
-    """The prompt: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError.
-
-    A MIDI file becomes the events of the sampler's tokenizer.
-    """
-    if start != "-" and not start.startswith("FILE:"):
-        return line_breaks(start)
-    path = Path(start.removeprefix("FILE:"))
-    if start != "-" and path.exists() and not path.is_file():
-        raise UserError(f"start={start}: {path} is not a file; give a file, or pipe the text to --start=-")
-    if start != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
-        if not isinstance(sampler.tokenizer, MidiTokenizer):
-            raise UserError(f"start={start}: it is a MIDI file, and this model writes text; give it text")
-        try:
-            return music.events_of_file(path, music.EventFormat.of(sampler.tokenizer))
-        except music.PieceError as error:
-            raise UserError(f"start={start}: this MIDI file cannot be used: {error}") from None
-    try:
-        content = sys.stdin.buffer.read() if start == "-" else path.read_bytes()
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text
-    except FileNotFoundError:
-        raise UserError(f"start={start}: the file {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"start={start}: {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"start={start}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Make the pictures of docs/inside.md and docs/tasks.md: screenshots of the viewer with runs of the recipes.
+"""Make the pictures of inside.md, tasks.md and music.md: screenshots of the viewer with runs of the recipes.
 
     python docs/screenshots.py out-shakespeare-char             all pictures of this recipe
     python docs/screenshots.py out-translate
+    python docs/screenshots.py out-chorales
     python docs/screenshots.py out-shakespeare-char stream      those with these names
 
 It needs Chromium, and playwright of requirements-dev.txt.
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "inside"
 TEXT = "ROMEO:\nI have seen the sun that rose with thee,\nAnd all the world was"
 SHORT = "the sun"
+SHAKESPEARE = "out-shakespeare-char"
 MARGIN = 6  # pixels around the pictures
 
 
@@ -36,7 +38,7 @@ class Shot:
     click: str = ""  # a selector
     ready: str = ""  # a selector of what appears when everything is drawn
     size: tuple[int, int] = (1000, 660)  # of the window
-    run: str = "out-shakespeare-char"  # the name of the run's folder
+    run: str = SHAKESPEARE  # the name of the run's folder
 
 
 SHOTS = {
@@ -64,9 +66,12 @@ SHOTS = {
     "alignment": Shot(
         "alignment",
         ("alignment",),
-        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 3, "head": 3, "token": 16},
+        {"text": "en: Tuesday, March 3, 2026 | de: Dienstag, 3. März 2026", "layer": 3, "head": 0, "token": 16},
         run="out-translate",
     ),
+    "piano-roll": Shot(
+        "roll", ("roll",), {"layer": 3, "head": 3, "all_heads": 1, "token": 89}, size=(1100, 660), run="out-chorales"
+    ),  # of the text that is shown first, which is held out
 }
 
 
@@ -85,7 +90,8 @@ def take(page: Page, address: str, shot: Shot) -> bytes:
     """A screenshot as PNG."""
     page.set_viewport_size({"width": shot.size[0], "height": shot.size[1]})
     page.goto("about:blank")
-    page.goto(f"{address}#{urlencode({'view': shot.view, 'text': TEXT, **shot.state})}")
+    text = {"text": TEXT} if shot.run == SHAKESPEARE else {}
+    page.goto(f"{address}#{urlencode({'view': shot.view, **text, **shot.state})}")
     page.wait_for_selector(f"[data-testid=view-{shot.view}]")
     if shot.click:
         page.click(shot.click)

@@ -2,15 +2,16 @@
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from folio import UserError
-from folio.blocks import CorpusError, Segments, decode_utf8
+from folio.blocks import CorpusError, decode_utf8
 from folio.corpus import COMPRESSIONS, LONGEST_RECORD, Source
-from folio.pairs import Column, Texts, pair_segments, translation
+from folio.pairs import Texts, translation
+from folio.prepare_pairs import Column, read_pair
 
 TATOEBA_COLUMNS = ("english", "non_english")
 
@@ -24,7 +25,8 @@ def language_problem(code: str) -> str | None:
         return None
     by_name = {name.lower(): known for known, name in names.items()}
     close = difflib.get_close_matches(code.lower(), by_name, n=1, cutoff=0.8)
-    advice = f"did you mean {by_name[close[0]]}?" if close else "use one such as en or de"
+    meant = [code.lower()] if code.lower() in names else [by_name[name] for name in close]
+    advice = f"did you mean {meant[0]}?" if meant else "use one such as en or de"
     return f"{code!r} is not the code of a language; {advice}"
 
 
@@ -35,30 +37,19 @@ def language_of(path: Path) -> str | None:
     return code if code and language_problem(code) is None else None
 
 
-@dataclass(frozen=True)
-class TranslationDocument:
-    """Turns a JSON object into a document: {"prompt", "completion"}, or texts by language, {"en": ..., "de": ...}.
+def translation_pair(languages: Texts | None, value: dict[str, Any]) -> dict[str, Any] | None:
+    """A pair from a JSON object {"prompt", "completion"}, or of texts by language, {"en": ..., "de": ...}, which may be
+    in a field "translation", as in the data sets of OPUS. None if a text is empty.
 
-    The texts may be in a field "translation", as in the data sets of OPUS. A pair with an empty text is left out.
+    languages: from, to. Raises CorpusError.
     """
-
-    languages: tuple[str, str] | None  # from, to
-
-    def __call__(self, value: dict[str, Any]) -> str | Segments:
-        """Raises CorpusError."""
-        if "prompt" in value or "completion" in value:
-            return pair_segments(value)
-        if self.languages is None:
-            raise CorpusError("it has no prompt and completion; for texts by language, set --languages, as in en,de")
-        texts = value.get("translation", value)
-        if missing := [name for name in self.languages if not isinstance(texts, dict) or name not in texts]:
-            raise CorpusError(f"it has no text in {missing[0]!r}; set --languages to two of its fields")
-        texts = [texts[name] for name in self.languages]
-        if not all(isinstance(text, str | None) for text in texts):
-            raise CorpusError(f"the texts in {' and '.join(self.languages)} must be strings")
-        if not all(text and text.strip() for text in texts):
-            return ""
-        return pair_segments(translation(*(text.strip() for text in texts), *self.languages))
+    if isinstance(value.get("translation"), dict):
+        value = {name: field for name, field in value.items() if name != "translation"} | value["translation"]
+    if languages is None and "prompt" not in value and "completion" not in value:
+        raise CorpusError("it has no prompt and completion; for texts by language, set --languages, as in en,de")
+    source, target = languages or ("", "")
+    make = partial(translation, source=source, target=target)
+    return read_pair(value, (source, target), make, "set --languages to two of its fields, which must be text")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -113,8 +104,7 @@ def language_columns(languages: Texts, path: Path, schema: Any) -> list[Column]:
 
     The texts are in a column "translation", by language, or in "english" and "non_english". Raises CorpusError.
     """
-    if "translation" in schema.names:
-        kind = schema.field("translation").type
+    if "translation" in schema.names and (kind := schema.field("translation").type).num_fields:
         known = [kind.field(i).name for i in range(kind.num_fields)]
         columns: list[Column] = [("translation", name) for name in languages]
     elif set(TATOEBA_COLUMNS) <= set(schema.names) and "en" in languages:
@@ -122,8 +112,8 @@ def language_columns(languages: Texts, path: Path, schema: Any) -> list[Column]:
         columns = [(TATOEBA_COLUMNS[name != "en"], None) for name in languages]
     else:
         raise CorpusError(
-            f'{path} has the columns {", ".join(schema.names)}; texts must be in "translation", or in "english" and '
-            f'"non_english" with en in --languages'
+            f'{path} has the columns {", ".join(schema.names)}; texts must be in "translation", by language, or in '
+            f'"english" and "non_english" with en in --languages'
         )
     if missing := [name for name in languages if name not in known]:
         raise CorpusError(f"{path} has no texts in {missing[0]!r}, only in {', '.join(known)}; set --languages")

@@ -161,7 +161,12 @@ def hub_parquet(source: str, subset: str | None = None, revision: str | None = N
 
     with _hub_errors(source):
         builder = datasets.load_dataset_builder(source, subset, revision=revision)
-        files = [str(file) for file in builder.config.data_files["train"]]
+        splits = builder.config.data_files
+        if "train" not in splits:
+            raise UserError(
+                f"{source} has no files for training, only for {', '.join(map(str, splits))}; rename them train-*"
+            )
+        files = [str(file) for file in splits["train"]]
     downloads = datasets.DownloadManager()
     for file in files:
         with _hub_errors(source):

@@ -7,11 +7,11 @@ Dimensions: N notes of a piece. Times are in steps of the format's grid.
 """
 
 import re
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +22,8 @@ from folio.tokenizer import MidiTokenizer
 
 SUFFIXES = (".mid", ".midi")
 LONGEST_GAP = 10  # seconds or beats; when nothing changes for longer, the rest of the time is left out
+KEYS = ("C", "C♯", "D", "E♭", "E", "F", "F♯", "G", "A♭", "A", "B♭", "B")  # of an octave
+DEFAULT_VELOCITY = 100  # of notes in a format without velocities, as in miditok
 PITCH = re.compile(r"(?<=[nf]_)\d+")  # of NoteOn_60 and NoteOff_60
 
 
@@ -29,11 +31,8 @@ class PieceError(UserError):
     """A piece that cannot be used. problem: the kind of problem, for the report."""
 
     def __init__(self, problem: Literal["broken", "empty", "drums only"], reason: str):
-        super().__init__(problem, reason)
-        self.problem, self.reason = problem, reason
-
-    def __str__(self) -> str:
-        return self.reason
+        super().__init__(reason)
+        self.problem = problem
 
 
 class Note(NamedTuple):
@@ -56,6 +55,10 @@ class EventFormat:
     lowest: int = 0  # pitches that have events, both included
     highest: int = 127
     tempo: float = 60.0  # beats per minute of the files that are written; with time="seconds", a beat is a second
+
+    @property
+    def seconds_per_step(self) -> float:
+        return 60 / self.tempo / self.steps
 
     def tokenizer(self) -> MidiTokenizer:
         """The tokenizer with all events of this format, in miditok's order."""
@@ -86,6 +89,7 @@ def _miditok(format: EventFormat) -> Any:
     config = TokenizerConfig(
         pitch_range=(format.lowest, format.highest),
         beat_res={(0, format.longest_shift): format.steps},
+        programs=[0],  # a piano; with all programs, decoding takes a hundred times as long
         num_velocities=format.velocities or 1,
         use_velocities=format.velocities > 0,
         use_time_signatures=False,
@@ -103,13 +107,16 @@ def read_score(path: Path) -> Any:
     import symusic
 
     try:
-        score = symusic.Score.from_midi(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise PieceError("broken", f"it cannot be read: {error.strerror}") from None
-    except (RuntimeError, ValueError) as error:  # such as "MiniMidi: Unexpected EOF in MIDI Event! ..."
-        reason = re.search(r"MiniMidi: ([^!.:(]*)", str(error))
-        known = reason and "midi file" not in reason[1]
-        raise PieceError("broken", reason[1].strip() if known else "it is not a MIDI file") from None
+    if not content.startswith(b"MThd"):
+        raise PieceError("broken", "it is not a MIDI file")
+    try:
+        score = symusic.Score.from_midi(content)
+    except (RuntimeError, ValueError) as error:  # "MiniMidi: Unexpected EOF in MIDI Event! ..." or "Get pitch=200"
+        reason = re.split(r"[!.:(\n]", str(error).removeprefix("MiniMidi: "))[0].replace("Invaild", "Invalid")
+        raise PieceError("broken", f"it is damaged: {reason.strip()}") from None
     if score.ticks_per_quarter < 1:
         raise PieceError("broken", "it has no ticks per beat")
     return score
@@ -126,9 +133,9 @@ def notes_of_score(score: Any, format: EventFormat) -> list[Note]:
     if not tracks:
         drums = any(len(track.notes) for track in score.tracks)
         raise PieceError("drums only", "it has only drums") if drums else PieceError("empty", "it has no notes")
-    names = ("time", "pitch", "velocity")
-    ticks, pitch, velocity = (np.concatenate([track.notes.numpy()[name] for track in tracks]) for name in names)  # (N,)
-    ticks = np.stack([ticks, np.concatenate([_ends(track) for track in tracks])])  # (2, N), of begin and end
+    notes = [track.notes.numpy() for track in tracks]
+    begin, pitch, velocity = (np.concatenate([n[name] for n in notes]) for name in ("time", "pitch", "velocity"))
+    ticks = np.stack([begin, np.concatenate([_ends(track) for track in tracks])])  # (2, N)
     time = _seconds(score, ticks) if format.time == "seconds" else ticks / score.ticks_per_quarter
     begin, end = np.round(time * format.steps).astype(np.int64)
     keep = (format.lowest <= pitch) & (pitch <= format.highest) & (velocity > 0)
@@ -168,9 +175,6 @@ def as_played(
 
     Each note has at least one step.
     """
-    times, index = np.unique(np.concatenate([begin, end]), return_inverse=True)
-    shortened = np.concatenate([[0], np.cumsum(np.minimum(np.diff(times), longest_gap))])
-    begin, end = shortened[index.reshape(2, -1)]
     end = np.maximum(end, begin + 1)
     order = np.lexsort((-end, begin, pitch))
     begin, end, pitch, velocity = begin[order], end[order], pitch[order], velocity[order]
@@ -179,12 +183,30 @@ def as_played(
     begin, end, pitch, velocity = begin[first], end[first], pitch[first], velocity[first]
     next_begin = np.where(pitch[1:] == pitch[:-1], begin[1:], np.iinfo(np.int64).max)
     end[:-1] = np.minimum(end[:-1], next_begin)
+    times, index = np.unique(np.concatenate([begin, end]), return_inverse=True)
+    shortened = np.concatenate([[0], np.cumsum(np.minimum(np.diff(times), longest_gap))])
+    begin, end = shortened[index.reshape(2, -1)]
     return in_order(Note(*map(int, note)) for note in zip(begin, end, pitch, velocity, strict=True))
+
+
+def timed_pitches(stream: Any) -> list[tuple[float, float, int]]:
+    """Begin and end in quarters, and pitch, of each note of a music21.stream.Stream, without grace notes."""
+    return [
+        (float(note.offset), float(note.offset + note.quarterLength), pitch.midi)
+        for note in stream.stripTies().flatten().notes
+        for pitch in note.pitches
+        if note.quarterLength
+    ]
 
 
 def in_order(notes: Iterable[Note]) -> list[Note]:
     """The notes by their start, and then by their pitch."""
     return sorted(notes, key=lambda note: (note.start, note.pitch))
+
+
+def pitch_name(pitch: int) -> str:
+    """The name of a MIDI pitch: C4 is the middle C, 60."""
+    return f"{KEYS[pitch % 12]}{pitch // 12 - 1}"
 
 
 def highest_voice(notes: Iterable[Note]) -> list[Note]:
@@ -221,26 +243,65 @@ def transpose(events: str, semitones: int, format: EventFormat) -> str | None:
 # --- events to files --------------------------------------------------------------------------------------------------
 
 
-def notes_of_events(events: str, format: EventFormat) -> list[Note]:
-    """The notes that events write. Notes that are still sounding at the end stop there.
+class PlacedNote(NamedTuple):
+    """A note in a text of events, and the places of its events there."""
+
+    note: Note  # of no length, if no time has passed
+    on: int
+    velocity: int | None  # None: the format has no velocities
+    off: int | None  # None: the note is still sounding at the end of the text
+
+
+def place_notes(events: list[str], format: EventFormat) -> tuple[list[PlacedNote], list[int]]:
+    """The notes that events write, in the order of their note-ons, and the time after each event, in steps.
 
     A model's events need not make sense: a note-off without its note-on has no effect, and neither has a note-on
-    without a velocity, if the format has velocities.
+    without a velocity, if the format has velocities. Of notes of the same pitch, the first one ends first. Notes that
+    are still sounding at the end stop there.
     """
-    from miditok import TokSequence
+    meanings = _meanings(format)
+    parsed = [meanings.get(event, ("", 0)) for event in events]
+    begun: dict[int, tuple[int, int, int]] = {}  # the time, pitch and velocity by the place of the note-on
+    ended: dict[int, tuple[int, int]] = {}  # the time and the place of the note-off
+    sounding: defaultdict[int, deque[int]] = defaultdict(deque)  # the places of note-ons by pitch
+    times, now = [], 0
+    for place, ((kind, value), (following, velocity)) in enumerate(pairwise([*parsed, ("", 0)])):
+        if kind == "TimeShift":
+            now += value
+        elif kind == "NoteOn" and (following == "Velocity" or not format.velocities):
+            begun[place] = now, value, velocity
+            sounding[value].append(place)
+        elif kind == "NoteOff" and sounding[value]:
+            ended[sounding[value].popleft()] = now, place
+        times.append(now)
+    notes = []
+    for on, (start, pitch, velocity) in begun.items():
+        end, off = ended.get(on, (now, None))
+        if format.velocities:
+            notes.append(PlacedNote(Note(start, end, pitch, velocity), on, on + 1, off))
+        else:
+            notes.append(PlacedNote(Note(start, end, pitch, DEFAULT_VELOCITY), on, None, off))
+    return notes, times
 
-    names = [event for event in events.split() if event in _miditok(format).vocab]
-    sounding: Counter[str] = Counter()
-    for name in names:
-        kind, _, pitch = name.partition("_")
-        if kind == "NoteOn":
-            sounding[pitch] += 1
-        elif kind == "NoteOff" and sounding[pitch]:
-            sounding[pitch] -= 1
-    names += [f"NoteOff_{pitch}" for pitch in sounding.elements()]
-    score = _miditok(format).decode([TokSequence(tokens=names)])
-    notes = (note for track in score.tracks for note in track.notes if note.duration > 0)
-    return in_order(Note(note.start, note.end, note.pitch, note.velocity) for note in notes)
+
+@cache
+def _meanings(format: EventFormat) -> dict[str, tuple[str, int]]:
+    """The kind of each event, and its pitch, velocity, or steps of time."""
+    pitches, steps = range(format.lowest, format.highest + 1), format.steps
+    return {
+        **{f"{kind}_{pitch}": (kind, pitch) for kind in ("NoteOn", "NoteOff") for pitch in pitches},
+        **{f"Velocity_{velocity}": ("Velocity", velocity) for velocity in range(1, 128) if format.velocities},
+        **{
+            f"TimeShift_{shift // steps}.{shift % steps}.{steps}": ("TimeShift", shift)
+            for shift in range(1, format.longest_shift * steps + 1)
+        },
+    }
+
+
+def notes_of_events(events: str, format: EventFormat) -> list[Note]:
+    """The notes that events write, as in place_notes, without those of no length."""
+    placed, _ = place_notes(events.split(), format)
+    return in_order(note for note, *_ in placed if note.end > note.start)
 
 
 def score_of_notes(notes: list[Note], format: EventFormat) -> Any:
@@ -256,9 +317,9 @@ def score_of_notes(notes: list[Note], format: EventFormat) -> Any:
 
 
 def write_midi(path: Path, events: str, format: EventFormat) -> list[Note]:
-    """Write events as a MIDI file, and return the notes. Raises PieceError ("empty") if there are none."""
+    """Write events as a MIDI file, and return the notes. Raises PieceError ("empty") if there are none, and OSError."""
     notes = notes_of_events(events, format)
     if not notes:
         raise PieceError("empty", "the events have no notes")
-    score_of_notes(notes, format).dump_midi(path)
+    path.write_bytes(score_of_notes(notes, format).dumps_midi())  # dump_midi does not notice a full disk
     return notes

@@ -14,7 +14,7 @@ from folio.blocks import document_hash
 from folio.corpus import Documents, Source
 from folio.fetch import Wheel, fetch
 from folio.music import PITCH, EventFormat, PieceError, events_of_file, transpose
-from folio.prepare import Fraction, PrepareConfig
+from folio.prepare import Fraction, PrepareConfig, find_tokenizer
 from folio.tokenizer import MidiTokenizer
 from folio.workers import cores, map_in_order
 
@@ -31,9 +31,12 @@ Semitones = Annotated[int, Ge(0), Le(24)]
 class MusicConfig(PrepareConfig):
     """Settings that scripts for events have in common."""
 
+    config_file = "config/chorales.py"
+
     # --- the music ---
     transpose_down: Semitones = 5  # training pieces are also transposed by up to so many semitones; 0: off
     transpose_up: Semitones = 6
+    check_leakage: bool | None = False  # True: count n-grams of events that validation shares with training
     tokenizer: str = "midi"  # midi: events as this script makes them; or the folder of a data set or a run with music
     val_fraction: Fraction = 0.1  # share of the pieces for validation
 
@@ -47,11 +50,12 @@ def music_tokenizer(cfg: MusicConfig, format: EventFormat) -> MidiTokenizer:
     """The tokenizer that cfg.tokenizer names; "midi": of this format. Raises UserError if it is not for music."""
     if cfg.tokenizer == "midi":
         return format.tokenizer()
-    if not Path(cfg.tokenizer).exists():
-        raise UserError(f"tokenizer={cfg.tokenizer}: use midi, or the folder of a data set or of a run with music")
-    loaded = tokenizers.load(Path(cfg.tokenizer))
+    name = find_tokenizer(cfg.tokenizer)
+    if not Path(name).exists():
+        raise UserError(f"tokenizer={name}: use midi, or the folder of a data set or of a run with music")
+    loaded = tokenizers.load(Path(name))
     if not isinstance(loaded, MidiTokenizer):
-        raise UserError(f"tokenizer={cfg.tokenizer}: it is for text ({loaded.kind}); use midi, or a run with music")
+        raise UserError(f"tokenizer={name}: it is for text ({loaded.kind}); use midi, or a run with music")
     return loaded
 
 
@@ -84,9 +88,9 @@ def read_pieces(
 def _read_piece(source: Source, format: EventFormat) -> str | tuple[str, str]:
     """The text of a file, or its problem and the reason."""
     try:
-        return events_of_file(Path(source.path), format)
+        return events_of_file(source.path, format)
     except PieceError as error:
-        return error.problem, error.reason
+        return error.problem, str(error)
 
 
 def describe_problems(problems: dict[str, list[str]], total: int, what: str = "files") -> list[str]:

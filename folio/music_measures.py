@@ -4,28 +4,43 @@ and what it copies from the training data.
 Each measure is a function of pieces, so that generated and held-out pieces go through the same code: a share of a
 generated set means nothing without that of real music.
 
-Dimensions: P pieces, V different values, R resamples.
+Dimensions: P pieces, n tokens, V different values, R resamples.
 """
 
 import io
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
+from folio.language_model import GenerationConfig, LanguageModel
+from folio.measures import Measure
 from folio.memorized import TrainingIndex
-from folio.music import EventFormat, Note, PieceError, highest_voice, in_order, read_score, write_midi
-from folio.statistics import Estimate, estimate_ratio, ratio_influence
+from folio.music import (
+    DEFAULT_VELOCITY,
+    EventFormat,
+    Note,
+    PieceError,
+    highest_voice,
+    in_order,
+    read_score,
+    timed_pitches,
+    write_midi,
+)
+from folio.progress import progress_bar
+from folio.shards import Shard
 
 TUNE_STEPS = 48  # per quarter, the unit of time in a tune's notes: 1/16 of a quarter, and triplets of it
 MAJOR = (0, 2, 4, 5, 7, 9, 11)  # the pitch classes of a major scale above its tonic
 RESAMPLES = 1000
+BATCH_SIZE = 64  # pieces generated at a time, if memory holds as many
 
 
 class Share(NamedTuple):
@@ -89,27 +104,26 @@ def piece_of_tune(tune: str) -> Piece:
     """A tune in ABC notation, read by music21.
 
     Only bars between two plain bar lines are compared with the meter: the first and the last bar, and those at a repeat
-    or a double bar, may be divided between its two sides.
+    or a double bar, may be divided between its two sides. A bar that lasts several times the meter is right, because a
+    line break stands for a bar line in many tunes. music21's `reBar` is off: it divides bars that are too long, gives
+    the rest a meter of its own, and takes minutes for a note of some hundred beats.
     """
     from music21 import converter, key, meter, stream
 
     try:
-        with redirect_stderr(io.StringIO()):  # music21 warns of fields that it does not know
+        # music21 warns of fields that it does not know
+        with redirect_stderr(io.StringIO()), patch("music21.abcFormat.translate.reBar"):
             score = converter.parse(tune, format="abc")
         part = score.parts[0]
         notes = [
-            Note(
-                *(round(float(at) * TUNE_STEPS) for at in (note.offset, note.offset + note.quarterLength)), p.midi, 100
-            )
-            for note in part.stripTies().flatten().notes
-            for p in note.pitches
-            if note.quarterLength
+            Note(round(begin * TUNE_STEPS), round(end * TUNE_STEPS), pitch, DEFAULT_VELOCITY)
+            for begin, end, pitch in timed_pitches(part)
         ]
         measures = list(part.getElementsByClass(stream.Measure))
         has_meter = bool(part.recurse().getElementsByClass(meter.TimeSignature))
         inner = [bar for bar, *lines in _with_lines(measures) if has_meter and not any(lines)]
         meter_share = Share(
-            sum(bar.duration.quarterLength == bar.barDuration.quarterLength for bar in inner), len(inner)
+            sum(bar.duration.quarterLength % bar.barDuration.quarterLength == 0 for bar in inner), len(inner)
         )
         signature = part.recurse().getElementsByClass(key.KeySignature).first()
         classes = None if signature is None else frozenset((7 * signature.sharps + step) % 12 for step in MAJOR)
@@ -129,17 +143,44 @@ def _with_lines(measures: Sequence) -> list[tuple]:
 # --- measures ---------------------------------------------------------------------------------------------------------
 
 
-def share(pieces: Sequence[Piece], of: Callable[[Piece], Share]) -> Estimate | None:
-    """A share over all pieces, with its interval; pieces are the samples. None if there is nothing to count."""
-    values, weights = np.array([of(piece) for piece in pieces], dtype=np.float64).reshape(-1, 2).T  # (P,) each
-    if not weights.sum():
-        return None
-    return estimate_ratio(float(values.sum() / weights.sum()), ratio_influence(values, weights))
+def measure_pieces(source: str, pieces: Sequence[Piece], meter: str) -> list[Measure]:
+    """Shares over all pieces, which are the samples of the intervals. A share of nothing is left out.
+
+    meter: what a piece's `meter` counts, such as "notes on a beat".
+    """
+    counted = {
+        "parses": [Share(int(piece.parses), 1) for piece in pieces],
+        meter: [piece.meter for piece in pieces],
+        "notes in key": [in_key(piece) for piece in pieces],
+        "events that make sense": [piece.sense for piece in pieces],
+    }
+    return [measure for name, shares in counted.items() for measure in measure_shares(source, name, shares)]
 
 
-def parses(piece: Piece) -> Share:
-    """Whether the piece parses, for `share`."""
-    return Share(int(piece.parses), 1)
+def measure_copied(source: str, copied: Sequence[Share]) -> list[Measure]:
+    """How much pieces copy, from longest_copied of each."""
+    lengths = [Share(piece.count, 1) for piece in copied]
+    most = [Share(int(2 * piece.count > piece.total), 1) for piece in copied]
+    shares = {"longest copied passage, tokens": lengths, "pieces that are mostly one copied passage": most}
+    return [measure for name, of_pieces in shares.items() for measure in measure_shares(source, name, of_pieces)]
+
+
+def longest_row(source: str, copied: Sequence[Share]) -> dict[str, Any]:
+    """A row of evaluation's table: the longest passage that any piece copies."""
+    return table_row(source, "longest copied passage of all, tokens", max(piece.count for piece in copied), len(copied))
+
+
+def table_row(
+    source: str, name: str, value: float, n: int, low: float | None = None, high: float | None = None
+) -> dict[str, Any]:
+    """A row of evaluation's table for what is not a ratio of sums over pieces. low, high: its interval, if known."""
+    return {"of": source, "measure": name, "value": value, "low": low, "high": high, "n": n, "over": "pieces"}
+
+
+def measure_shares(source: str, name: str, shares: Sequence[Share]) -> list[Measure]:
+    """One share over all pieces, or nothing if there is nothing to count."""
+    values, weights = np.array(shares, dtype=np.float64).reshape(-1, 2).T  # (P,) each
+    return [Measure(source, name, "pieces", values, weights, better="higher")] if weights.sum() else []
 
 
 def in_key(piece: Piece) -> Share:
@@ -157,6 +198,19 @@ def intervals(piece: Piece) -> Counter[int]:
 def durations(piece: Piece) -> Counter[float]:
     """How long notes are, in quarters."""
     return Counter((note.end - note.start) / piece.steps for note in piece.notes)
+
+
+def distance_rows(sets: dict[str, Sequence[Piece]], held_out: Sequence[Piece]) -> list[dict[str, Any]]:
+    """Rows of evaluation's table: how far the intervals and durations of sets of pieces, by their names, are from those
+    of held-out pieces. Sets without notes have no rows.
+    """
+    rows = []
+    for name, values in {"intervals": intervals, "durations": durations}.items():
+        for source, pieces in sets.items():
+            if any(map(values, pieces)):
+                value, low, high = distance([values(piece) for piece in pieces], [values(piece) for piece in held_out])
+                rows.append(table_row(source, f"distance of {name}", value, len(pieces), low, high))
+    return rows
 
 
 class Distance(NamedTuple):
@@ -193,3 +247,22 @@ def distance(first: Sequence[Counter], second: Sequence[Counter], seed: int = 0)
 def longest_copied(index: TrainingIndex, ids: np.ndarray) -> Share:
     """The longest passage of a piece, (T,), that is in the training data: its tokens, of all tokens of the piece."""
     return Share(int(index.longest(ids).max()) if len(ids) else 0, len(ids))
+
+
+# --- pieces to measure ------------------------------------------------------------------------------------------------
+
+
+def pieces_of(shards: Sequence[Shard], eot: int, limit: int | None = None) -> list[np.ndarray]:
+    """The tokens of the pieces in shards, (n,) each. With a limit, so many of them, evenly spaced."""
+    ids = np.concatenate([shard.ids for shard in shards])  # (n,); a shard may end in a piece
+    pieces = [piece[piece != eot] for piece in np.split(ids, np.flatnonzero(ids == eot))]
+    pieces = [piece for piece in pieces if len(piece)]
+    return [pieces[i] for i in np.linspace(0, len(pieces) - 1, min(limit or len(pieces), len(pieces))).astype(int)]
+
+
+def generate_pieces(model: LanguageModel, count: int, most: int, temperature: float) -> list[str]:
+    """Pieces from their beginnings to their ends, or to at most so many tokens. Piece k is sample k of sample.py."""
+    config = GenerationConfig(temperature=temperature, top_k=None, max_new_tokens=most, batch_size=BATCH_SIZE)
+    start = model.encode_prompt("").ids
+    texts = model.complete(((start, k) for k in range(count)), count, config)
+    return list(progress_bar(iterable=texts, total=count, unit="piece", desc="generating"))

@@ -1,19 +1,16 @@
-"""Prompts and completions: as documents of a data set, from files, and back from the shards."""
+"""Prompts and completions: as documents of a data set, and read back from files and from shards."""
 
 import json
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from folio import UserError
-from folio.blocks import END, CorpusError, Segments, document_hash
-from folio.corpus import Corpus, Source, find_sources
+from folio.blocks import END, CorpusError, Segments
+from folio.corpus import Corpus, find_sources
 from folio.shards import Dataset, Shard
 from folio.tokenizer import Tokenizer
 
@@ -22,7 +19,6 @@ TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DO
 TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
 
 Texts = tuple[str, str]  # a text and its translation or its summary
-Column = tuple[str, str | None]  # of a parquet file, and the field in it if the column is a struct
 
 
 def pair_segments(value: dict[str, Any]) -> Segments:
@@ -115,47 +111,3 @@ def write_pairs(path: Path, pairs: Iterable[dict[str, Any]]) -> None:
     """Write pairs as JSON lines."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{json.dumps(pair, ensure_ascii=False)}\n" for pair in pairs)
-
-
-@contextmanager
-def pairs_file(pairs: Iterable[dict[str, Any]], name: str, made_of: Any) -> Iterator[list[Source]]:
-    """Write pairs as a temporary file of JSON lines, to prepare a data set from.
-
-    made_of: what the pairs follow from; the same value means the same data set.
-    """
-    key = document_hash(json.dumps(made_of).encode())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}-{key:016x}.jsonl")
-        write_pairs(path, pairs)
-        os.utime(path, (0, 0))  # so that the same pairs are recognized as the same file
-        yield find_sources([str(path)])
-
-
-def read_parquet(
-    files: Iterable[Path], choose_columns: Callable[[Path, Any], Sequence[Column]], limit: int | None = None
-) -> Iterator[Texts]:
-    """Two texts per row of parquet files. A missing text is empty.
-
-    choose_columns: the columns of both texts, from the path of a file and its Arrow schema. limit: how many rows to
-    take. Raises CorpusError.
-    """
-    import pyarrow
-    from pyarrow import parquet
-
-    taken = 0
-    for path in files:
-        try:
-            file = parquet.ParquetFile(path)
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise CorpusError(f"{path} is not a parquet file, or damaged: {error}") from None
-        with file:
-            columns = choose_columns(path, file.schema_arrow)
-            for batch in file.iter_batches(columns=list(dict.fromkeys(column for column, _ in columns))):
-                for row in batch.to_pylist():
-                    if taken == limit:
-                        return
-                    taken += 1
-                    values = [row[column] for column, _ in columns]
-                    texts = [value and value.get(field) if field else value
-                             for value, (_, field) in zip(values, columns, strict=True)]  # fmt: skip
-                    yield texts[0] or "", texts[1] or ""

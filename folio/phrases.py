@@ -44,6 +44,7 @@ CORRECTIONS = {  # what num2words 0.5.14 misspells, and the right spelling, in t
         ("octigentésimo", "octingentésimo"),
     ],
     "it": [("dicott", "diciott"), ("diecesimo", "decimo")],
+    "pl": [("trzysetny", "trzechsetny"), ("czterysetny", "czterechsetny")],
 }
 
 
@@ -73,6 +74,8 @@ def phrase(item: Item, language: str) -> str:
 
     if item.kind == "date":
         text = format_date(item.value, "full", locale=language)
+        if language == "fr":  # CLDR writes "1 mars"
+            text = text.replace(" 1 ", " 1er ")
     elif item.kind == "unit":
         text = format_unit(item.value, item.unit, "long", locale=language)
     else:

@@ -23,6 +23,7 @@ from folio import UserError, configurator
 from folio.configurator import NonNegativeInt, Settings
 from folio.language_model import LanguageModel, encode_prompt
 from folio.memorized import TrainingSearch, covering_lengths
+from folio.music import pitch_name, place_notes
 from folio.overlap import open_training_data
 from folio.sample_stream import GenerationQuestion, stream_samples
 from folio.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
@@ -124,6 +125,7 @@ class TraceProvider:
             "head": self.head,
             "layer": self.layer,
             "alignment": self.alignment,
+            "notes": self.notes,
             "token": self.token,
             "lens": self.lens,
             "logits": self.logits,
@@ -308,6 +310,46 @@ class TraceProvider:
             if layer == question.layer:
                 weights = of_layer[question.head]
         return Answer({"heads": sorted(heads, key=lambda row: -row[2])}, {"weights": weights})
+
+    def notes(self, question: Question) -> Answer:
+        """The notes of a piece, and how much each head of a layer looks at them from a token.
+
+        weights (H, N + 1): a note's is the sum of the weights of its events, and the last one the sum of those that
+        belong to no note. on, off: the places of a note's note-on and note-off, off is None if it is still sounding at
+        the end. note: the one that the token belongs to, -1 for none. Times are in beats or seconds (`unit`); seconds:
+        of a unit; before, time, end: before and after the token, and of the text.
+        """
+        viewed, trace, token = self._viewed(question), self._trace(question).trace, question.token
+        if not viewed.music:
+            raise UserError("the model's tokens are not events of music")
+        placed, times = place_notes([viewed.piece(id).strip() for id in question.ids], viewed.music)
+        steps, owner = viewed.music.steps, torch.full((len(times),), len(placed))
+        for number, note in enumerate(placed):
+            owner[[place for place in (note.on, note.velocity, note.off) if place is not None]] = number
+        notes = [
+            {
+                "name": pitch_name(note.pitch),
+                "start": note.start / steps,
+                "end": note.end / steps,
+                "pitch": note.pitch,
+                "velocity": note.velocity,
+                "on": on,
+                "off": off,
+            }
+            for note, on, _, off in placed
+        ]
+        weights = trace.layer(question.layer).heads.weights[:, token]  # (H, T)
+        by_note = weights.new_zeros(len(weights), len(placed) + 1).index_add(1, owner.to(weights.device), weights)
+        facts = {
+            "notes": notes,
+            "unit": viewed.music.time,
+            "seconds": viewed.music.seconds_per_step * steps,
+            "note": owner[token].item() if owner[token] < len(placed) else -1,
+            "before": times[token - 1] / steps if token else 0,
+            "time": times[token] / steps,
+            "end": times[-1] / steps,
+        }
+        return Answer(facts, {"weights": by_note})
 
     def token(self, question: Question) -> Answer:
         """A token's embedding, and its way through the residual stream."""

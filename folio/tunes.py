@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 SUFFIXES = (".abc",)
 START = re.compile(r"^(?=X:)", re.MULTILINE)
-FIELD = re.compile(r"([A-Za-z+]):(.*)")
+FIELD = re.compile(r"(?![A-Ga-g]:[|:])([A-Za-z+]):(.*)")  # a line may also begin with a last note and a repeat, "A:|"
 HEADER = "MLK"  # the fields of the header that are kept, in this order, after X
 NOTES = re.compile(r"[A-Ga-g]")
 
@@ -28,10 +28,10 @@ def decode(content: bytes) -> str:
 
 
 def split_tunes(text: str) -> Iterator[tuple[str, str]]:
-    """Each tune of an ABC file: its first line, such as "X:12", and its whole text."""
+    """Each tune of an ABC file: its number, such as "X:12", and its whole text."""
     for tune in START.split(text):
         if tune.startswith("X:"):
-            yield re.sub(r"\s+", "", tune.partition("\n")[0])[:20], tune
+            yield re.match(r"X: *\d*", tune)[0], tune
 
 
 def reduce_tune(text: str) -> str:

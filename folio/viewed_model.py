@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 from folio import UserError, checkpoint, convert
 from folio.checkpoint import Checkpoint
 from folio.metrics import read_lines
+from folio.music import EventFormat
+from folio.runs import resolve
 from folio.snapshots import find_snapshots
-from folio.tokenizer import EOT_TEXT
+from folio.tokenizer import MidiTokenizer
 from model import GPT
 
 MOST_TOKENS = 2048  # of a text, if the context is longer
@@ -50,9 +52,11 @@ class ViewedModel:
 
     def __init__(self, init_from: str, which: str, device: torch.device):
         """Load whatever convert.load does. Raises UserError."""
-        loaded = convert.load(init_from, which)
-        self.name, self.device = init_from, device
+        self.name, self.device = resolve(init_from), device
+        loaded = convert.load(self.name, which)
         self.tokenizer = loaded.tokenizer
+        is_music = isinstance(self.tokenizer, MidiTokenizer)
+        self.music = EventFormat.of(self.tokenizer) if is_music else None
         self.opened = self._build(loaded)
         self.step: int | None = loaded.state.get("step")
         self.run = loaded.path.parent if self.step is not None else None  # the folder
@@ -102,8 +106,7 @@ class ViewedModel:
         return replace(loaded, model=weights).build().requires_grad_(False).eval()
 
     def piece(self, token: int) -> str:
-        """A token as text. Bytes that are only a part of a character look like \\xe2."""
-        return EOT_TEXT if token == self.tokenizer.eot else self.content(token).decode("utf-8", "backslashreplace")
+        return self.tokenizer.piece(token)
 
     def content(self, token: int) -> bytes:
         """The bytes of a token; none of the end-of-text token, and of ids that the tokenizer does not have."""

@@ -19,15 +19,18 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
+from folio import UserError, configurator  # noqa: E402
 from folio.corpus import Source  # noqa: E402
+from folio.dataset_builder import Dedup  # noqa: E402
 from folio.music import (  # noqa: E402
+    DEFAULT_VELOCITY,
     EventFormat,
     Note,
     as_played,
     events_of_notes,
     highest_voice,
     notes_of_events,
+    timed_pitches,
 )
 from folio.music_corpus import (  # noqa: E402
     MUSIC21,
@@ -49,7 +52,7 @@ MELODY_STEPS = 8
 @dataclass(frozen=True)
 class ChoralesConfig(MusicConfig):
     name: str = "chorales"  # folder under data_dir
-    dedup: bool = True  # False: keep chorales that repeat another one exactly
+    dedup: Dedup = True  # False: keep chorales that repeat another one exactly
 
 
 def score_names(wheel: zipfile.ZipFile) -> list[str]:
@@ -77,15 +80,9 @@ def notes_of_chorale(content: bytes) -> list[Note] | None:
     score = converter.parseData(content.decode("utf-8"), format="musicxml")
     if len(score.parts) != VOICES:
         return None
-    notes = [
-        (note.offset, note.offset + note.quarterLength, pitch.midi)
-        for note in score.stripTies().flatten().notes
-        for pitch in note.pitches
-        if note.quarterLength
-    ]
-    begin, end, pitch = np.array(notes, dtype=np.float64).T  # (N,) each
+    begin, end, pitch = np.array(timed_pitches(score)).T  # (N,) each
     begin, end = (np.round(times * STEPS).astype(np.int64) for times in (begin, end))
-    velocity = np.full(len(begin), 100)
+    velocity = np.full(len(begin), DEFAULT_VELOCITY)
     return as_played(begin, end, pitch.astype(np.int64), velocity, longest_gap=int(end.max()))
 
 
@@ -119,9 +116,14 @@ def main(cfg: ChoralesConfig) -> None:
     format = EventFormat("beats", STEPS, longest_shift=4, velocities=0, lowest=lowest, highest=highest, tempo=TEMPO)
     tokenizer = music_tokenizer(cfg, format)
     format = EventFormat.of(tokenizer)
+    if (format.time, format.steps) != ("beats", STEPS):
+        raise UserError(
+            f"tokenizer={cfg.tokenizer}: its time is in steps of 1/{format.steps} {format.time.removesuffix('s')}, and "
+            f"that of the chorales in steps of 1/{STEPS} beat; use midi, or the folder of a run on chorales"
+        )
     texts = [events_of_notes(notes, format) for notes in chorales]
     corpus = music_documents([Source(path, "text", MUSIC21)], texts, {}, format, cfg, partial(melody, format=format))
-    prepare(cfg, corpus, cfg.name, corpus.split_rule, tokenizer=tokenizer, config_file="config/chorales.py")
+    prepare(cfg, corpus, cfg.name, tokenizer)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class MidiConfig(MusicConfig):
         problems = super().problems()
         if not self.inputs:
             problems.append(("inputs", "name a .mid file, a folder, or a pattern"))
+        if self.tokenizer != "midi" and event_format(self) != EventFormat():
+            problems.append(("tokenizer", "it has its own time, steps, and velocities; leave these settings out"))
         return problems
 
 
@@ -57,7 +59,7 @@ def main(cfg: MidiConfig) -> None:
     name = cfg.name or default_name(cfg.inputs)
     pieces, problems = read_pieces(sources, format, cfg.num_workers)
     corpus = music_documents(sources, pieces, problems, format, cfg)
-    prepare(cfg, corpus, name, corpus.split_rule, tokenizer=tokenizer, config_file="config/chorales.py")
+    prepare(cfg, corpus, name, tokenizer)
 
 
 if __name__ == "__main__":

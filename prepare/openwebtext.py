@@ -54,7 +54,7 @@ def main(cfg: OpenWebTextConfig) -> None:
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
     sources, rows = parquet_sources(files, "text", cfg.limit)
     chosen = validation_rows(rows, cfg.val_fraction)
-    folder = prepare(cfg, Corpus(sources, limit=cfg.limit), cfg.name, split_by_number(chosen))
+    folder = prepare(cfg, Corpus(sources, limit=cfg.limit, split_rule=split_by_number(chosen)), cfg.name)
     tokens = read_json(folder / "report.json")["tokens"]
     is_nanogpts = rows == DOCUMENTS and cfg.tokenizer == "gpt2" and not cfg.dedup
     if is_nanogpts and tokens != TOKENS:

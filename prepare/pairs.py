@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.blocks import END, CorpusError, Segments  # noqa: E402
-from folio.corpus import Corpus, find_sources  # noqa: E402
+from folio.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
 from folio.pairs import pair_segments  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
@@ -63,8 +63,8 @@ def chat_segments(messages: Any) -> Segments:
 
 def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
-    corpus = Corpus(find_sources(cfg.inputs, "jsonl"), document=segments)
-    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs), masked=True)
+    corpus = Corpus(find_sources(cfg.inputs, "jsonl", JSON_LINES), document=segments, masked=True)
+    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import configurator, tunes  # noqa: E402
+from folio.blocks import CorpusError  # noqa: E402
 from folio.corpus import Documents, Source, find_sources  # noqa: E402
 from folio.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
 from folio.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
@@ -26,27 +27,34 @@ FOLDER = "music21/corpus/"
 
 @dataclass(frozen=True)
 class TunesConfig(PrepareConfig):
+    config_file = "config/tunes.py"
+
     # --- the tunes ---
     inputs: tuple[str, ...] = ()  # .abc files, folders of them, or patterns; none: the tunes in music21's wheel
     val_fraction: Fraction = 0.1  # share of the tunes for validation
 
 
-def read_files(sources: list[Source]) -> Iterator[tuple[str, bytes]]:
-    """The name and the content of each ABC file."""
+def read_files(sources: list[Source], broken: list[str]) -> Iterator[tuple[str, bytes]]:
+    """The name and the content of each ABC file. Those that cannot be read are added to `broken`, with the reason."""
     for source in sources:
-        if source.name != MUSIC21:
-            yield source.name, b"".join(chunk for chunk, _ in source.read())
+        if source.name == MUSIC21:
+            with zipfile.ZipFile(source.path) as wheel:
+                for name in sorted(n for n in wheel.namelist() if n.startswith(FOLDER) and n.endswith(".abc")):
+                    yield name.removeprefix(FOLDER), wheel.read(name)
             continue
-        with zipfile.ZipFile(source.path) as wheel:
-            for name in sorted(n for n in wheel.namelist() if n.startswith(FOLDER) and n.endswith(".abc")):
-                yield name.removeprefix(FOLDER), wheel.read(name)
+        try:
+            content = b"".join(chunk for chunk, _ in source.read())
+        except CorpusError as error:
+            broken.append(str(error))
+        else:
+            yield source.name, content
 
 
 def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
     """All tunes that can be used; and for files and for tunes, those that cannot, with the reason."""
     read: list[str] = []
-    problems: dict[str, list[str]] = {"no tune": [], "not usable": []}
-    for name, content in read_files(sources):
+    problems: dict[str, list[str]] = {"broken": [], "no tune": [], "not usable": []}
+    for name, content in read_files(sources, problems["broken"]):
         texts = list(tunes.split_tunes(tunes.decode(content)))
         if not texts:
             problems["no tune"].append(f"{name} (it has no line X:)")
@@ -74,7 +82,7 @@ def main(cfg: TunesConfig) -> None:
         f"repetitions left out: {len(read) - len(different):,}"
     )
     corpus = Documents(sources, val, train, {"left_out": problems, "repetitions": len(read) - len(different)})
-    prepare(cfg, corpus, name, corpus.split_rule, config_file="config/tunes.py")
+    prepare(cfg, corpus, name)
 
 
 if __name__ == "__main__":

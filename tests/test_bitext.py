@@ -1,5 +1,6 @@
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pyarrow
@@ -9,12 +10,12 @@ from processes import ROOT, run
 from pyarrow import parquet
 
 from folio import UserError
-from folio.bitext import TranslationDocument, language_of, language_problem, read_table
+from folio.bitext import language_of, language_problem, read_table, translation_pair
 from folio.blocks import CorpusError
 from folio.configurator import ConfigError, load
 from folio.corpus import Source
 from folio.files import read_json
-from folio.pairs import split_pairs
+from folio.pairs import split_pairs, validation_pairs
 from folio.shards import open_dataset
 from folio.tokenizer import ByteTokenizer
 from prepare import translation
@@ -27,7 +28,7 @@ EXPECTED = sorted((f"en: {en} | de:", f" {de}") for en, de in SENTENCES)
 def prepared(folder: Path, *words: str) -> list[tuple[str, str]]:
     """The prompts and completions of the data set that the script makes, in both splits."""
     options = ["--tokenizer=byte", f"--data_dir={folder / 'data'}", "--val_fraction=0.2", "--overwrite=True"]
-    translation.main(load(TranslationConfig, [*words, *options]))
+    translation.main(load(TranslationConfig, [*options, *words]))
     (made,) = [path for path in (folder / "data").iterdir() if not path.name.startswith(".")]
     dataset = open_dataset(made)
     splits = [list(split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)]
@@ -88,6 +89,28 @@ def test_pairs_with_an_empty_text_are_left_out(tmp_path):
     assert prepared(tmp_path, str(path), "--languages=en,de") == EXPECTED
 
 
+def test_all_translations_of_a_sentence_are_in_one_split(tmp_path):
+    sentences = "".join(f"sentence {n // 10}\tSatz {n}\n" for n in range(200))
+    (tmp_path / "s.tsv").write_text(sentences, encoding="utf-8")
+    words = [str(tmp_path / "s.tsv"), "--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path}"]
+    translation.main(load(TranslationConfig, words))
+    dataset = open_dataset(tmp_path / "s")
+    train, val = (
+        Counter(prompt for prompt, _ in split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)
+    )
+    assert {*train.values(), *val.values()} == {10} and (len(train), len(val)) == (18, 2)
+    assert [pair.fields["target"] for pair in validation_pairs(dataset)] == ["de"] * 20
+
+
+def test_a_folder_of_files(tmp_path):
+    write_files(tmp_path)
+    (tmp_path / "tables").mkdir()
+    lines = (tmp_path / "s.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    for name, part in (("a.tsv", lines[:10]), ("b.tsv", lines[10:])):
+        (tmp_path / "tables" / name).write_text("".join(part), encoding="utf-8")
+    assert prepared(tmp_path, str(tmp_path / "tables"), "--languages=en,de") == EXPECTED
+
+
 def write_parquet(path: Path, **columns: list) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.table(columns), path)
@@ -107,7 +130,10 @@ def test_a_folder_with_the_columns_of_opus_and_of_tatoeba(tmp_path):
     assert len(prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=de,en", "--limit=20")) == 20
     with pytest.raises(CorpusError, match=r"has no texts in 'fr', only in de, en; set --languages"):
         prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=en,fr")
-    with pytest.raises(CorpusError, match=r'has the columns english, non_english; texts must be in "translation", or'):
+    write_parquet(tmp_path / "flat" / "train.parquet", translation=["a", "b"])
+    with pytest.raises(CorpusError, match=r'has the columns translation; texts must be in "translation", by language'):
+        prepared(tmp_path, f"--source={tmp_path / 'flat'}", "--languages=en,de")
+    with pytest.raises(CorpusError, match=r'has the columns english, non_english; texts must be in "translation", by'):
         prepared(tmp_path, f"--source={tmp_path / 'tatoeba'}", "--languages=de,fr")
 
 
@@ -140,6 +166,7 @@ def test_codes_of_languages():
     assert [language_problem(code) for code in ("en", "gsw", "zh-Hans", "pt_BR")] == [None] * 4
     assert language_problem("german") == "'german' is not the code of a language; did you mean de?"
     assert language_problem("Englisch").endswith("did you mean en?")
+    assert language_problem("EN") == "'EN' is not the code of a language; did you mean en?"
     assert language_problem("xx") == "'xx' is not the code of a language; use one such as en or de"
     names = ["a.en", "b/a.tok.de.zst", "corpus.txt", "corpus"]
     assert [language_of(Path(name)) for name in names] == ["en", "de", None, None]
@@ -157,18 +184,25 @@ def test_codes_of_languages():
         (["--languages=en,ja"], r"languages=en,ja: there are no phrases in 'ja', only in en, de, fr, es, it, pl$"),
         (["corpus.en", "short.de"], r"^corpus.en has 30 lines and short.de 29, so they are not aligned; give files "),
         (["short.de", "corpus.en"], r"^short.de has 29 lines and corpus.en 30, so they are not aligned"),
+        (
+            ["corpus.en", "corpus.de.gz", "--languages=de,en"],
+            r"^corpus.en, corpus.de.gz: give them in the order",
+        ),
         (["corpus.en", "a.txt"], r"^corpus.en, a.txt: name their languages, as in --languages=en,de$"),
         (["corpus.en"], r"^corpus.en: give .jsonl files, .tsv files, or two files with one sentence per line$"),
         (["corpus.en", "s.tsv"], r"^corpus.en, s.tsv: give .jsonl files, .tsv files, or two files"),
         (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv, t.csv: give .jsonl files"),
         (["none.tsv", "--languages=en,de"], r"^none.tsv: there is no such file$"),
         (["latin.tsv", "--languages=en,de"], r"^latin.tsv, line 1, is not UTF-8 text at byte 2"),
-        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no text in 'fr'; set --languages to two of its fields"),
+        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr: set --languages to two of its fields"),
         (["s.jsonl"], r"^s.jsonl:1: it has no prompt and completion; for texts by language, set --languages"),
         (["s.tsv", "--languages=en,de", "--source=tatoeba"], r"source=tatoeba: it replaces the input files"),
         (["--source=tatoeba"], r"languages: name the two languages, as in --languages=en,de$"),
         (["--source=tatoeba", "--languages=fr,de"], r"^languages=fr,de: one of the languages of tatoeba is English"),
-        (["--limit=5"], r"limit=5: it is for --source; for phrases, set --pairs$"),
+        (["mixed", "--languages=en,de"], r"^mixed: give .jsonl files, .tsv files, or two files with one sentence per"),
+        (["--val_fraction=0.999"], r"val_fraction=0.999: for phrases, use 0.01 to 0.9$"),
+        (["--val_fraction=1e-6", "--held_out=1"], r"val_fraction=1e-06: for phrases, use 0.01 to 0.9$"),
+        (["--limit=5"], r"limit=5: it is only for --source$"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
@@ -179,6 +213,9 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
     (tmp_path / "latin.tsv").write_bytes(b"x\t\xe9\n")
     for name in ("a.txt", "s.csv", "t.csv"):
         (tmp_path / name).write_text("a\n" * 30)
+    (tmp_path / "mixed").mkdir()
+    for name in ("s.jsonl", "README.md"):
+        (tmp_path / "mixed" / name).write_text("{}")
     with pytest.raises(UserError, match=message) as error:
         prepared(tmp_path, *words)
     assert "\n" not in str(error.value)
@@ -186,11 +223,11 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
 
 
 def test_text_that_is_not_text():
-    document = TranslationDocument(("en", "de"))
+    languages = ("en", "de")
     for value in ({"en": 5, "de": "x"}, {"translation": {"en": ["a"], "de": "x"}}):
-        with pytest.raises(CorpusError, match="the texts in en and de must be strings"):
-            document(value)
-    assert document({"en": None, "de": "x"}) == document({"en": " ", "de": "x"}) == ""
+        with pytest.raises(CorpusError, match="en and de must be strings: set --languages to two of its fields"):
+            translation_pair(languages, value)
+    assert translation_pair(languages, {"en": None, "de": "x"}) is translation_pair(languages, {"en": " ", "de": "x"})
     with pytest.raises(ConfigError):
         translation.main(TranslationConfig(languages="en"))
 

@@ -17,6 +17,7 @@ from folio.music import (
     in_order,
     notes_of_events,
     notes_of_score,
+    place_notes,
     read_score,
     transpose,
     write_midi,
@@ -145,9 +146,91 @@ def test_long_silences_are_shortened(tmp_path):
     assert [note.start for note in notes_of_score(read_score(path), SCORE)] == [0, 4 + 10 * 4]
 
 
+def test_a_silence_is_shortened_where_a_longer_note_was_cut(tmp_path):
+    """The first note, cut at beat 9, would have ended at beat 20: nothing changes there."""
+    beat = 480
+    path = write(tmp_path / "a.mid", [(0, 20 * beat, 60, 80), (9 * beat, 12 * beat, 60, 80)])
+    assert [note[:2] for note in notes_of_score(read_score(path), SCORE)] == [(0, 36), (36, 36 + 10 * 4)]
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE], ids=["seconds", "beats"])
+def test_any_score_is_the_same_after_it_was_written_and_read_again(format, tmp_path, seed):
+    """Notes overlap, begin together and repeat; tracks have pedals and drums; tempos change; and silences are long."""
+    rng = random.Random(seed)
+    for _ in range(30):
+        score = symusic.Score(rng.choice([24, 480, 960]))
+        for number in range(rng.randint(1, 3)):
+            track = symusic.Track(program=number, is_drum=number == 2)
+            for _ in range(rng.randint(1, 60)):
+                length, pitch = rng.choice([1, 5, 100, 3000, 100_000]), rng.randint(25, 95)
+                track.notes.append(symusic.Note(rng.randrange(5000), length, pitch, rng.randint(1, 127)))
+            for _ in range(rng.choice([0, 20])):
+                track.controls.append(symusic.ControlChange(rng.randrange(6000), 64, rng.choice([0, 127])))
+            score.tracks.append(track)
+        for _ in range(rng.randint(0, 4)):
+            score.tempos.append(symusic.Tempo(rng.randrange(5000), rng.uniform(20, 300)))
+        score.tracks[0].notes.append(symusic.Note(0, 100, 60, 64))  # in the range
+        score.dump_midi(tmp_path / "a.mid")
+        events = events_of_file(tmp_path / "a.mid", format)
+        write_midi(tmp_path / "b.mid", events, format)
+        assert events_of_file(tmp_path / "b.mid", format) == events
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_an_error():
+    with pytest.raises(OSError, match="No space left"):
+        write_midi(Path("/dev/full"), "NoteOn_60 TimeShift_1.0.4", SCORE)
+
+
 def test_a_models_events_need_not_make_sense():
     events = "NoteOff_60 NoteOn_60 TimeShift_0.1.100 NoteOn_64 Velocity_7 ROMEO TimeShift_1.0.100 NoteOn_65 Velocity_3"
     assert notes_of_events(f"{events} NoteOn_66", PERFORMANCE) == [Note(1, 101, 64, 7)]
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE, EventFormat(velocities=0, highest=60)])
+def test_events_in_any_order_are_the_notes_that_miditok_decodes(format, seed):
+    """miditok takes any number after a note-on for its velocity, so here a velocity follows each one."""
+    from miditok import MIDILike, TokenizerConfig, TokSequence
+
+    config = TokenizerConfig(
+        pitch_range=(format.lowest, format.highest),
+        beat_res={(0, format.longest_shift): format.steps},
+        num_velocities=format.velocities or 1,
+        use_velocities=format.velocities > 0,
+        use_time_signatures=False,
+        use_pitchdrum_tokens=False,
+    )
+    rng = random.Random(seed)
+    pitches = rng.sample(range(format.lowest, format.highest + 1), 4)  # few, so that some sound twice
+    shifts = [event for event in format.tokenizer().events if event.startswith("TimeShift")]
+    events = []
+    for _ in range(300):
+        kind = rng.choice(["NoteOn", "NoteOff", "TimeShift"])
+        events.append(rng.choice(shifts) if kind == "TimeShift" else f"{kind}_{rng.choice(pitches)}")
+        if kind == "NoteOn" and format.velocities:
+            events.append(f"Velocity_{rng.randint(1, 127)}")
+    ended = events + [f"NoteOff_{pitch}" for pitch in pitches] * len(events)
+    decoded = MIDILike(config).decode([TokSequence(tokens=ended)]).tracks[0].notes
+    expected = sorted((note.start, note.end, note.pitch, note.velocity) for note in decoded if note.duration)
+    assert sorted(notes_of_events(" ".join(events), format)) == expected
+    placed, times = place_notes(events, format)
+    assert sorted(tuple(note) for note, *_ in placed if note.end > note.start) == expected
+    for note, on, velocity, off in placed:
+        assert events[on] == f"NoteOn_{note.pitch}" and times[on] == note.start
+        assert velocity is None if not format.velocities else events[velocity] == f"Velocity_{note.velocity}"
+        assert note.end == (times[-1] if off is None else times[off])
+        assert off is None or events[off] == f"NoteOff_{note.pitch}"
+    assert [on for _, on, _, _ in placed] == [i for i, event in enumerate(events) if event.startswith("NoteOn")]
+    assert sum(off is None for *_, off in placed) < len(placed)
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE])
+def test_a_note_on_needs_the_velocity_after_it(format):
+    """miditok took the pitch of the next event for the velocity."""
+    placed, times = place_notes("NoteOn_60 NoteOn_64 NoteOff_60 Velocity_9 <|endoftext|> NoteOn_62".split(), format)
+    pitches = [note.pitch for note, *_ in placed]
+    assert pitches == ([] if format.velocities else [60, 64, 62]) and times == [0] * 6
+    assert place_notes([], format) == ([], [])
 
 
 def test_transposing_moves_each_pitch_or_is_refused():
@@ -166,7 +249,10 @@ def test_transposing_moves_each_pitch_or_is_refused():
         (b"", "broken", "it is not a MIDI file"),
         (b"MThd\0\0\0\6\0\1\0\1\0\0MTrk\0\0\0\4\0\xff\x2f\0", "broken", "it has no ticks per beat"),
         (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\xff\x2f\0", "empty", "it has no notes"),
-        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x99\x24", "broken", "Invalid chunk length"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x99\x24", "broken", "it is damaged: Invalid chunk length"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x90\xc8\x40", "broken", "it is damaged: Get pitch=200$"),
+        (b"MThd\0\0\0\6\0\7\0\0\0\x60", "broken", "it is damaged: Invalid midi format$"),
+        (b"MThd\0\0\0\6\0\1\0\0\xe7\x28", "broken", "it is damaged: Division type is not ticks per quarter$"),
     ],
 )
 def test_a_piece_that_cannot_be_used_has_one_line(content, problem, message, tmp_path):

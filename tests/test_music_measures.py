@@ -1,12 +1,20 @@
-"""Measures of pieces, against values counted by hand and against brute force."""
+"""Measures of pieces, against values counted by hand and against brute force, and tools/evaluate.py --tasks=music."""
 
+import json
 import random
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_sample import run  # noqa: F401  a fixture
+from test_sample_music import music_run  # noqa: F401  a fixture
+from test_tunes import tune
 
+import sample
+from folio import UserError
+from folio.configurator import ConfigError, load
 from folio.memorized import TrainingIndex
 from folio.music import EventFormat, Note
 from folio.music_measures import (
@@ -18,11 +26,17 @@ from folio.music_measures import (
     in_key,
     intervals,
     longest_copied,
-    parses,
+    measure_pieces,
     piece_of_events,
     piece_of_tune,
-    share,
+    pieces_of,
 )
+from prepare import tunes as prepare_tunes
+from prepare.tunes import TunesConfig
+from sample import SampleConfig
+from tools import evaluate
+from tools.evaluate import EvaluateConfig
+from train import train
 
 SCORE = EventFormat("beats", steps=4, longest_shift=4, velocities=0, lowest=30, highest=90)
 TUNE = "X:1\nM:2/4\nL:1/8\nK:D\nA|d2 f>e|(3dcB A2|dfa|=f2 d2:|\nA|B2 [dF]2|d4|ABc|]\n"
@@ -42,10 +56,18 @@ def test_bars_at_a_repeat_may_be_divided():
     assert piece_of_tune("X:1\nM:2/4\nL:1/8\nK:G\nA|B4|B2B:|\nA|B4|B3|]\n").meter == Share(2, 2)
 
 
+def test_a_bar_that_is_too_long_is_wrong_and_read_at_once():
+    """music21 would divide it into a right one and a rest with a meter of its own: in minutes, for such a note."""
+    head = "X:1\nM:2/4\nL:1/8\nK:G\n"
+    assert piece_of_tune(f"{head}A|B4|cdefga|B4|B4|\n").meter == Share(2, 3)
+    assert piece_of_tune(f"{head}A|B4|cdef\nBcde|B4|B4|\n").meter == Share(3, 3)
+    assert piece_of_tune(f"{head}A|B4|cgg2BcBcGBfcce2gAcB2222G|B4|B4|\n").meter == Share(2, 3)
+
+
 @pytest.mark.parametrize("text", ["", "ROMEO:\nIs the day so young?", "X:1\nK:G\n", "X:1\nM:7/0\nK:G\nA2/0|"])
 def test_what_is_not_a_tune_does_not_parse(text):
     piece = piece_of_tune(text)
-    assert not piece.parses and not piece.notes and parses(piece) == Share(0, 1)
+    assert not piece.parses and not piece.notes
 
 
 def test_a_piece_of_events_is_read_with_its_beats_and_its_sense():
@@ -82,10 +104,11 @@ def test_without_a_key_the_best_scale_counts(seed):
 
 def test_shares_are_over_all_pieces_and_pieces_are_the_samples():
     pieces = [Piece(True, meter=Share(count, total)) for count, total in ((9, 10), (1, 2), (30, 30), (0, 0))]
-    estimate = share(pieces, lambda piece: piece.meter)
-    assert estimate.value == pytest.approx(40 / 42) and 0 < estimate.half_width < 0.5
-    assert share(pieces[3:], lambda piece: piece.meter) is None
-    assert share([Piece(True), Piece(False)], parses).value == 0.5
+    measures = {measure.name: measure.row() for measure in measure_pieces("x", [*pieces, Piece(False)], "bars")}
+    assert measures["bars"]["value"] == pytest.approx(40 / 42)
+    assert measures["parses"]["value"] == 0.8 and measures["parses"]["n"] == 5
+    assert measures["parses"]["low"] < 0.8 < measures["parses"]["high"]
+    assert measures.keys() == {"parses", "bars"}  # no piece has notes or events
 
 
 def test_the_distance_is_half_the_sum_of_absolute_differences():
@@ -144,3 +167,88 @@ class ShardOf:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def test_pieces_are_what_end_of_text_separates():
+    shards = [ShardOf(np.array(ids)) for ids in ([1, 2, 9, 3], [4, 9, 9, 5])]
+    assert [piece.tolist() for piece in pieces_of(shards, 9)] == [[1, 2], [3, 4], [5]]
+    assert [piece.tolist() for piece in pieces_of(shards, 9, limit=2)] == [[1, 2], [5]]
+
+
+# --- tools/evaluate.py ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tunes_run(tiny, tmp_path) -> str:
+    """The folder of a short run on 60 random tunes, which are in tmp_path / "all.abc"."""
+    (tmp_path / "all.abc").write_text("\n".join(tune(random.Random(k)) for k in range(60)))
+    data = str(tmp_path / "data")
+    prepare_tunes.main(TunesConfig(inputs=(str(tmp_path / "all.abc"),), data_dir=data, num_workers=0))
+    cfg = tiny(dataset="all", data_dir=data, out_dir=str(tmp_path / "out-all"))
+    train(cfg)
+    return cfg.out_dir
+
+
+def evaluated(*words: str, folder: Path) -> dict[tuple[str, str], float]:
+    """The values that tools/evaluate.py measures of music, by what they are of and their names."""
+    evaluate.main(load(EvaluateConfig, [*words, "--tasks=music", f"--json={folder / 'results.json'}"]))
+    rows = json.loads((folder / "results.json").read_text())["results"]
+    return {(row["of"], row["measure"]): row["value"] for row in rows}
+
+
+def test_a_model_of_events_is_evaluated(music_run, tmp_path):  # noqa: F811
+    values = evaluated(music_run, "--limit=5", f"--answers={tmp_path / 'pieces.jsonl'}", folder=tmp_path)
+    assert values["held out", "parses"] == values["held out", "events that make sense"] == 1
+    assert 0 < values["generated", "events that make sense"] < 1
+    assert values["training", "distance of durations"] == 0  # all notes are as long
+    pieces = [json.loads(line)["piece"] for line in (tmp_path / "pieces.jsonl").read_text().splitlines()]
+    assert len(pieces) == 5
+    format = EventFormat.of(sample.load_sampler(SampleConfig(out_dir=music_run)).tokenizer)
+    shares = [events_that_make_sense(piece, format) for piece in pieces]
+    sense = sum(share.count for share in shares) / sum(share.total for share in shares)
+    assert values["generated", "events that make sense"] == pytest.approx(sense)
+
+
+def test_a_piece_is_a_sample_of_sample_py(music_run, tmp_path):  # noqa: F811
+    evaluated(music_run, "--limit=3", f"--answers={tmp_path / 'pieces.jsonl'}", folder=tmp_path)
+    pieces = [json.loads(line)["piece"] for line in (tmp_path / "pieces.jsonl").read_text().splitlines()]
+    sampler = sample.load_sampler(SampleConfig(out_dir=music_run))
+    settings = dict(temperature=1.0, top_k=None, max_new_tokens=100, num_samples=3)
+    assert [piece[:200] for piece in pieces] == [text[:200] for text in sampler.generate("", **settings)]
+
+
+def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
+    """A model that writes training tunes is as good as they are, and all that it writes is copied."""
+    text = (tmp_path / "all.abc").read_text()
+    copies = [tune for tune in text.split("\n\n") if tune][:8]
+    monkeypatch.setattr(evaluate, "generate_pieces", lambda *_: [f"{tune.strip()}\n" for tune in copies])
+    values = evaluated(tunes_run, folder=tmp_path)
+    assert values["generated", "pieces that are mostly one copied passage"] > 0.5
+    assert values["held out", "pieces that are mostly one copied passage"] == 0
+    assert values["generated", "parses"] == 1 and values["generated", "distance of intervals"] < 0.2
+
+
+def test_pieces_that_do_not_parse_have_no_distance(tunes_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "generate_pieces", lambda *_: ["", "K:K:K:"])
+    values = evaluated(tunes_run, folder=tmp_path)
+    assert values["generated", "parses"] == 0 and ("generated", "notes in key") not in values
+    assert ("generated", "distance of intervals") not in values
+
+
+def test_a_model_of_text_is_not_evaluated_on_music(run, tmp_path):  # noqa: F811
+    with pytest.raises(UserError, match="does not generate"):
+        evaluated(str(run), folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [(["compare", "a", "b"], "music is not compared"), (["a", "--stop=x"], "it needs --tasks=pairs")],
+)
+def test_settings_that_do_not_fit_are_one_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        load(EvaluateConfig, [*words, "--tasks=music"])
+
+
+def test_a_temperature_is_for_music_alone():
+    with pytest.raises(ConfigError, match=r"temperature=0\.5: it needs --tasks=music"):
+        load(EvaluateConfig, ["a", "--tasks=pairs", "--temperature=0.5"])

@@ -67,7 +67,7 @@ def test_writing_stops_at_the_end_of_text_and_when_something_else_is_shown(new_v
         viewer = new_viewer(served).open("alignment", text=PROMPT)
         for other in ({"view": "tokens"}, {"text": "other", "ids": ""}):
             viewer("""async ([ids, other]) => {
-              const writing = answer(ids, described.models[0]);
+              const writing = continueText(ids, {temperature: 0});
               await change(other);
               await writing;
             }""", [ids, other])  # fmt: skip

@@ -154,14 +154,19 @@ def losses(model: GPT, ids: list[int] = IDS) -> Tensor:
     return F.cross_entropy(logits[0, :-1], idx[0, 1:], reduction="none").double()
 
 
-@torch.no_grad()
 def previous_scores(model: GPT, ids: list[int] = IDS) -> Tensor:
-    """The mean weight of the previous token for each head of layer 0, in a model with learned positions."""
+    """The mean weight of the previous token for each head of layer 0."""
+    return first_weights(model, ids).diagonal(-1, 1, 2).mean(-1)
+
+
+@torch.no_grad()
+def first_weights(model: GPT, ids: list[int] = IDS) -> Tensor:
+    """The weights of the heads of layer 0, (H, T, T), in a model with learned positions."""
     x = model.embed(torch.tensor(ids), torch.arange(len(ids)))
     block, D = model.transformer.h[0], model.config.n_embd // model.config.n_head
     q, k, _ = block.attn.c_attn(block.ln_1(x)).unflatten(-1, (3, model.config.n_head, D)).permute(1, 2, 0, 3)
     scores = q @ k.mT / math.sqrt(D) + torch.full((len(ids),) * 2, -math.inf).triu(1)
-    return scores.softmax(-1).diagonal(-1, 1, 2).mean(-1).double()
+    return scores.softmax(-1).double()
 
 
 # --- heads and switches -----------------------------------------------------------------------------------------------
@@ -260,6 +265,14 @@ def test_two_models_are_compared_token_by_token(page, serve, seed):
         shown = torch.tensor([rows[i][name] for i in range(len(rows))])
         torch.testing.assert_close(shown, probabilities, atol=1e-5, rtol=0)
     assert page.get_by_test_id("strip-20").get_attribute("title") == f"20 {'␣' if TEXT[20] == ' ' else TEXT[20]}"
+
+
+def test_the_weights_of_a_head_are_compared_up_to_the_context_of_both(page, serve, seed):
+    first, second = make(seed), make(seed + 1, n_head=2, block_size=20)
+    show(page, serve({0: first}, {0: second}), "compare", layer=0, head=3)  # the second model has heads 0 and 1
+    shown = page.get_by_test_id("compare-head").evaluate("figure => figure.table()")["rows"]
+    expected = first_weights(first)[3, :20, :20] - first_weights(second, IDS[:20])[1]
+    torch.testing.assert_close(torch.tensor([row[1:] for row in shown]).double(), expected, atol=1e-5, rtol=0)
 
 
 def test_curves_over_checkpoints_and_a_click_on_them(page, serve, seed):
@@ -381,16 +394,14 @@ def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt)
     ids = IDS[:prompt]
     with mock.patch.object(generation, "KVCache", Recorded):
         steps = generate(model, [ids], resolve_runtime("cpu", "float32", False), max_new_tokens=draws, seed=seed)
-        costs = table(page, "cache-costs")
         shown = page.evaluate("([p, n, s]) => cacheSteps(p, n, 32, s)", [prompt, draws, position == "relative"])
-        assert len(costs) == draws
+        assert len(shown) == draws
         for n, step in enumerate(steps):
             slots, cache = shown[n]["slots"], caches[0]
             assert len(slots) == min(cache.lengths[0], 32)
             for slot in {0, len(slots) - 1, *range(n % 5, len(slots), 5)}:
                 assert torch.allclose(cache.kv[0, 0, 0, :, slot], keys_of(ids[slots[slot]], slot), atol=1e-5)
-            assert costs[n]["computed"] == sum(computed)
-            assert costs[n]["recomputed"] == (sum(computed) - 1 if n else 0)
+            assert shown[n]["computed"] == sum(computed)
             computed.clear()
             ids.append(step.tokens[0])
     facts = {row["fact"]: row["number"] for row in table(page, "cache-numbers")}

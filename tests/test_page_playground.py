@@ -105,9 +105,10 @@ def test_generating_stops(leave, new_viewer, servers):  # noqa: F811
 
 @in_browser
 def test_a_stop_text_and_wrong_settings(new_viewer, servers, seed):  # noqa: F811
-    viewer = new_viewer(servers("char")).open("playground", text=PROMPT, stop="e", seed=seed, temperature=5)
+    settings = dict(stop="e", seed=seed, temperature=5, max_new_tokens=200)
+    viewer = new_viewer(servers("char")).open("playground", text=PROMPT, **settings)
     texts = generate(viewer)
-    assert texts == language_model(viewer).generate(PROMPT, num_samples=3, stop="e", seed=seed, temperature=5)
+    assert texts == language_model(viewer).generate(PROMPT, num_samples=3, **settings)
     viewer.find("setting-top_p").fill("3")
     viewer.find("generate").click()
     wait_until(lambda: "top_p" in viewer.find("playground-error").inner_text())

@@ -24,8 +24,10 @@ def shard_of(*segments: tuple[str | None, int]) -> Shard:
 
 
 def test_pairs_are_found_again_in_the_shards(tmp_path):
-    write_pairs(tmp_path / "sums.jsonl", PAIRS)
-    settings = dict(inputs=(str(tmp_path / "sums.jsonl"),), tokenizer="byte", data_dir=str(tmp_path))
+    (tmp_path / "texts" / "sums").mkdir(parents=True)
+    (tmp_path / "texts" / "sums" / "README.md").write_text("not of the data set")
+    write_pairs(tmp_path / "texts" / "sums" / "a.jsonl", PAIRS)
+    settings = dict(inputs=(str(tmp_path / "texts" / "sums"),), tokenizer="byte", data_dir=str(tmp_path))
     prepare_pairs.main(PairsConfig(**settings, val_fraction=0.5, shard_tokens=50))  # a pair may be in two shards
     dataset = open_dataset(tmp_path / "sums")
     assert len(dataset.val) > 2
@@ -64,9 +66,10 @@ def test_held_out_phrases_keep_their_kinds(tmp_path):
 
 
 def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
-    settings = dict(data_dir=str(tmp_path), languages="en,it", pairs=50, held_out=8, tokenizer="byte")
+    settings = dict(data_dir=str(tmp_path), languages="en,it", pairs=15, held_out=8, tokenizer="byte")
     translation.main(TranslationConfig(**settings))
-    assert "train on it: python train.py config/translate.py --dataset=translation " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "train on it: python train.py config/translate.py --dataset=translation " in out and "--split_on" not in out
     before = open_dataset(tmp_path / "translation").hash
     translation.main(TranslationConfig(**settings))
     assert "is prepared already" in capsys.readouterr().out

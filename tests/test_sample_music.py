@@ -1,5 +1,6 @@
 """sample.py with models that write music: MIDI files as prompts and as results, and tunes."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -16,18 +17,19 @@ from prepare import midi
 from prepare import tunes as prepare_tunes
 from prepare.midi import MidiConfig
 from prepare.tunes import TunesConfig
-from sample import SampleConfig
+from sample import SampleConfig, Sampler
+from train import main as train_and_print
 from train import train
 
 
 @pytest.fixture
-def music_run(tiny, tmp_path) -> str:
+def music_run(tiny, tmp_path, capsys) -> str:
     """The folder of a short run on MIDI files, which are in tmp_path / "pieces"."""
     write_pieces(tmp_path / "pieces", 4)
     data = str(tmp_path / "data")
     midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
     cfg = tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out-pieces"), block_size=64)
-    train(cfg)
+    train_and_print(cfg)
     return cfg.out_dir
 
 
@@ -49,6 +51,43 @@ def test_a_piece_is_saved_as_midi_that_begins_with_the_prompt(music_run, tmp_pat
     assert notes_of_events(" ".join(printed), FORMAT) == notes_of_events(events_of_file(saved, FORMAT), FORMAT)
 
 
+def test_printed_events_end_with_how_to_save_them(music_run, capsys):
+    sample_text(music_run, max_new_tokens=5)
+    assert "to save a MIDI file instead: --save=piece.mid" in capsys.readouterr().err
+
+
+def test_running_out_of_memory_saves_nothing(music_run, tmp_path, monkeypatch):
+    """Files of prompts alone were saved, and the command could not be repeated, because they existed."""
+
+    def fails(*_):
+        raise MemoryError
+        yield
+
+    monkeypatch.setattr(Sampler, "texts", fails)
+    with pytest.raises(UserError, match="memory ran out"):
+        sample_text(music_run, start="NoteOn_60 TimeShift_1.0.4", save=str(tmp_path / "a.mid"))
+    assert not list(tmp_path.glob("*.mid"))
+
+
+def test_a_piece_without_notes_is_not_a_file(music_run, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"no piece has a note; set a larger --max_new_tokens"):
+        sample_text(music_run, start="TimeShift_1.0.4", save=str(tmp_path / "a.mid"), max_new_tokens=1, num_samples=2)
+    assert not list(tmp_path.glob("*.mid"))
+
+
+def test_ctrl_c_saves_what_there_is(music_run, tmp_path, monkeypatch):
+    texts, saved = Sampler.texts, tmp_path / "a.mid"
+
+    def interrupted(*arguments):
+        yield from itertools.islice(texts(*arguments), 10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sampler, "texts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sample_text(music_run, start="NoteOn_60 Velocity_63 TimeShift_1.0.4", save=str(saved))
+    assert notes_of_events(events_of_file(saved, FORMAT), FORMAT)[0].pitch == 60
+
+
 def test_several_pieces_get_numbers_and_no_file_is_overwritten(music_run, tmp_path):
     start = "NoteOn_60 Velocity_63 TimeShift_1.0.4"
     lines = sample_text(music_run, start=start, save=str(tmp_path / "new.mid"), num_samples=3, batch_size=2)
@@ -68,7 +107,7 @@ def test_tunes_are_saved_as_abc(tiny, tmp_path):
     line = sample_text(cfg.out_dir, start=start, save=str(saved))
     text = saved.read_text()
     assert text.startswith("X:1\nM:2/4\nL:1/8\nK:G\nABc") and line == f"{saved}: {len(text)} characters\n"
-    line = sample_text(cfg.out_dir, start="ABc", save=str(tmp_path / "half.abc"))
+    line = sample_text(cfg.out_dir, start="ABc", save=str(tmp_path / "half.ABC"))
     assert ", which are not a tune in ABC notation: it has no key, K:" in line
 
 

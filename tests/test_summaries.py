@@ -11,14 +11,15 @@ from hub import serving
 from processes import ROOT, run
 from pyarrow import parquet
 
-from folio import UserError
+from folio import UserError, prepare_pairs
 from folio.configurator import load
 from folio.files import read_json, sha256
 from folio.pairs import split_pairs, validation_pairs
+from folio.prepare_pairs import choose_validation
 from folio.shards import Shard, open_dataset
 from folio.tokenizer import ByteTokenizer
 from prepare import summaries
-from prepare.summaries import SummariesConfig, choose_validation, cut
+from prepare.summaries import SummariesConfig, cut
 
 TEXTS = [(f"{n} bottles stand on the wall. One falls down.", f"{n - 1} bottles are left") for n in range(30)]
 EXPECTED = sorted((f"{document}\n\nTL;DR:", f" {summary}") for document, summary in TEXTS)
@@ -72,6 +73,46 @@ def test_your_own_texts(file, tmp_path, monkeypatch):
     assert pairs_in(run_script(tmp_path, file)) == EXPECTED
 
 
+def test_of_a_folder_only_json_lines_are_taken(tmp_path):
+    (tmp_path / "texts").mkdir()
+    write_files(tmp_path / "texts")
+    (tmp_path / "texts" / "s.jsonl").unlink()
+    (tmp_path / "texts" / "README.md").write_text("# Sources")
+    assert pairs_in(run_script(tmp_path, str(tmp_path / "texts"))) == EXPECTED
+
+
+@pytest.mark.parametrize("words", [["s.jsonl", "--name=mine"], ["--source=data/mine"]])
+def test_inputs_in_the_folder_of_the_data_set_are_not_replaced(words, tmp_path, monkeypatch):
+    write_files(tmp_path)
+    write_parquet(tmp_path / "data" / "mine" / "train.parquet", ("document", "summary"))
+    (tmp_path / "s.jsonl").rename(tmp_path / "data" / "mine" / "s.jsonl")
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace("s.jsonl", "data/mine/s.jsonl") for word in words]
+    with pytest.raises(UserError, match=r"is in data/mine, which the data set would replace; set another --name"):
+        summaries.main(load(SummariesConfig, [*words, "--data_dir=data", "--tokenizer=byte", "--overwrite=True"]))
+    assert len(list((tmp_path / "data" / "mine").iterdir())) == 2
+
+
+def test_a_full_disk_for_temporary_files(tmp_path, monkeypatch):
+    def fail(path, pairs):
+        raise OSError(28, "No space left on device")
+
+    write_files(tmp_path)
+    monkeypatch.setattr(prepare_pairs, "write_pairs", fail)
+    with pytest.raises(UserError, match=r"^the pairs could not be saved in .* \(No space left on device\); set TMPDIR"):
+        run_script(tmp_path, str(tmp_path / "s.jsonl"))
+
+
+def test_held_out_pairs_are_written_if_they_are_missing(tmp_path):
+    write_files(tmp_path)
+    path = run_script(tmp_path, str(tmp_path / "s.jsonl")) / "held_out.jsonl"
+    expected = path.read_bytes()
+    path.unlink()  # as if the script had been stopped before it wrote them
+    assert run_script(tmp_path, str(tmp_path / "s.jsonl")) == path.parent and path.read_bytes() == expected
+    path.write_text("of the user")
+    assert run_script(tmp_path, str(tmp_path / "s.jsonl")) == path.parent and path.read_text() == "of the user"
+
+
 def test_pretraining_has_the_same_documents_in_the_same_splits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
@@ -100,7 +141,7 @@ def test_empty_texts_are_left_out_and_fields_and_items_kept(tmp_path, capsys):
     lines += [{"document": " ", "summary": "a"}, {"document": "a", "summary": None}, {"prompt": "a", "completion": ""}]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, lines)))
     made = run_script(tmp_path, str(tmp_path / "s.jsonl"))
-    assert "3 pairs without a document or a summary were left out" in capsys.readouterr().out
+    assert "3 pairs with an empty text were left out" in capsys.readouterr().out
     assert pairs_in(made) == EXPECTED
     held_out = validation_pairs(open_dataset(made))
     assert {pair.fields["kind"] for pair in held_out} == {"x"}
@@ -230,11 +271,14 @@ def test_downloads_from_a_hub(tmp_path):
         (["number.jsonl"], r"^number.jsonl:1: document and summary must be strings: write "),
         (["prompt.jsonl"], r"^prompt.jsonl:1: completion is missing, or not text: write "),
         (["broken.jsonl"], r"^broken.jsonl:1: this line is not JSON: .*; fix it or remove it$"),
-        (["empty.jsonl"], r"^the input has no document with a summary; there is nothing to learn from$"),
-        (["one.jsonl"], r"^there is only one document, and it cannot be in both splits; add another$"),
-        (["same.jsonl"], r"^all documents are the same, or of one item, and it cannot be in both splits; add another$"),
+        (["empty.jsonl"], r"^the input has no pair of texts; there is nothing to learn from$"),
+        (["one.jsonl"], r"^there is only one pair, and it cannot be in both splits; add another$"),
+        (
+            ["same.jsonl"],
+            r"^all pairs have the same prompt, or are of one item, and it cannot be in both splits; add another$",
+        ),
         (["s.jsonl", "--source=xsum"], r"source=xsum: it replaces the input files; give only one of them"),
-        (["s.jsonl", "--limit=5"], r"limit=5: it is for --source; it has no effect on files or docstrings"),
+        (["s.jsonl", "--limit=5"], r"limit=5: it is only for --source"),
         (
             ["s.jsonl", "--pretraining=True"],
             r"^pretraining=True: it uses the tokenizer of .*s, which is not prepared; ",
@@ -244,6 +288,10 @@ def test_downloads_from_a_hub(tmp_path):
             r"^.*train.parquet has the columns a, b; the texts must be in article and highlights, or",
         ),
         (["--source=damaged"], r"^.*train.parquet is not a parquet file, or damaged: "),
+        (["--source=damaged_later"], r"^.*train.parquet is not a parquet file, or damaged: "),
+        (["--source=old_encoding"], r"^.*train.parquet is not a parquet file, or damaged: 'utf-8' codec can't decode "),
+        (["--source=numbers"], r"^.*train.parquet: the columns document and summary must be text$"),
+        (["--source=tests"], r"^tests has no files for training, only for test; rename them train-*"),
         (["--source=nothing"], r"^nothing could not be downloaded from the Hugging Face hub: "),
     ],
 )
@@ -268,6 +316,14 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
     parquet.write_table(pyarrow.table({"a": ["x"], "b": ["y"]}), tmp_path / "columns" / "train.parquet")
     (tmp_path / "damaged" / "train.parquet").write_bytes(b"PAR1 but not really")
+    write_parquet(tmp_path / "tests" / "test.parquet", ("document", "summary"))
+    write_parquet(tmp_path / "damaged_later" / "train.parquet", ("document", "summary"))
+    damaged = (tmp_path / "damaged_later" / "train.parquet").read_bytes()
+    (tmp_path / "damaged_later" / "train.parquet").write_bytes(b"PAR1" + b"\xff" * 300 + damaged[304:])
+    texts = {"numbers": [5], "old_encoding": pyarrow.array([b"\xe9"]).view(pyarrow.string())}
+    for folder, column in texts.items():
+        (tmp_path / folder).mkdir()
+        parquet.write_table(pyarrow.table({"document": column, "summary": column}), tmp_path / folder / "train.parquet")
     with pytest.raises(UserError, match=message) as error:
         run_script(tmp_path, *words)
     assert "\n" not in str(error.value)

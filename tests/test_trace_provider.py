@@ -98,7 +98,7 @@ def test_an_answer_can_be_read_back(seed):
 
 
 def test_every_kind_of_question_has_an_answer(provider):
-    for name in provider.questions:
+    for name in provider.questions.keys() - {"notes"}:  # which models of text do not have
         provider.answer({"kind": name, "ids": IDS, "name": "transformer.wte.weight", "text": TEXT}).to_bytes()
 
 

@@ -1,5 +1,6 @@
 """Tunes in ABC notation: reduced to their music, without repetitions, split by tune."""
 
+import gzip
 import random
 import zipfile
 from pathlib import Path
@@ -48,6 +49,10 @@ def test_a_tune_without_a_length_has_the_standards(header, expected):
     assert reduce_tune(f"X:1\n{header}K:G\nABc") == f"X:1\nM:{expected}\nK:G\nABc\n"
 
 
+def test_a_line_may_begin_with_a_note_and_a_repeat():
+    assert reduce_tune("X:1\nK:G\n|:ABc\nd:|\nA::B:|\n").endswith("K:G\n|:ABc\nd:|\nA::B:|\n")
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -69,7 +74,7 @@ def test_a_file_has_many_tunes_in_several_encodings():
     text = f"% a collection\n{TUNE}\nX:7\nT:Žluťoučký\nK:G\nABc\n"
     for content in (text.encode(), b"\xef\xbb\xbf" + text.encode(), text.replace("\n", "\r\n").encode()):
         assert [(number, reduce_tune(tune)) for number, tune in split_tunes(decode(content))] == [
-            ("X:12", REDUCED),
+            ("X: 12", REDUCED),
             ("X:7", "X:1\nM:none\nL:1/8\nK:G\nABc\n"),
         ]
     assert decode("T:Müller".encode("latin-1")) == "T:Müller"
@@ -97,6 +102,7 @@ def test_tunes_become_documents_that_are_in_one_split(tmp_path, monkeypatch, cap
     val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
     assert sorted(val + train) == sorted(made) and len(val) == 4
     assert read_json(folder / "report.json")["left_out"] == {
+        "broken": [],
         "no tune": ["b/3.abc (it has no line X:)"],
         "not usable": ["b/2.abc X:9 (it has several voices)"],
     }
@@ -113,6 +119,20 @@ def test_files_of_your_own_are_tunes_too(tmp_path):
     (tmp_path / "mine" / "notes.txt").write_text("ignored")
     folder = prepared(tmp_path, str(tmp_path / "mine"), name="mine", val_fraction=0.2)
     assert [len(pieces_of(folder, split)) for split in ("val", "train")] == [2, 8]
+
+
+def test_a_file_that_cannot_be_read_is_left_out_and_the_others_are_used(tmp_path, capsys):
+    rng, content = random.Random(9), gzip.compress(TUNE.encode())
+    (tmp_path / "cut.abc.gz").write_bytes(content[: len(content) // 2])
+    (tmp_path / "all.abc").write_text("\n".join(tune(rng) for _ in range(10)))
+    folder = prepared(tmp_path, str(tmp_path / "cut.abc.gz"), str(tmp_path / "all.abc"), name="mine")
+    assert sum(read_json(folder / "report.json")["documents"].values()) == 10
+    assert f"left out 1 of 11 tunes and files (broken): {tmp_path / 'cut.abc.gz'} is damaged" in capsys.readouterr().out
+
+
+def test_a_name_for_a_tune_has_nothing_but_its_number():
+    """It is printed, and a damaged file may have characters there that control the terminal."""
+    assert [name for name, _ in split_tunes("X: 12\nK:C\nX:\x1b[2J\nK:C\n")] == ["X: 12", "X:"]
 
 
 def test_files_without_tunes_are_one_line(tmp_path):

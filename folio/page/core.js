@@ -177,13 +177,14 @@ async function draw() {
     drawSurroundings(context);
     giveFocusBack();
     const view = views[state.view] ?? views.tokens;
-    const content = element("div", {"data-testid": `view-${view.id}`},
+    const content = element("div", {testid: `view-${view.id}`},
       element("h2", {}, view.title), element("p", {}, view.about));
     await view.draw(content, context);
     if (mine === drawing) box.replaceChildren(content);
   } catch (problem) {
     if (mine !== drawing) return;
     if (!context) drawMenu(); // the address asks for what there is not
+    byId("text").value ||= state.text;
     const {view, text} = state, again = link({...DEFAULTS, view, text});
     box.replaceChildren(errorBox(problem), context ? "" : element("a", {href: again}, "Show this view of the text"));
   } finally {
@@ -294,10 +295,14 @@ function clamp(x, low, high) {
   return Math.max(low, Math.min(high, x));
 }
 
-// An element with attributes and children. Attributes that are functions are event handlers; children that are strings
-// become text, never markup.
+// An element with attributes and children. Attributes that are functions are event handlers, and testid is data-testid;
+// children that are strings become text, never markup.
 function element(name, attributes = {}, ...children) {
   return build(document.createElement(name), attributes, children);
+}
+
+function div(className, ...children) {
+  return element("div", {class: className}, ...children);
 }
 
 function svg(name, attributes = {}, ...children) {
@@ -309,7 +314,7 @@ function build(node, attributes, children) {
     if (typeof value === "function") node.addEventListener(name, value);
     else if (name === "style") Object.assign(node.style, value);
     else if (value === true) node.setAttribute(name, "");
-    else if ((value ?? false) !== false) node.setAttribute(name, value);
+    else if ((value ?? false) !== false) node.setAttribute(name === "testid" ? "data-testid" : name, value);
   }
   node.append(...children.flat(Infinity).filter(child => (child ?? false) !== false));
   return node;
@@ -377,6 +382,11 @@ function sumOf(values) {
 
 function mean(values) {
   return sumOf(values) / values.length;
+}
+
+// The places of numbers in an array, that of the largest first.
+function ranked(values) {
+  return Array.from(values.keys()).sort((a, b) => values[b] - values[a]);
 }
 
 // 0, 1, ..., n - 1

@@ -1,4 +1,3 @@
-"use strict";
 // Pictures, and the numbers behind them. Every picture is a figure with a table, which it exports as CSV, and a
 // drawing, which it exports as SVG or PNG.
 
@@ -65,9 +64,9 @@ function textColorOn(color) {
 function picture(id, title, table, drawing, note = "") {
   const exports = element("span", {class: "exports"},
     element("button", {click: () => download(`${id}.csv`, csv(table()), "text/csv"), title: "the numbers"}, "CSV"));
-  const figure = element("figure", {"data-testid": id},
+  const figure = element("figure", {testid: id},
     element("figcaption", {}, element("h3", {}, title), exports),
-    note && element("div", {class: "note"}, note), drawing);
+    note && div("note", note), drawing);
   const kind = figure.querySelector("svg") ? "svg" : figure.querySelector("canvas") && "png";
   if (kind) exports.append(" ", element("button", {click: () => savePicture(id, figure, kind)}, kind.toUpperCase()));
   figure.table = table;
@@ -130,9 +129,9 @@ function heatMap({shape: [rows, columns], data}, options) {
   let canvas = imageOf(data, rows, columns, scale, value);
   if (numbers) canvas = written(canvas);
   Object.assign(canvas.style, {width: `${left + columns * cell}px`, height: `${top + rows * height}px`});
-  const cursor = element("div", {class: "cursor"}), readout = element("div", {class: "readout"});
-  const box = element("div", {class: "heat"}, canvas, cursor);
-  if (chosen) box.append(frame(element("div", {class: "chosen"}), ...chosen));
+  const cursor = div("cursor"), readout = div("readout");
+  const box = div("heat", canvas, cursor);
+  if (chosen) box.append(frame(div("chosen"), ...chosen));
 
   // The image, enlarged, with the numbers and labels.
   function written(image) {
@@ -255,7 +254,7 @@ function lineChart(series, options = {}) {
 }
 
 // A picture of lines with the same x. options: those of lineChart, named (the lines in the legend), note.
-function chartPicture(id, title, lines, {named = lines.length > 1 ? lines : [], note, ...options}) {
+function chartPicture(id, title, lines, {named = lines, note, ...options}) {
   return picture(id, title, () => ({
     columns: [options.xTitle, ...lines.map(({name}) => name)],
     rows: lines[0].points.map(([x], i) => [x, ...lines.map(({points}) => points[i][1])]),
@@ -323,7 +322,7 @@ function vectorPicture(id, title, rows, options = {}) {
         upTo(vector.length).filter(k => chosen(i, k)).map(k => frame(i, k, BLUE)),
       ];
     }));
-  const readout = element("div", {class: "readout"});
+  const readout = div("readout");
 
   function at(event) {
     const {left, top} = drawing.getBoundingClientRect(), x = event.clientX - left - labelWidth, y = event.clientY - top;
@@ -365,13 +364,6 @@ function signedNote(most) {
   return `Dark is −${short(most)}, gray 0, light ${short(most)}.`;
 }
 
-// How things become others: boxes [name, line, ...] with what happens between them as text.
-function shapeFlow(...parts) {
-  return element("div", {class: "flow"}, parts.filter(Boolean).map(part => Array.isArray(part)
-    ? element("span", {class: "shape"}, part[0], part.slice(1).map(line => element("small", {}, line)))
-    : element("span", {}, part)));
-}
-
 // A line that checks a sum. The difference is rounding if it is small compared with the numbers.
 function checkLine(text, difference, size = 1) {
   const good = Math.abs(difference) <= 1e-4 * Math.max(1, size);
@@ -384,40 +376,31 @@ function largestDifference(x, y) {
   return x.reduce((most, value, i) => Math.max(most, Math.abs(value - y[i])), 0);
 }
 
-// Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text moves a
-// little if it would cover an earlier one, and is only a dot if that does not help.
+// Texts at points of a plane. points: {x, y, text, title, color, marked}, the most important ones first: a text that
+// would cover an earlier one is only a dot.
 function textScatter(points, {width, height, xTitle, yTitle}) {
   const line = 15, letter = 8, edge = 20; // above and below the frame
   const X = scaleOf(points.map(p => p.x), 20, width - 20);
   const Y = scaleOf(points.map(p => p.y), height - edge - 20, edge + 20);
-  const shifts = [0, 10, 17, 24, 32].flatMap(r => upTo(r ? 8 : 1)
-    .map(k => [r * Math.cos(k * Math.PI / 4), r * Math.sin(k * Math.PI / 4)]));
-  const taken = [], lines = [], dots = [], texts = [];
+  const taken = [], dots = [], texts = [];
   for (const {x, y, text, title, color, marked} of points) {
-    const wide = Math.max(letter * [...text].length, 9) + 3, about = svg("title", {}, title);
-    const boxes = shifts.map(([dx, dy]) => ({
-      left: clamp(X(x) + dx - wide / 2, 1, width - wide - 1),
-      top: clamp(Y(y) + dy - line / 2, edge + 1, height - edge - line - 1), wide,
-    }));
-    const box = boxes.find(({left, top}) => taken.every(other =>
-      left >= other.left + other.wide || other.left >= left + wide || Math.abs(top - other.top) >= line));
-    if (!box) {
+    const wide = letter * [...text].length, about = svg("title", {}, title);
+    const left = clamp(X(x) - wide / 2, 1, width - wide - 1), top = Y(y) - line / 2;
+    if (taken.some(other => left < other.left + other.wide && other.left < left + wide
+      && Math.abs(top - other.top) < 10)) {
       dots.push(svg("circle", {cx: X(x), cy: Y(y), r: 1.8, fill: color, opacity: 0.5}, about));
       continue;
     }
-    taken.push(box);
-    if (box !== boxes[0]) lines.push(svg("line", {
-      x1: X(x), y1: Y(y), x2: box.left + wide / 2, y2: box.top + line / 2, stroke: PALE,
-    }));
-    if (marked) texts.push(svg("rect", {x: box.left - 1, y: box.top - 1, width: wide + 2, height: line + 2, rx: 3,
+    taken.push({left, top, wide});
+    if (marked) texts.push(svg("rect", {x: left - 1, y: top - 1, width: wide + 2, height: line + 2, rx: 3,
       fill: LIGHT, stroke: ORANGE, "stroke-width": 2}));
-    texts.push(svg("text", {x: box.left + wide / 2, y: box.top + 12, "text-anchor": "middle",
+    texts.push(svg("text", {x: left + wide / 2, y: top + 12, "text-anchor": "middle",
       style: {fill: color, font: "13px monospace"}}, text, about));
   }
   const frame = {x: 0.5, y: edge + 0.5, width: width - 1, height: height - 2 * edge - 1};
   return svg("svg", {width, height, role: "img"}, svg("rect", {...frame, fill: "none", stroke: PALE}),
     softText(width, height - 6, `${xTitle} →`, "end"), softText(0, 14, `↑ ${yTitle}`),
-    lines, dots, texts);
+    dots, texts);
 }
 
 // --- parts of views --------------------------------------------------------------------------------------------------
@@ -428,11 +411,11 @@ function roomFor(most) {
 }
 
 function scrolling(...children) {
-  return element("div", {class: "scroll"}, ...children);
+  return div("scroll", ...children);
 }
 
 function controls(...children) {
-  return element("div", {class: "controls"}, ...children);
+  return div("controls", ...children);
 }
 
 // A choice. choices: values, or [value, text].
@@ -456,15 +439,15 @@ function checkbox(name, title, attributes = {}) {
 // A slider with its value beside it, which calls move(value).
 function slider(title, {value, move, read = String, ...attributes}) {
   const output = element("output", {}, read(value));
-  return element("label", {}, `${title} `, element("input", {type: "range", ...attributes, value, input: event => {
-    output.textContent = read(Number(event.target.value));
-    move?.(Number(event.target.value));
+  return element("label", {}, `${title} `, element("input", {type: "range", ...attributes, value, input({target}) {
+    output.textContent = read(+target.value);
+    move?.(+target.value);
   }}), " ", output);
 }
 
 // The tokens of a text. attributes(t): what differs from token to token.
 function tokenStrip(labels, selected, attributes) {
-  return element("div", {class: "token-strip"}, labels.map((label, t) => element("span", {
+  return div("token-strip", labels.map((label, t) => element("span", {
     class: t === selected ? "token selected" : "token", click: () => selectToken(t), ...attributes(t),
   }, inText(label))));
 }
@@ -475,9 +458,9 @@ function onColor(scale, x) {
   return {background: css(color), color: textColorOn(color)};
 }
 
-// The names of lines or colors. items: {name, color, click, selected}.
+// The names of lines or colors, if there are several. items: {name, color, click, selected}.
 function legend(items) {
-  return element("div", {class: "legend"}, items.map(({name, color, click, selected}) => element(
+  return items.length > 1 && div("legend", items.map(({name, color, click, selected}) => element(
     click ? "button" : "span", {class: selected && "selected", click},
     element("i", {style: {borderTop: `6px solid ${color}`}}), name)));
 }

@@ -1,4 +1,3 @@
-"use strict";
 // What surrounds the views: the model's name, the text, the tokens, the checkpoints, the menu, and the keyboard.
 
 // The numbers that the strip can show for tokens, from the overview: the i-th one is of token i + 1.
@@ -27,26 +26,26 @@ function drawSurroundings(context) {
 
 // A badge that says what is changed in the model or the text, with a button that undoes it.
 function drawSwitched({ids}) {
-  const heads = state.heads_off.split(",").filter(Boolean), mlps = state.mlps_off.split(",").filter(Boolean);
-  const replaced = replacements(ids);
-  const list = (name, items) => items.length > 4 ? `${items.length} ${name} off` : `${name} ${items.join(", ")} off`;
+  const {heads_off, mlps_off} = state, replaced = replacements(ids).map(([position]) => position);
   const changed = [
     {after: "mask after the softmax", off: "no mask"}[state.mask], !state.scale && "no 1/√D",
-    heads.length && list("heads", heads), mlps.length && list("MLPs", mlps),
-    replaced.length && `token ${replaced.map(([position]) => position).join(", ")} replaced`,
+    heads_off && `heads ${heads_off.replaceAll(",", ", ")} off`,
+    mlps_off && `MLPs ${mlps_off.replaceAll(",", ", ")} off`,
+    replaced.length && `token ${replaced.join(", ")} replaced`,
   ].filter(Boolean);
   byId("switched")?.remove();
   if (!changed.length) return;
-  const reset = () => change({...UNCHANGED, ...restored(ids)});
-  byId("header").append(element("div", {id: "switched", role: "status", "data-testid": "switched"},
+  const before = replaced.length ? {ids: originalIds(ids).join(","), replaced: ""} : {};
+  const reset = () => change({...UNCHANGED, ...before});
+  byId("header").append(element("div", {id: "switched", role: "status", testid: "switched"},
     element("a", {href: link({view: "switches"})}, `Changed: ${changed.join(", ")}`), " ",
-    element("button", {"data-testid": "reset-switches", click: reset}, "reset")));
+    element("button", {testid: "reset-switches", click: reset}, "reset")));
 }
 
-// The change of state that puts the replaced tokens back.
-function restored(ids) {
+// The ids with the replaced tokens put back.
+function originalIds(ids) {
   const before = new Map(replacements(ids));
-  return before.size ? {ids: ids.map((id, t) => before.get(t) ?? id).join(","), replaced: ""} : {};
+  return ids.map((id, t) => before.get(t) ?? id);
 }
 
 // The slider over the checkpoints, of which a run that is still training adds some and removes others.
@@ -55,7 +54,7 @@ function drawCheckpoints(model) {
   if (checkpoints.length < 2) return box.replaceChildren();
   if (!box.firstChild) {
     box.append(slider("checkpoint", {
-      id: "checkpoint", "data-testid": "checkpoint", min: 0, value: 0,
+      id: "checkpoint", testid: "checkpoint", min: 0, value: 0,
       read: at => `step ${short(model.checkpoints[at])}`, move: at => change({step: model.checkpoints[at]}),
     }));
   }
@@ -76,14 +75,14 @@ function drawStrip({labels, names, token, overview, other}) {
   if (shown.every((x, i) => x === shownStrip[i])) return;
   shownStrip = shown;
   byId("strip-bar").replaceChildren(
-    select("color by", offered, color, color => change({color}), {"data-testid": "color"}),
+    select("color by", offered, color, color => change({color}), {testid: "color"}),
     scale === "signed" ? `loss − loss of ${other.name}: dark −${most} ${unit}, light ${most}`
       : `0 to ${most} ${unit}, light to dark`);
   byId("strip").replaceChildren(...tokenStrip(labels, token, t => {
     const x = t ? read(overview.tensors, t - 1, other?.overview.tensors) : NaN;
     return {
       role: "option", "aria-selected": String(t === token), style: onColor(scale, x / most),
-      "data-testid": `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
+      testid: `strip-${t}`, title: `${names[t]}${Number.isFinite(x) ? `: ${color} ${short(x)}` : ""}`,
     };
   }).children);
 }
@@ -92,7 +91,7 @@ function drawStrip({labels, names, token, overview, other}) {
 const MENU = {
   Model: ["map", "parameters"],
   Input: ["tokens", "embedding", "positions", "examples"],
-  Attention: ["qkv", "head-split", "looking-back", "attention-row", "attention-table", "weighted-sum", "merge",
+  Attention: ["qkv", "head-split", "looking-back", "roll", "attention-row", "attention-table", "weighted-sum", "merge",
     "all-heads"],
   Layers: ["mlp", "stream"],
   Output: ["output", "loop", "alignment", "cache"],
@@ -168,6 +167,7 @@ async function start() {
     return byId("view").replaceChildren(errorBox(problem));
   }
   pieces = described.pieces;
+  if (isOffered("roll")) DEFAULTS.view = "roll"; // of music
   readState();
   await draw();
 }

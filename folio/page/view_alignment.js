@@ -1,4 +1,3 @@
-"use strict";
 // The view of an answer to a prompt such as "en: March 3 | de:": which source tokens it looks at while it is written.
 
 defineView({
@@ -15,9 +14,9 @@ defineView({
     const next = overview.tensors.best.data.at(-1);
     const names = [...labels, next === model.eot ? "end" : pieces[next]].map(visible);
     const cell = clamp(Math.floor((roomFor(990) - 44) / source), 18, 38);
-    const write = () => answer(ids.slice(0, start), model).catch(problem => byId("view").append(errorBox(problem)));
-    box.append(controls(element("button", {class: "chosen", click: write}, "Write the answer")),
-      element("div", {class: "row"},
+    box.append(controls(element("button", {class: "chosen", click: () =>
+      continueText(ids.slice(0, start), {temperature: 0})}, "Write the answer")),
+      div("row",
         matrixPicture("alignment", `Layer ${layer}, head ${head}`, tensors.weights, ["answer", names.slice(start)],
           ["source", names.slice(0, source)], {
             numbers: true, cell, least: cell < 30 ? 2 : 0.1,
@@ -32,16 +31,3 @@ defineView({
         })));
   },
 });
-
-// Write the answer to a prompt, and draw the page after each token, until something else is shown.
-async function answer(ids, {limit}) {
-  const show = () => change({ids: ids.join(","), token: -1});
-  await show();
-  for await (const {samples} of provider.generate({
-    ids, max_new_tokens: limit - ids.length, temperature: 0, step: state.step < 0 ? null : state.step,
-  })) {
-    if (state.view !== "alignment" || state.ids !== ids.join(",")) return;
-    const id = samples?.[0]?.[0] ?? null;
-    if (id !== null) await show(ids = [...ids, id]);
-  }
-}

@@ -1,4 +1,3 @@
-"use strict";
 // Views of attention: which earlier tokens a token takes information from.
 
 // --- choosing a layer and a head ---
@@ -11,7 +10,7 @@ function layerPicker({config, layer}, ...others) {
 function headPicker(context) {
   const {config, layer, head, overview} = context;
   return layerPicker(context, upTo(config.n_head).map(h => element("button", {
-    "data-testid": `head-${layer}-${h}`, class: h === head && "chosen", "aria-pressed": String(h === head),
+    testid: `head-${layer}-${h}`, class: h === head && "chosen", "aria-pressed": String(h === head),
     click: () => change({head: h}),
   }, thumbnail(overview.tensors.thumbnails, layer, h), element("br"), `head ${h}`)));
 }
@@ -54,14 +53,13 @@ defineView({
   about: "Attention moves information from earlier tokens to later ones. Hover over a token: the darker another one, "
     + "the larger its weight in the sum of values that the token receives from this head.",
   async draw(box, context) {
-    const {labels, names, token, layer, head, config} = context, {all_heads} = state;
+    const {labels, names, token, layer, head} = context, {all_heads} = state;
     const {tensors: {weights}} = await context.ask("head", {layer, head});
     const ofToken = all_heads && (await context.ask("layer", {layer, token})).tensors.weights;
-    const heads = ofToken ? upTo(config.n_head).map(h => ({name: `head ${h}`, weights: rowOf(ofToken, h),
-      color: LINE_COLORS[h % LINE_COLORS.length]})) : [{name: `head ${head}`, weights: rowOf(weights, token), color: BLUE}];
+    const heads = arcHeads(context, h => all_heads ? rowOf(ofToken, h) : rowOf(weights, token));
     const shades = shaded(weights);
-    const readout = element("div", {class: "readout", "data-testid": "looking-back-readout"});
-    const text = tokenStrip(labels, token, t => ({"data-testid": `token-${t}`, pointerenter: () => show(t)}));
+    const readout = element("div", {class: "readout", testid: "looking-back-readout"});
+    const text = tokenStrip(labels, token, t => ({testid: `token-${t}`, pointerenter: () => show(t)}));
     const arcs = scrolling(drawArcs(context, heads));
 
     function show(query) {
@@ -70,7 +68,7 @@ defineView({
         Object.assign(span.style, onColor("sequential", colors[t]));
         span.classList.toggle("selected", t === query);
       });
-      const top = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, 5).filter(t => row[t] > 0.005);
+      const top = ranked(row).slice(0, 5).filter(t => row[t] > LEAST_WEIGHT);
       readout.textContent = `${names[query]} looks at  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
     }
 
@@ -83,11 +81,27 @@ defineView({
         columns: ["key", "token", ...heads.map(({name}) => name)],
         rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
       }), element("div", {}, controls(checkbox("all_heads", "arcs of all heads")),
-        legend(all_heads ? heads : []), arcs)));
+        legend(heads), arcs)));
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
       + 60);
   },
 }, {all_heads: 0});
+
+// The heads whose arcs are drawn: {name, weights, color}.
+function arcHeads({config: {n_head}, head}, weightsOf) {
+  return upTo(n_head).filter(h => state.all_heads || h === head).map(h => ({
+    name: `head ${h}`, weights: weightsOf(h), color: state.all_heads ? LINE_COLORS[h % LINE_COLORS.length] : BLUE,
+  }));
+}
+
+const LEAST_WEIGHT = 0.01; // that has an arc
+
+// An arc along a path, as wide as a weight of a head. to: what has the weight.
+function weightArc(d, weight, {name, color}, to) {
+  return weight > LEAST_WEIGHT && svg("path", {
+    d, fill: "none", stroke: color, "stroke-width": 0.5 + 7 * weight, opacity: 0.35 + 0.6 * weight,
+  }, svg("title", {}, `${name}, ${to}: ${percent(weight)}`));
+}
 
 // The tokens on a line, with an arc from a token to each one that a head looks at; its width is the weight. heads:
 // {name, weights, color}.
@@ -98,17 +112,15 @@ function drawArcs({labels, names, token: query}, heads) {
     x += width;
     return x - width / 2;
   });
-  const distances = places.map(place => Math.abs(places[query] - place)), least = 0.01;
-  const reached = distances.filter((_, t) => heads.some(({weights}) => weights[t] > least));
+  const distances = places.map(place => Math.abs(places[query] - place));
+  const reached = distances.filter((_, t) => heads.some(({weights}) => weights[t] > LEAST_WEIGHT));
   const height = clamp(Math.max(...reached) / 2, 20, 170), base = height + 8;
   return svg("svg", {width: x + 8, height: base + 24, role: "img"},
-    heads.map(({name, weights, color}) => places.map((place, t) => {
+    heads.map(({weights, ...head}) => places.map((place, t) => {
       const rise = base - 1.3 * clamp(distances[t] / 2, 6, height);
-      return weights[t] > least && svg("path", {
-        d: t === query ? `M${place - 4} ${base} a4 6 0 1 1 8 0`
+      return weightArc(t === query ? `M${place - 6} ${base} a6 9 0 1 1 12 0`
         : `M${place} ${base} C${place} ${rise} ${places[query]} ${rise} ${places[query]} ${base}`,
-        fill: "none", stroke: color, "stroke-width": 0.5 + 7 * weights[t], opacity: 0.35 + 0.6 * weights[t],
-      }, svg("title", {}, `${name}, ${names[t]}: ${percent(weights[t])}`));
+      weights[t], head, names[t]);
     })),
     places.map((place, t) => svg("text", {
       x: place, y: base + 15, "text-anchor": "middle", "font-weight": t === query && "bold",
@@ -160,7 +172,7 @@ defineView({
     const map = (id, title, matrix, options) => matrixPicture(id, title, matrix, ["query", names], ["key", names],
       {cell, numbers, click: selectToken, chosen: [token, null], ...options});
     const scale = {scale: "signed", most};
-    box.append(headPicker(context), shadeControls(), element("div", {class: "row"},
+    box.append(headPicker(context), shadeControls(), div("row",
       map("scores", state.scale ? "Scores: q kᵀ / √D" : "Scores: q kᵀ", scores, scale),
       map("masked", bias ? "+ position bias, masked" : "Masked", {shape: scores.shape, data: masked}, scale),
       map("weights", "Softmax: the weights", weights, {drawn: numbers ? weights : shaded(weights)})));

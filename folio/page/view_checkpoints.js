@@ -1,4 +1,3 @@
-"use strict";
 // How a model changes while it learns: numbers about the current text over the checkpoints of its run.
 
 const NAMED_LINES = 5; // heads that are named; the others are gray
@@ -14,7 +13,7 @@ defineView({
     const options = {width: roomFor(760), logX: true, xTitle: "step", mark: shownStep(),
       click: step => change({step})};
     const choice = controls(select("score", Object.keys(HEAD_SCORES), score, score => change({score}),
-      {"data-testid": "score"}));
+      {testid: "score"}));
     box.append(status, result);
     update();
     collect();

@@ -1,4 +1,3 @@
-"use strict";
 // Views of experiments: all heads at once, what changes when a part is switched off, and two models compared.
 
 // --- all heads ---
@@ -45,11 +44,11 @@ function headGrid(rows, thumbnails, at, isSelected, open) {
   const canvas = element("canvas", {width: columns * width, height: Math.ceil(rows.length / columns) * height});
   const context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
-  return scrolling(element("div", {class: "head-grid"}, canvas, rows.map((row, i) => {
+  return scrolling(div("head-grid", canvas, rows.map((row, i) => {
     const [layer, head] = row, x = i % columns * width, y = Math.floor(i / columns) * height;
     context.drawImage(thumbnail(thumbnails, layer, head), x, y, size, size);
     return element("button", {
-      "data-testid": `head-${layer}-${head}`, class: isSelected(row) && "selected",
+      testid: `head-${layer}-${head}`, class: isSelected(row) && "selected",
       "aria-label": `layer ${layer}, head ${head}`,
       style: {
         left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,
@@ -70,17 +69,16 @@ defineView({
   id: "switches", title: "Switch parts off",
   about: "What a part is for shows when it is missing. The switches act on all views until they are reset.",
   async draw(box, context) {
-    const {ids, token, config, model} = context, replaced = new Map(replacements(ids));
-    const original = ids.map((id, t) => replaced.get(t) ?? id), was = original[token];
+    const {ids, token, config, model} = context, original = originalIds(ids), was = original[token];
     const before = await ask(question("overview", original, {...UNCHANGED, scale: true}));
-    const title = `replace token ${token}, ${visible(pieces[was])}, by`, testid = {"data-testid": "switch-token"};
+    const title = `replace token ${token}, ${visible(pieces[was])}, by`, testid = {testid: "switch-token"};
     const tokens = pieces.slice(0, model.vocab_size).map((piece, id) => [id, `${visible(piece)} (${id})`]);
     const rows = upTo(config.n_layer).map(l => element("tr", {}, element("th", {}, `layer ${l}`),
       upTo(config.n_head).map(h => part("heads_off", `${l}.${h}`, h, `switch-head-${l}-${h}`)),
       part("mlps_off", `${l}`, "MLP", `switch-mlp-${l}`)));
     box.append(
-      controls(select("mask", MASKS, state.mask, mask => change({mask}), {"data-testid": "switch-mask"}),
-        checkbox("scale", "divide scores by √D", {"data-testid": "switch-scale"})),
+      controls(select("mask", MASKS, state.mask, mask => change({mask}), {testid: "switch-mask"}),
+        checkbox("scale", "divide scores by √D", {testid: "switch-scale"})),
       controls(tokens.length <= SELECTABLE ? select(title, tokens, ids[token], replace, testid)
         : element("label", {}, `${title} `, element("input", {...testid, type: "text", change: ({target: {value}}) =>
           replace(pieces.includes(value) ? pieces.indexOf(value) : value)}))),
@@ -94,7 +92,7 @@ defineView({
     function part(list, name, text, id) {
       const off = state[list].split(",").filter(Boolean), isOff = off.includes(name);
       return element("td", {}, element("button", {
-        class: isOff && "off", "aria-pressed": String(isOff), "data-testid": id,
+        class: isOff && "off", "aria-pressed": String(isOff), testid: id,
         click: () => change({[list]: (isOff ? off.filter(other => other !== name) : [...off, name]).join(",")}),
       }, text));
     }
@@ -115,7 +113,7 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
     [i + 1, labels[i + 1], losses[i], others[i], others[i] - losses[i]]);
   const differences = rows.map(row => row[4]), difference = mean(differences);
   const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
-  const most = Math.max(largest(differences), 0.01), readout = element("div", {class: "readout"});
+  const most = Math.max(largest(differences), 0.01), readout = div("readout");
   const text = tokenStrip(labels, token, t => {
     const x = differences[t - 1];
     return {
@@ -155,15 +153,12 @@ async function entropyPictures(context) {
 
 // --- compare ---
 
-const COMPARED = 20; // next tokens
-
 defineView({
   id: "compare", title: "Compare two", offered: isComparable,
   about: "Two models, or two checkpoints of a run, on the same text: which tokens does one predict better?",
   async draw(box, context) {
-    const {names, token, model, overview, other} = context, {checkpoints, config, step} = other.model;
-    const first = described.models.length === 2 ? model.name
-      : `step ${short(shownStep())}`;
+    const {names, token, layer, head, model, overview, other} = context, {checkpoints, step} = other.model;
+    const first = described.models.length === 2 ? model.name : `step ${short(shownStep())}`;
     if (checkpoints.length > 1) {
       box.append(controls(slider("second:", {
         min: 0, max: checkpoints.length - 1, value: checkpoints.indexOf(other.step < 0 ? step : other.step),
@@ -185,21 +180,18 @@ defineView({
       rows.sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3]));
       return tablePicture("compare-distribution", `The next token after ${names[token]}`,
         ["id", "token", "first", "second", "difference"], rows,
-        {most: COMPARED, selected: i => rows[i][0] === context.ids[token + 1]});
+        {most: SHOWN_TOKENS, selected: i => rows[i][0] === context.ids[token + 1]});
     }
 
     async function headPicture() {
-      const layer = Math.min(context.layer, config.n_layer - 1), head = Math.min(context.head, config.n_head - 1);
-      const answers = await Promise.all([context.ask("head", {layer: context.layer, head: context.head}),
-        other.ask("head", {layer, head})]);
-      const [{data: first}, second] = answers.map(({tensors: {weights}}) => weights), T = other.ids.length;
-      const data = second.data.map((w, k) => first[Math.floor(k / T) * names.length + k % T] - w);
-      return matrixPicture("compare-head",
-        `Attention: head ${context.layer}.${context.head} of the first − head ${layer}.${head} of the second`,
-        {shape: [T, T], data}, ["query", names.slice(0, T)], ["key", names.slice(0, T)], {
-          scale: "signed", chosen: token < T && [token, null], click: selectToken,
-          note: "Rows look at columns. Light: the first looks there more. Dark: the second does.",
-        });
+      const answers = await Promise.all([context, other].map(({ask, model: {config}}) =>
+        ask("head", {layer: Math.min(layer, config.n_layer - 1), head: Math.min(head, config.n_head - 1)})));
+      const [{data: a}, {data: b}] = answers.map(({tensors: {weights}}) => weights), T = other.ids.length;
+      const data = b.map((w, k) => a[Math.floor(k / T) * names.length + k % T] - w), shown = names.slice(0, T);
+      const shape = [T, T], most = largest(data);
+      return matrixPicture("compare-head", `Head ${layer}.${head}: first − second`, {shape, data},
+        ["query", shown], ["key", shown], {drawn: {shape, data: data.map(x => x / most)}, note: signedNote(most),
+          scale: "signed", click: selectToken});
     }
   },
 });

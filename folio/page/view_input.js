@@ -1,4 +1,3 @@
-"use strict";
 // Views of the input: tokens, and what they are before the first layer.
 
 // What each token of the text is, and how well the model predicted it.
@@ -113,7 +112,7 @@ defineView({
     box.append(element("p", {}, element("strong", {}, `${position}: `),
       POSITION_METHODS[position]));
     if (table) {
-      box.append(element("div", {class: "pair"},
+      box.append(div("pair",
         map("position-table", position === "learned" ? "The learned table, wpe" : "The sinusoids", table, "channel",
           "Rows are positions, columns channels."),
         position === "learned" && map("sinusoids", "Sinusoids, for comparison", sinusoids, "channel",
@@ -156,8 +155,6 @@ defineView({
     + "−ln p, for the probability p that the model gives to the token that follows.",
   draw(box, {ids, labels, token, overview: {tensors: {loss, best, best_probability: probability}, facts}}) {
     const count = ids.length - 1;
-    if (state.mask !== "before") box.append(element("p", {class: "error"},
-      "The mask is changed now, so the model may see what it should predict."));
     const rows = upTo(count).map(i => [i + 1, labels.slice(0, i + 1).join(""), labels[i + 1], loss.data[i],
       Math.exp(-loss.data[i]), pieces[best.data[i]], probability.data[i]]);
     const most = innerWidth > 760 ? 44 : 10, right = rows.filter(row => row[2] === row[5]).length;

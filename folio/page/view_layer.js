@@ -1,4 +1,3 @@
-"use strict";
 // Views inside a layer: queries, keys and values, what heads and neurons add, and the residual stream.
 
 const PARTS = ["query", "key", "value"];
@@ -77,24 +76,20 @@ defineView({
     const {tensors} = await context.ask("layer", {layer, token}), rotates = config.position === "rotary";
     const part = placeIn(3, state.qkv_part), channel = placeIn(D, state.head_channel);
     const projected = PARTS.map((_, i) => tensors.qkv.data.subarray(i * C + head * D, i * C + (head + 1) * D));
-    const rotated = part < 2 && rotates && rowOf(tensors["qk"[part]], head);
     const rows = PARTS.flatMap((label, i) => [
       {label, part: i, vector: projected[i]},
       i < 2 && rotates && {label: `${label} rotated`, part: i, vector: rowOf(tensors["qk"[i]], head)},
     ].filter(Boolean));
     box.append(headPicker(context),
-      shapeFlow(["x", C], "→ norm →", ["ln_1(x)", C], `→ W: ${3 * C} × ${C} →`, ["q, k, v of all heads", 3 * C],
-        `→ head ${head} →`, ["q, k, v", `${D} each`], rotates && "→ q and k are rotated"),
       vectorPicture("qkv", `${tokenTitle(context)}, head ${head}: ${D} numbers each`, rows, {
         place: channel, chosen: (i, d) => rows[i].part === part && d === channel,
         click: (i, d) => change({qkv_part: rows[i].part, head_channel: d}),
-        below: rotated ? drawRotation(context, channel, projected[part], rotated) : [],
       }),
-      element("div", {class: "pair"},
+      div("pair",
         await drawProducts(context, "qkv-products", {
           name: `transformer.h.${layer}.attn.c_attn`, row: part * C + head * D + channel, input: tensors.ln_1.data,
           output: projected[part][channel], inputName: "ln_1(x)",
-          outputName: `${PARTS[part]}[${channel}]${rotated ? " before the rotation" : ""}`,
+          outputName: `${PARTS[part]}[${channel}]${part < 2 && rotates ? " before the rotation" : ""}`,
         }),
         tablePicture("qkv-numbers", "All numbers", ["channel", ...rows.map(({label}) => label)],
           upTo(D).map(d => [d, ...rows.map(({vector}) => vector[d])]),
@@ -102,20 +97,6 @@ defineView({
             click: (d, j) => change({head_channel: d, qkv_part: rows[j - 1]?.part ?? part})})));
   },
 }, {qkv_part: 0, head_channel: 0});
-
-// How a position rotates a query or a key: channels i and i + D / 2 are a point in a plane.
-function drawRotation({token}, channel, before, after) {
-  const half = before.length / 2, i = channel % half, most = Math.hypot(before[i], before[i + half]) || 1;
-  const arrow = (vector, stroke) => svg("line", {x1: 70, y1: 70, x2: 70 + 60 * vector[i] / most,
-    y2: 70 - 60 * vector[i + half] / most, stroke, "stroke-width": 3});
-  return element("div", {},
-    element("div", {class: "note"},
-      `Channels ${i} (horizontal) and ${i + half} (vertical) are a plane, which position ${token} turns by ${token} / `
-      + `10000^(${i} / ${half}) = ${short(token / 10000 ** (i / half))} radians: gray before, orange after.`),
-    svg("svg", {width: 140, height: 140, role: "img"},
-      svg("circle", {cx: 70, cy: 70, r: 60, fill: "none", stroke: PALE}),
-      arrow(before, SOFT), arrow(after, ORANGE)));
-}
 
 // --- heads -----------------------------------------------------------------------------------------------------------
 
@@ -200,8 +181,6 @@ defineView({
     const parts = bias ? [...heads, {label: "bias", vector: bias}] : heads;
     const sum = attention.data.map((_, c) => sumOf(parts.map(({vector}) => vector[c])));
     box.append(layerPicker(context),
-      shapeFlow([`z of ${H} heads`, `${D} each`], "→ one after the other →", ["z", C], `→ W_O: ${C} × ${C} →`,
-        ["attention", C], "→ + x →", ["between", C]),
       vectorPicture("merge-z", `${tokenTitle(context)}: z of all heads`,
         heads.map(({label}, h) => ({label, vector: rowOf(z, h), text: `${h * D}–${(h + 1) * D - 1}`})),
         {axis: "number", click: h => change({head: h}), note: "At the right: the places in the merged vector."}),
@@ -236,8 +215,6 @@ defineView({
     const off = state.mlps_off.split(",").includes(String(layer));
     box.append(layerPicker(context),
       off ? element("p", {class: "error"}, "This MLP is off: it adds 0. The neurons show what it would add.") : "",
-      shapeFlow(["between", C], "→ norm →", ["ln_2(x)", C], `→ W: ${N} × ${C} →`, ["preactivation", N],
-        `→ ${config.activation} →`, ["neurons", N], `→ W: ${C} × ${N} →`, ["MLP", C], "→ + x →", ["after", C]),
       vectorPicture("mlp-activations", `${tokenTitle(context)}: ${short(N)} neurons`,
         [{label: "preactivation", vector: before, own: true}, {label: "activation", vector: after, own: true}],
         {...choosing("neuron", N), axis: "neuron", note: `${percent(active / N)} of the neurons are positive.`}),

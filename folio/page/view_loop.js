@@ -1,4 +1,3 @@
-"use strict";
 // Views of generation: the loop that draws one token after another, and the key-value cache that makes it cheap.
 
 // --- random numbers, as in folio/randomness.py and folio/generate.py ---
@@ -22,7 +21,6 @@ function uniform(seed, sample, step) {
 
 // --- the loop ---
 
-const CANDIDATES = 16;
 let nextToken = null; // draws so many tokens, while the view is shown
 
 // The ids with another token after them. If the context is full, its newest part is kept, as generate() does.
@@ -41,6 +39,27 @@ function drawAfter(logits, step, {vocab_size}) {
   return {stages, probabilities, parts, u, drawn};
 }
 
+let writing = false; // whether continueText is at work; if it becomes false, it stops
+
+// Let the model continue ids, and draw the page after each token, until something else is selected or shown.
+async function continueText(ids, settings) {
+  const {view} = state, show = () => change({ids: ids.join(","), token: -1});
+  writing = true;
+  await show();
+  try {
+    for await (const {samples} of provider.generate({
+      ...samplingSettings(0), ids, max_new_tokens: described.models[0].limit - ids.length, ...settings,
+    })) {
+      if (!writing || state.view !== view || state.token >= 0 || state.ids !== ids.join(",")) break;
+      const id = samples?.[0]?.[0] ?? null;
+      if (id !== null) await show(ids = [...ids, id]);
+    }
+  } catch (problem) {
+    byId("view").append(errorBox(problem));
+  }
+  writing = false;
+}
+
 defineView({
   id: "loop", title: "The loop, step by step",
   about: "A token is drawn and appended, and the whole text is the input of the next step. The random numbers follow "
@@ -50,10 +69,10 @@ defineView({
     const {labels, token, model, config} = context, ids = context.ids.slice(0, token + 1), T = ids.length;
     const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // how many were drawn before
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
-    const path = element("div"), detail = element("div");
-    const draw = element("button", {class: "chosen", "data-testid": "loop-draw", click: () => generate(1)},
+    const path = div("flow"), detail = element("div");
+    const draw = element("button", {class: "chosen", testid: "loop-draw", click: () => generate(1)},
       "Draw a token ", element("kbd", {}, "d"));
-    const many = element("button", {"data-testid": "loop-draw-20", click: () => generate(20)}, "20 tokens");
+    const many = element("button", {testid: "loop-draw-20", click: () => generate(20)}, "20 tokens");
     const text = tokenStrip(labels.slice(0, T), token, t => t < T - step ? {} : {class: "token generated"});
     update();
     box.append(controls(draw, many, `seed ${state.seed} (playground)`), path, text, samplingControls(update), detail);
@@ -87,15 +106,16 @@ defineView({
       const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
       const best = logits.indexOf(highest(logits)), piece = visible(pieces[drawn.id]);
       const left = probabilities.filter(p => p > 0).length;
-      path.replaceChildren(shapeFlow(
-        ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`], "→",
-        ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`], "→",
-        ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`], "→",
-        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`], "→",
-        ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`], "→",
-        ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`], "→",
+      path.replaceChildren(...[
+        ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
+        ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`],
+        ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`],
+        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`],
+        ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`],
+        ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`],
         ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],
-      ));
+      ].flatMap(([name, ...lines], i) => [i ? "→" : "",
+        element("span", {class: "shape"}, name, lines.map(line => element("small", {}, line)))]));
       draw.disabled = many.disabled = ends;
       detail.replaceChildren(drawPicture(stages[0].probabilities, probabilities, parts, u, drawn.id));
     }
@@ -104,7 +124,7 @@ defineView({
       const order = Array.from(after.keys()).sort((a, b) => after[b] - after[a] || logits[b] - logits[a]);
       const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
       const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
-      const shown = [...new Set([...order.slice(0, CANDIDATES), drawn])];
+      const shown = [...new Set([...order.slice(0, SHOWN_TOKENS), drawn])];
       const full = T < model.limit ? "" : " The context is full: the next step begins with its newest half"
         + (model.can_slide ? ". (sample.py slides over the cache, so its tokens may differ.)" : ", as in sample.py.");
       return picture("draw", `Draw number ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
@@ -135,22 +155,22 @@ function cumulativeBar(parts, u, drawn) {
 // --- the cache ---
 
 // What generate() has in its cache when it draws token number 0, 1, ..., draws - 1 after a prompt of so many tokens:
-// {slots (the number of the token in each one), computed (tokens in its forward passes), recomputed}.
+// {slots (the number of the token in each one), computed (tokens in its forward passes)}.
 function cacheSteps(prompt, draws, size, slides) {
   const window = size - Math.max(1, Math.floor(size / 2)), first = Math.max(0, prompt - size);
   let slots = upTo(prompt - first).map(i => first + i);
-  const steps = [{slots, computed: slots.length, recomputed: 0}];
+  const steps = [{slots, computed: slots.length}];
   for (let token = prompt; steps.length < draws; token++) {
-    let recomputed = 0;
+    let computed = 1;
     if (slots.length < size) {
       slots = [...slots, token];
     } else if (slides) { // the oldest one is replaced
       slots = slots.with((token - first) % size, token);
     } else { // the newest ones are prefilled again
-      recomputed = window;
+      computed += window;
       slots = [...slots.slice(-window), token];
     }
-    steps.push({slots, computed: recomputed + 1, recomputed});
+    steps.push({slots, computed});
   }
   return steps;
 }
@@ -174,16 +194,14 @@ defineView({
     update(value);
 
     function update(n) {
-      const {slots, computed, recomputed} = steps[n - 1], past = steps.slice(0, n);
+      const {slots, computed} = steps[n - 1], past = steps.slice(0, n);
       const newest = prompt + n - 2, used = slots.length;
       const total = sumOf(past.map(step => step.computed)), bytes = 2 * L * C * 4;
       const without = sumOf(past.map((_, i) => Math.min(prompt + i, S)));
-      const kind = t => kinds[n === 1 || t === newest ? 2 : recomputed ? 1 : 0];
+      const kind = t => kinds[n === 1 || t === newest ? 2 : computed > 1 ? 1 : 0];
       const data = Float32Array.from({length: L * S}, (_, i) => i % S < used ? KINDS[kind(slots[i % S])] : NaN);
       const facts = [["tokens in the cache", used], ["bytes used", bytes * used], ["bytes allocated", bytes * S],
         ["tokens computed so far", total], ["without a cache", without]];
-      const costs = ["computed", "recomputed"].map((name, i) =>
-        ({name, color: LINE_COLORS[i], points: steps.map((step, draw) => [draw + 1, step[name]])}));
       const text = t => t < prompt ? `token ${names[t]}` : `generated token ${t - prompt}`;
       result.replaceChildren(
         picture("cache", `Draw ${n}: tokens computed: ${short(computed)}`,
@@ -196,12 +214,10 @@ defineView({
                 `layer ${layer}, slot ${slot}: ${slot < used ? `${text(slots[slot])}, ${kind(slots[slot])}` : "empty"}`,
             })), "A row is a layer, a column a slot: the position modulo the context. Gray: empty."),
         tablePicture("cache-numbers", "In numbers", ["fact", "number"], facts,
-          {note: `A token has 2 · ${L} layers · ${C} channels · 4 bytes = ${short(bytes)} bytes.`}),
-        chartPicture("cache-costs", "Tokens computed for each draw", costs, {
-          height: 180, from: 0, mark: n, xTitle: "draw", click: draws => change({draws}),
-          note: model.can_slide ? "With these positions, a full cache can slide."
-            : `With ${position} positions, keys belong to their positions: half of a full cache is computed again.`,
-        }));
+          {note: `A token has 2 · ${L} layers · ${C} channels · 4 bytes = ${short(bytes)} bytes. `
+            + (model.can_slide ? "With these positions, a full cache can slide."
+              : `With ${position} positions, keys belong to their positions: half of a full cache is computed again.`),
+          }));
     }
   },
 }, {draws: 1});

@@ -1,4 +1,3 @@
-"use strict";
 // Which spans of the text occur in the training data.
 
 const SPAN_SHADES = 4; // doublings of chance from white to the darkest color
@@ -21,11 +20,11 @@ defineView({
       ? 0.12 + 0.88 * Math.log2(length / least) / SPAN_SHADES : 0);
     const columns = ["position", "token", "id", "longest span that covers it", "longest span from here"];
     const lines = comparison(facts, spans[0] && size(spans[0]), ids.length).map(line => element("li", {}, line));
-    box.append(element("ul", {"data-testid": "memorized-facts"}, lines),
+    box.append(element("ul", {testid: "memorized-facts"}, lines),
       picture("memorized-text", "The text, shaded by what occurs in the training data",
         () => ({columns, rows: ids.map((id, t) => [t, labels[t], id, covering[t], longest[t]])}),
         tokenStrip(labels, state.token, t => ({
-          "data-testid": `memorized-${t}`, click: () => change({token: t, span: -1}),
+          testid: `memorized-${t}`, click: () => change({token: t, span: -1}),
           title: `${t}: in a span of ${inTokens(covering[t])}`,
           style: {...shade(covering[t]), borderBottom: `2px solid ${isChosen(t) ? "var(--accent)" : "transparent"}`},
         })), `White: up to ${inTokens(chance)}, as by chance. Darkest: ${most} or more. Underlined: the span below.`));
@@ -68,7 +67,7 @@ function comparison({chance, searched, complete, datasets, held_out: [median, lo
 function placePicture(span, length) {
   const {count, dataset, shard, shards, offset, before, text, after} = span;
   const columns = ["start", "end", "count", "dataset", "shard", "offset", "before", "text", "after"];
-  const quote = element("div", {class: "token-strip"}, before && `…${before}`,
+  const quote = div("token-strip", before && `…${before}`,
     element("mark", {style: {background: "#fde2b3"}}, text), after && `${after}…`);
   return picture("memorized-place", `In the training data: ${length}`,
     () => ({columns, rows: [columns.map(name => span[name])]}), quote,

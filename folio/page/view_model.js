@@ -1,4 +1,3 @@
-"use strict";
 // Views of the model as a whole: its architecture, and its parameters.
 
 // --- the map ---------------------------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ function parameterTable({model: {num_params: counts, parameters}, config: {n_lay
   }
   add(null, "total", counts.total);
   const shown = rows.map(([name, count, share, ...more], i) => {
-    const strong = (text, testid) => kinds[i] ? text : element("strong", {"data-testid": testid}, text);
+    const strong = (text, testid) => kinds[i] ? text : element("strong", {testid}, text);
     return [strong(name), strong(short(count), `params-${name}`), strong(percent(share)), ...more];
   });
   return picture("parameters", `${short(counts.total)} parameters`, () => ({
@@ -218,7 +217,7 @@ function parameterPictures({name, shape}, {facts: {edges, counts, mean, deviatio
   const block = [rows / shownRows, columns / shownColumns].map(Math.ceil);
   const steps = counts.flatMap((count, i) => [[edges[i], count], [edges[i + 1], count]]);
   const outline = {name: "values", points: [[edges[0], 0], ...steps, [edges.at(-1), 0]], fill: "#c9daf3"};
-  return element("div", {class: "pair"},
+  return div("pair",
     matrixPicture("tensor", `${name.replace("transformer.", "")}, ${shape.join(" × ")}`, values,
       ["row", labels(rows, shownRows).map((label, i) => label + token(i))], ["column", labels(columns, shownColumns)], {
         scale: "signed", most, cell, height: rows === 1 ? 24 : cell,

@@ -1,4 +1,3 @@
-"use strict";
 // Views of the output: from logits to the next token.
 
 // --- sampling, as in folio/generate.py ---
@@ -38,7 +37,7 @@ function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_siz
     add(`top-k ${top_k}`, current.map(x => x < kth ? -Infinity : x));
   }
   if (top_p < 1) {
-    const p = stages.at(-1).probabilities, order = Array.from(p.keys()).sort((a, b) => p[b] - p[a]);
+    const p = stages.at(-1).probabilities, order = ranked(p);
     const kept = new Float64Array(current.length).fill(-Infinity);
     let sum = 0;
     for (const i of order) {
@@ -57,7 +56,7 @@ function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_siz
 
 // --- the distribution of the next token ---
 
-const SHOWN_TOKENS = 20;
+const SHOWN_TOKENS = 20; // that may be next
 const SLIDERS = {
   temperature: {min: 0, max: 2, step: 0.05, title: "temperature"},
   top_k: {min: 0, max: 200, step: 1, title: "top-k (0: off)"},
@@ -68,7 +67,7 @@ const SLIDERS = {
 // Sliders that change how a token is sampled, and call update().
 function samplingControls(update) {
   return controls(...Object.entries(SLIDERS).map(([name, {title, ...range}]) => slider(title, {
-    ...range, value: state[name], "data-testid": `slider-${name}`, move: value => {
+    ...range, value: state[name], testid: `slider-${name}`, move: value => {
       remember({[name]: value});
       update();
     },
@@ -82,8 +81,8 @@ defineView({
   async draw(box, context) {
     const {names, token, ids, model} = context;
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
-    const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a]), shown = order.slice(0, SHOWN_TOKENS);
-    const result = element("div", {"data-testid": "dist"}), update = () => result.replaceChildren(drawStages());
+    const order = ranked(logits), shown = order.slice(0, SHOWN_TOKENS);
+    const result = element("div", {testid: "dist"}), update = () => result.replaceChildren(drawStages());
     update();
     box.append(samplingControls(update), result);
 
@@ -92,7 +91,7 @@ defineView({
       const columns = ["id", "token", "logit", ...stages.map(stage => stage.name)];
       const row = id => [id, pieces[id], logits[id], ...stages.map(stage => stage.probabilities[id])];
       return picture("distribution", `After token ${names[token]}`, () => ({columns, rows: order.map(row)}),
-        element("div", {class: "row"}, tableOf(columns, shown.map(row), {
+        div("row", tableOf(columns, shown.map(row), {
           selected: i => shown[i] === ids[token + 1],
           click: i => {
             const next = appended(ids.slice(0, token + 1), shown[i], model);

@@ -1,4 +1,3 @@
-"use strict";
 // The playground: samples that continue the text, side by side, and branches of them.
 
 // Samples stay until the next ones are generated. A sample is {title, before, prompt, tokens, ended}: the text and the
@@ -30,21 +29,21 @@ defineView({
 }, {samples: 3, max_new_tokens: 200, repetition_penalty: 1, stop: "", sampled_model: 0});
 
 function buildParts() {
-  const stop = element("button", {type: "button", "data-testid": "stop", click: stopSamples}, "Stop");
-  const generate = element("button", {class: "chosen", "data-testid": "generate", form: "sampling"}, "Generate");
-  const speed = element("output", {"data-testid": "speed"}), notice = element("div", {class: "note", role: "status"});
-  const problem = element("div", {class: "error", role: "alert", "data-testid": "playground-error"});
+  const stop = element("button", {type: "button", testid: "stop", click: stopSamples}, "Stop");
+  const generate = element("button", {class: "chosen", testid: "generate", form: "sampling"}, "Generate");
+  const speed = element("output", {testid: "speed"}), notice = element("div", {class: "note", role: "status"});
+  const problem = element("div", {class: "error", role: "alert", testid: "playground-error"});
   const soon = (time, action, ...values) => {
     clearTimeout(playground.timer);
     playground.timer = setTimeout(action, time, ...values);
   };
-  const menu = element("div", {class: "runners-up", "data-testid": "runners-up", hidden: true,
+  const menu = element("div", {class: "runners-up", testid: "runners-up", hidden: true,
     pointerenter: () => clearTimeout(playground.timer), pointerleave: () => soon(300, hideMenu)});
   const point = time => ({target}) => target.dataset.t && soon(time, showMenu, target);
   const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // not while it passes by
     pointerout: () => soon(300, hideMenu)});
   const bar = element("div", {}, controls(generate, stop, speed), notice, problem);
-  return {stop, speed, notice, problem, menu, cards, bar, grid: element("div", {class: "playground"}, cards, menu)};
+  return {stop, speed, notice, problem, menu, cards, bar, grid: div("playground", cards, menu)};
 }
 
 // --- settings ---
@@ -57,18 +56,18 @@ function drawSettings() {
   }},
     models.length > 1 && select("model", models, sampled_model, i => remember({sampled_model: Number(i)})),
     Object.entries(SETTINGS).map(([name, title]) => element("label", {}, title, element("input", {
-      type: name === "stop" ? "text" : "number", step: "any", value: state[name], "data-testid": `setting-${name}`,
+      type: name === "stop" ? "text" : "number", step: "any", value: state[name], testid: `setting-${name}`,
       input: ({target: {value}}) => remember({[name]: name === "stop" ? value : Number(value)}),
     }))));
 }
 
 // What is asked about sampling, besides the prompt.
-function samplingSettings() {
+function samplingSettings(model) {
   const {max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed, step} = state;
   return {
     max_new_tokens, temperature, top_k: top_k || null, top_p: top_p === 1 ? null : top_p, min_p: min_p || null,
-    repetition_penalty, stop: stop.replaceAll("\\n", "\n") || null, seed, model: state.sampled_model,
-    ...step >= 0 && !state.sampled_model ? {step} : {},
+    repetition_penalty, stop: stop.replaceAll("\\n", "\n") || null, seed, model,
+    ...step >= 0 && !model ? {step} : {},
   };
 }
 
@@ -89,7 +88,7 @@ async function startSamples() {
     const samples = upTo(num_samples).map(k => newSample(`Sample ${k + 1}`, before, prompt));
     cards.replaceChildren(...samples.map(sample => sample.card));
     return playground.samples = samples;
-  }, {ids: prompt, num_samples, ...samplingSettings()});
+  }, {ids: prompt, num_samples, ...samplingSettings(state.sampled_model)});
 }
 
 // Continue a sample from its token t, with another token in its place, as a new sample beside it.
@@ -106,7 +105,7 @@ async function branch(sample, t, id, probability) {
     playground.samples.splice(playground.samples.indexOf(sample) + 1, 0, next);
     sample.card.after(next.card);
     return [next];
-  }, {ids, begun: tokens.length, num_samples: 1, ...samplingSettings()}, tokens);
+  }, {ids, begun: tokens.length, num_samples: 1, ...samplingSettings(state.sampled_model)}, tokens);
 }
 
 // Receive the samples of one question, which may begin with tokens. add() shows them, if the settings make sense. It
@@ -152,15 +151,15 @@ function showProblem({message}) {
 
 function newSample(title, before, prompt) {
   const status = element("span", {class: "note"});
-  const text = element("div", {class: "sample-text", "data-testid": "sample-text"});
+  const text = element("div", {class: "sample-text", testid: "sample-text"});
   const scroll = element("div", {class: "sample-scroll", tabindex: 0}, text);
   const take = () => {
     stopSamples();
     change({text: before + text.textContent, ids: "", token: -1});
   };
-  const card = element("section", {class: "sample", "data-testid": "sample", "aria-label": title},
+  const card = element("section", {class: "sample", testid: "sample", "aria-label": title},
     element("header", {}, element("h4", {}, title), status,
-      element("button", {"data-testid": "take", click: take}, "Use as text")), scroll);
+      element("button", {testid: "take", click: take}, "Use as text")), scroll);
   return card.sample = {title, before, prompt, tokens: [], rest: "", ended: "", drawn: 0, text, status, scroll, card};
 }
 
@@ -182,7 +181,7 @@ function drawSamples() {
 
 // Lines are blocks, so that the browser computes the layout of the last one only.
 function append({text}, node) {
-  if (text.lastChild?.textContent.endsWith("\n") ?? true) text.append(element("div", {class: "line"}));
+  if (text.lastChild?.textContent.endsWith("\n") ?? true) text.append(div("line"));
   text.lastChild.append(node);
 }
 
@@ -227,12 +226,12 @@ function showMenu(span) {
     element("span", {class: "percent"}, percent(p)),
   ];
   menu.replaceChildren(
-    element("div", {class: "runner-up sampled", "data-testid": "sampled"}, row(id, probability)),
+    element("div", {class: "runner-up sampled", testid: "sampled"}, row(id, probability)),
     ...runnersUp.map(([other, p]) => element("button", {
-      class: "runner-up", "data-testid": `runner-up-${other}`,
+      class: "runner-up", testid: `runner-up-${other}`,
       click: () => branch(sample, t, other, p).catch(showProblem),
     }, row(other, p))),
-    element("div", {class: "note"}, "Probabilities before temperature and filters"));
+    div("note", "Probabilities before temperature and filters"));
   menu.hidden = false;
   const outer = grid.getBoundingClientRect(), at = [...span.getClientRects()].at(-1) ?? span.getBoundingClientRect();
   const below = at.bottom + menu.offsetHeight <= window.innerHeight || at.top < menu.offsetHeight;

@@ -1,4 +1,3 @@
-"use strict";
 // The run of the model: its curves and samples, also while it trains.
 
 const RUN_INTERVAL = 2000; // milliseconds between two questions about the run
@@ -33,15 +32,15 @@ defineView({
   async draw(box, {model}) {
     await loadRun();
     if (!run.lines.length) return box.append("There are no numbers of a run: no metrics.jsonl beside the checkpoint.");
-    const status = element("p", {"data-testid": "run-status", role: "status"}), samples = scrolling();
+    const status = element("p", {testid: "run-status", role: "status"}), samples = scrolling();
     const curves = RUN_CURVES.filter(([, , names]) => seriesOf(names).length);
     const figures = curves.map(([id, title, names]) => {
       const columns = ["step", ...Object.keys(names)];
       return picture(id, title, () => ({columns, rows: run.lines.map(line => columns.map(name => line[name]))}),
-        element("div", {}, columns.length > 2 && legend(seriesOf(names)), svg("svg")));
+        element("div", {}, legend(seriesOf(names)), svg("svg")));
     });
     const table = () => ({columns: ["step", "text"], rows: run.facts.samples});
-    box.append(status, figures[0], element("div", {class: "row"}, figures.slice(1)),
+    box.append(status, figures[0], div("row", figures.slice(1)),
       picture("run-samples", "Samples", table, samples, "Generated without a prompt, the newest first."));
     show();
     setTimeout(refresh, RUN_INTERVAL);
@@ -50,8 +49,8 @@ defineView({
       status.textContent = describeProgress();
       figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2])));
       samples.replaceChildren(...run.facts.samples.toReversed().map(([step, text]) =>
-        element("div", {}, element("div", {class: "note"}, `step ${short(step)}`),
-          element("div", {class: "token-strip"}, text))));
+        element("div", {}, div("note", `step ${short(step)}`),
+          div("token-strip", text))));
     }
 
     async function refresh() {
