@@ -2,7 +2,7 @@
 
     python train.py config/shakespeare_char.py                            a recipe, prepared and trained
     python train.py config/shakespeare_char.py --n_layer=6 --out_dir=out6 the same, with changes
-    python train.py --init_from=resume --out_dir=out6                     continue where it stopped
+    python train.py --init_from=resume --out_dir=out6                     continue where it stopped (or out_dir=latest)
     python train.py config/mine.py --init_from=out-shakespeare-char       finetune from a checkpoint
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py on 8 GPUs; docs/scaling.md
 
@@ -46,10 +46,11 @@ from folio.kernels import adapt, compile_loss, describe_attention
 from folio.loader import BatchLoader, resident_bytes
 from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
 from folio.randomness import derive_seed
+from folio.runs import LATEST
 from folio.runtime import Length, Runtime, resolve_runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
 from folio.session import Session
-from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
+from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions, with_run_named
 from folio.state import TrainState
 from folio.tokenizer import Tokenizer
 from folio.windows import Mixture, ValidationWindows
@@ -63,7 +64,7 @@ class TrainConfig(Settings):
     # --- files ---
     out_dir: NonEmptyStr = "out"  # folder of the checkpoints and metrics.jsonl
     overwrite: bool = False  # True: a new run may replace the checkpoints in out_dir
-    init_from: NonEmptyStr = "scratch"  # "scratch", "resume", or to finetune: a run, "gpt2", ckpt.pt, a HF folder
+    init_from: NonEmptyStr = "scratch"  # scratch, resume, or to finetune: a run, latest, gpt2, ckpt.pt, a HF folder
     print_config: bool = False  # True: print all settings and exit
     # --- data ---
     dataset: NonEmptyStr = "shakespeare_char"  # folder under data_dir, or a path; several as "a:0.7,b:0.3", by weight
@@ -159,6 +160,9 @@ class TrainConfig(Settings):
                 rule = f"position=rotary needs an even head size, and n_embd / n_head is {self.n_embd // self.n_head}"
             remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-self.n_embd // divisor) * divisor}"
             problems.append(("n_head", f"{rule}; use {remedy}"))
+        if self.out_dir == LATEST and self.init_from != "resume" and not Path(LATEST).is_dir():
+            rule = "it names the run that was written to last; resume that with --init_from=resume, or choose another"
+            problems.append(("out_dir", f"{rule} --out_dir"))
         micro_batch = self.batch_size * self.block_size
         if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
             problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
@@ -261,11 +265,7 @@ def train(given: TrainConfig) -> Result:
             return Result(losses["val_loss"], start.earlier.get("step", 0), cfg.max_iters)
 
         # --- optimizer, and everything else that a step changes ---
-        scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-        guard = StepGuard(runtime.device, cfg.skip_spikes, start.earlier.get("guard"))
-        state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
-        if start.resuming:
-            state.load(start.earlier, start.checkpoint.optimizer())
+        state = build_state(start, model, net, runtime)
         group.barrier()  # every rank has read the checkpoint before anything in out_dir changes
 
         # --- batches, and what happens at which step ---
@@ -289,7 +289,9 @@ def train(given: TrainConfig) -> Result:
             "resolved": runtime.resolved,
             "dataset": {"folder": cfg.dataset, "hash": data.hash},
             "versions": versions(),
+            "threads": torch.get_num_threads(),
             "resumes": resumes,
+            "started_from": start.started_from,
             "torchrun": distributed.run_id(),
         }
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
@@ -475,6 +477,17 @@ def build_optimizer(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.opt
     )
 
 
+def build_state(start: Start, model: GPT, net: nn.Module, runtime: Runtime) -> TrainState:
+    """What a step changes: as in the checkpoint to resume, or new. model, net: of `wrap`."""
+    cfg = start.cfg
+    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+    guard = StepGuard(runtime.device, cfg.skip_spikes, start.earlier.get("guard"))
+    state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
+    if start.resuming:
+        state.load(start.earlier, start.checkpoint.optimizer())
+    return state
+
+
 def time_budget(
     cfg: TrainConfig, start: Start, state: TrainState, loss_fn: LossFunction, loader: BatchLoader, began: float
 ) -> tuple[StepCounts, Budget | None]:
@@ -552,6 +565,7 @@ def continue_command(cfg: TrainConfig, result: Result) -> str:
 
 
 def main(cfg: TrainConfig) -> None:
+    cfg = with_run_named(cfg)
     if cfg.print_config:
         if cfg.init_from == "resume":
             cfg = starting_point(cfg).cfg

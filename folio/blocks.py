@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from folio import UserError
+from folio.near_duplicates import signatures_of
 from folio.shards import token_dtype
 from folio.tokenizer import TextError, Tokenizer
 
@@ -195,20 +196,21 @@ class EncodedBlock(NamedTuple):
     characters: np.ndarray  # (D,) characters per document
     unknown: np.ndarray  # (D,) how many of them are not in the vocabulary, and were left out or replaced
     hashes: np.ndarray  # (D,) uint64, the document_hash of each
+    signatures: np.ndarray | None  # (D, P) uint32, for near duplicates
 
 
-def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
+def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool, signed: bool = False) -> EncodedBlock:
     """Tokenize the documents of a block. An empty document has no tokens, not even an end-of-text token.
 
-    eot: the end-of-text id, if documents end with one. masked: also return a mask. Raises UserError with the location
-    of text that the tokenizer cannot encode.
+    eot: the end-of-text id, if documents end with one. masked: also return a mask. signed: also return signatures.
+    Raises UserError with the location of text that the tokenizer cannot encode.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     is_part = isinstance(block, DocumentPart)
     ends_here = not is_part or block.last
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
     ids, mask = [end[:0]], [np.array([], dtype=np.uint8)]
-    lengths, sizes, characters, unknown, hashes = [], [], [], [], []
+    lengths, sizes, characters, unknown, hashes, contents = [], [], [], [], [], []
     for number, document in enumerate(block.documents()):
         segments = document if isinstance(document, list) else [(document, True), (END, True)]
         whole = "".join(text or "" for text, _ in segments)
@@ -226,6 +228,8 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool) ->
         characters.append(len(whole))
         unknown.append(0 if tokenizer.on_unknown == "error" else tokenizer.count_unknown(whole))
         hashes.append(block.hash if is_part else document_hash(content))
+        if signed:
+            contents.append(content)
     return EncodedBlock(
         np.concatenate(ids),
         np.concatenate(mask) if masked else None,
@@ -234,6 +238,7 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool) ->
         np.array(characters, dtype=np.int64),
         np.array(unknown, dtype=np.int64),
         np.array(hashes, dtype=np.uint64),
+        signatures_of(contents) if signed else None,
     )
 
 

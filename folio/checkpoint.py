@@ -245,7 +245,7 @@ def exists(out_dir: Path) -> bool:
 
 def last_state(out_dir: Path) -> dict[str, Any]:
     """state.json of the newest checkpoint."""
-    return read_json((_named(out_dir, "last") or directories(out_dir)[-1]) / "state.json")
+    return read_json(newest_first(out_dir)[0] / "state.json")
 
 
 def written_by(out_dir: Path) -> str | None:
@@ -270,6 +270,14 @@ def directories(out_dir: Path) -> list[Path]:
     """The checkpoints in a run's folder, oldest first."""
     numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
     return sorted(numbered, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def newest_first(out_dir: Path) -> list[Path]:
+    """The checkpoints in a run's folder from the last one back; later ones belong to a run that was resumed from an
+    earlier step.
+    """
+    paths, last = directories(out_dir), _named(out_dir, "last")
+    return paths[paths.index(last) :: -1] if last in paths else paths[::-1]
 
 
 def _named(out_dir: Path, pointer: str) -> Path | None:
@@ -306,12 +314,9 @@ def load(path: Path, which: str = "last") -> Checkpoint:
     reported and the newest one before it is loaded instead. A run without an evaluation has no best checkpoint; its
     last one is loaded. Raises CheckpointError.
     """
-    if (path / "manifest.json").exists() or not (others := directories(path)):
+    if (path / "manifest.json").exists() or not (others := newest_first(path)):
         return _read(path)
-    wanted, last = _named(path, which), _named(path, "last")
-    if last:
-        others = others[: others.index(last)]  # later ones belong to a run that was resumed from an earlier step
-    candidates = list(dict.fromkeys(c for c in [wanted, last, *reversed(others)] if c))
+    candidates = list(dict.fromkeys(c for c in [_named(path, which), *others] if c))
     for number, candidate in enumerate(candidates, start=1):
         try:
             return _read(candidate)

@@ -1,6 +1,5 @@
 """Compares evaluated models: two checkpoints over documents, or two settings over runs with different seeds."""
 
-import glob
 import math
 import os
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ import numpy as np
 
 from folio import UserError, convert, statistics
 from folio.measures import LOSS, Evaluation, Measure
+from folio.runs import UNCOMPARED
 from folio.statistics import Estimate, estimate_ratio
 from folio.tasks import TASKS
 
-UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # they do not describe a run's settings
 MAX_LEFT_OUT = 0.001  # of a text's characters; models that left out different ones, and more, get no verdict
 
 
@@ -23,14 +22,6 @@ class Design(NamedTuple):
     sides: list[list[str]]  # the runs of both sides; paired ones in the order of their seeds
     paired: bool = False  # whether the runs of both sides have the same seeds
     lines: Sequence[str] = ()  # what to print before the results
-
-
-def find_runs(name: str) -> list[str]:
-    """The folders that match a pattern, as "out-*", or the name itself. Raises UserError if a pattern has no match."""
-    matches = sorted(filter(os.path.isdir, glob.glob(name)))
-    if "*" in name and not matches:
-        raise UserError(f"{name}: no folder matches this pattern")
-    return matches or [name]
 
 
 def choose_design(sides: list[list[str]], checkpoint: str) -> Design:

@@ -17,7 +17,7 @@ import textwrap
 import time
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,7 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Ge(0), Lt(1)]
 NonEmptyStr = Annotated[str, MinLen(1)]
+CommaSeparated = Sequence[str]  # an option that may be repeated; arguments that are not options: tuple[str, ...]
 
 
 class ConfigError(UserError):
@@ -102,12 +103,13 @@ def load(cls: type[Config], argv: list[str]) -> Config:
             errors.append(f"{origin}: name the config file {value} without --config")
             return
         if name not in hints:
-            meant = cls.other_names.get(name)
-            hint = f"; write --{meant}" if meant else _did_you_mean(name, hints)
-            errors.append(f"{origin}: {name} is not a setting{hint}")
+            errors.append(f"{origin}: {_not_a_setting(cls, name)}")
             return
         if hints[name] == tuple[str, ...]:
             errors.append(f"{origin}: name the {name} without --{name}")
+            return
+        if hints[name] == CommaSeparated:
+            values[name], origins[name] = (*values[name], *comma_separated(value)), origin
             return
         try:
             new = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
@@ -123,7 +125,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
         elif words:
             values[words] += (text,)
             origins[words] = COMMAND_LINE
-        elif (path := _find_config(text)) is None:
+        elif (path := find_config(text)) is None:
             errors.append(_no_such_file(text, hints))
         else:
             for name, value, line in _parse(path, text, values, errors):
@@ -134,6 +136,36 @@ def load(cls: type[Config], argv: list[str]) -> Config:
     object.__setattr__(config, "origins", MappingProxyType(origins))
     check(config)
     return config
+
+
+def parse_setting(cls: type[Config], name: str, text: str) -> Any:
+    """The value of one setting, written as on the command line. Raises ConfigError."""
+    rules, types_of = get_type_hints(cls, include_extras=True), get_type_hints(cls)
+    if name not in cls.__dataclass_fields__:
+        raise ConfigError(_not_a_setting(cls, name))
+    try:
+        value = _from_text(text, types_of[name])
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{name}={text}: it takes {_describe(types_of[name])}") from None
+    if rule := broken_rule(value, rules[name]):
+        raise ConfigError(f"{name}={text}: {rule}")
+    return value
+
+
+def split_arguments(cls: type[Settings], others: type[Settings], argv: list[str]) -> tuple[list[str], list[str]]:
+    """The options in `argv` that set fields of `cls`, as --name=value, and all other arguments, for `others`.
+
+    Raises ConfigError for an option that is not written like --name=value or --name value.
+    """
+    errors: list[str] = []
+    hints = {**get_type_hints(others), **get_type_hints(cls)}
+    mine, rest = [], []
+    for name, text in _split_options(argv, hints, errors):
+        argument = f"--{name}={text}" if name else text
+        (mine if name in cls.__dataclass_fields__ else rest).append(argument)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return mine, rest
 
 
 def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
@@ -153,6 +185,12 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
     return config
 
 
+def _not_a_setting(cls: type[Settings], name: str) -> str:
+    meant = cls.other_names.get(name)
+    hint = f"; write --{meant}" if meant else _did_you_mean(name, cls.__dataclass_fields__)
+    return f"{name} is not a setting{hint}"
+
+
 def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str]) -> Iterator[tuple[str | None, str]]:
     """Yield each option's name and value, and (None, argument) for each other argument.
 
@@ -170,7 +208,7 @@ def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str])
             errors.append(f"{COMMAND_LINE}: write --{name}=VALUE instead of {argument}")
         elif equals:
             yield name, text
-        elif hints.get(name) is bool and following.lower() not in ("true", "false"):
+        elif bool in _options(hints.get(name)) and not _is_value(following, hints[name]):
             yield name, "True"
         elif following.startswith("--") and name in hints:
             errors.append(f"{COMMAND_LINE}: --{name} needs a value: --{name}=VALUE")
@@ -271,7 +309,7 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _find_config(name: str) -> Path | None:
+def find_config(name: str) -> Path | None:
     """A config file by its path from the working directory, or else from Folio's folder."""
     return next((path for path in (Path(name), ROOT / name) if path.is_file()), None)
 
@@ -403,6 +441,15 @@ def _from_text(text: str, hint: Any) -> Any:
     return _coerce(float(text) if re.search(r"[.einf]", text, re.IGNORECASE) else int(text), hint)
 
 
+def _is_value(text: str, hint: Any) -> bool:
+    """Whether the command line's text is a value of this type."""
+    try:
+        _from_text(text, hint)
+    except ValueError:
+        return False
+    return True
+
+
 def _describe(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "True or False", str: "text", type(None): "None"}
     names: list[str] = []
@@ -431,7 +478,7 @@ def help_text(cls: type) -> str:
             lines.append(f"\n{heading[1]}:")
         elif field and field[1] in names:
             names.remove(field[1])
-            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={field[2]}"
+            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={field[2].replace('()', '')}"
             lines.append(f"  {shown:42} {field[3] or ''}".rstrip())
         elif more := re.match(r"      +# (.*)", line):
             lines.append(" " * 43 + more[1])

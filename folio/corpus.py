@@ -30,6 +30,7 @@ from folio.blocks import (
     TextBlock,
     decode_utf8,
 )
+from folio.dataset_builder import SplitRule, split_by_number
 from folio.fetch import Url, Wheel, fetch
 
 BLOCK_BYTES = 1 << 20  # approximate size of a block
@@ -39,6 +40,7 @@ LONGEST_RECORD = 1 << 28  # largest JSON line or CSV row, in bytes, because it m
 Format = Literal["text", "jsonl", "csv", "parquet"]
 FORMATS: dict[str, Format] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+JSON_LINES = (".jsonl", *COMPRESSIONS)  # suffixes of the files to take from a folder of JSON lines
 COMPRESSION_RATIO = 4  # a guess, used before a compressed file has been read
 
 # After a character that is not white space, and before one that is: every BPE of Folio ends a word there.
@@ -175,7 +177,8 @@ class Corpus:
 
     field: the field of JSON objects, or the column, that contains the document. document: turns a JSON object into a
     document, instead of `field`. split_on: the separator of documents in text files. limit: how many documents to take
-    from .parquet files.
+    from .parquet files. masked: documents are Segments, of which not all count as targets. split_rule: which documents
+    are for validation; None: as the settings of `prepare` say.
     """
 
     sources: list[Source]
@@ -183,6 +186,8 @@ class Corpus:
     split_on: str | None = None
     document: Callable[[dict[str, Any]], str | Segments] | None = None
     limit: int | None = None
+    masked: bool = False
+    split_rule: SplitRule | None = None
 
     def __post_init__(self) -> None:
         self.bytes = sum(source.bytes for source in self.sources)
@@ -287,13 +292,8 @@ class Documents(Corpus):
         versions: Callable[[str], list[str]] | None = None,
         recipe: dict[str, Any] | None = None,
     ):
-        super().__init__(sources)
+        super().__init__(sources, split_rule=split_by_number(np.arange(len(val))))
         self.val, self.train, self.in_report, self.versions, self.recipe = val, train, in_report, versions, recipe
-
-    @property
-    def split_rule(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Which documents are for validation, for `prepare`."""
-        return lambda numbers, hashes: numbers < len(self.val)
 
     @cached_property
     def text_bytes(self) -> int:

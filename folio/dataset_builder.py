@@ -4,13 +4,14 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from folio import UserError
 from folio.blocks import Block, DocumentPart, EncodedBlock
 from folio.files import read_json, write_json
+from folio.near_duplicates import PERMUTATIONS, SimilarDocuments, count_near_duplicates
 from folio.shards import SPLITS, ShardWriter
 from folio.tokenizer import OnUnknown, Tokenizer
 
@@ -36,6 +37,8 @@ def split_by_number(chosen: np.ndarray) -> SplitRule:
 
 # --- documents that have been written ---------------------------------------------------------------------------------
 
+Dedup = bool | Literal["near"]  # whether to leave out documents that repeat another one, or also those that nearly do
+
 
 def content_keys(hashes: np.ndarray) -> np.ndarray:
     """The upper 63 bits of document hashes, which identify duplicates. A record keeps the split in the lowest bit."""
@@ -44,6 +47,7 @@ def content_keys(hashes: np.ndarray) -> np.ndarray:
 
 # A document in the file "documents": its hash, with the lowest bit replaced by 1 for validation, and its tokens.
 DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("tokens", "<u4")])
+SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))  # of the same document in the file "signatures"
 
 
 class KeySet:
@@ -93,10 +97,11 @@ class Progress:
     unknown: int = 0  # characters that are not in the vocabulary, and were left out or replaced
     empty: int = 0
     left_out: int = 0  # duplicates
+    near_left_out: int = 0  # near duplicates
     longest: int = 0  # tokens of the longest document
     longest_number: int = 0
     remembered: int = 0  # records in the file "documents"
-    open: dict[str, Any] | None = None  # the document whose parts are being added; split is None for a duplicate
+    open: dict[str, Any] | None = None  # the document whose parts are being added; split is None if it is left out
     writers: dict[str, Any] = field(default_factory=dict)  # ShardWriter.state of each split
 
 
@@ -105,8 +110,9 @@ class DatasetBuilder:
 
     If the folder contains progress.json, it resumes from there. Use it as a context manager, which closes the files.
 
-    split_rule: which documents are for validation. dedup: leave out documents that were added before. masked: blocks
-    have masks. notes: what else to save in progress.json.
+    split_rule: which documents are for validation. dedup: leave out documents that were added before, or also ("near")
+    those that are similar to one. masked: blocks have masks. signed: blocks have signatures, which "near" needs, and
+    which are saved in the file "signatures". notes: what else to save in progress.json.
     """
 
     def __init__(
@@ -116,8 +122,9 @@ class DatasetBuilder:
         split_rule: SplitRule,
         *,
         shard_tokens: int,
-        dedup: bool,
+        dedup: Dedup,
         masked: bool,
+        signed: bool,
         notes: dict[str, Any],
     ):
         self.folder, self.tokenizer, self.split_rule, self.notes = folder, tokenizer, split_rule, notes
@@ -129,23 +136,39 @@ class DatasetBuilder:
             )
             for split in SPLITS
         }
-        self.records = open(folder / "documents", "r+b" if saved else "w+b")  # noqa: SIM115
-        records = np.fromfile(self.records, dtype=DOCUMENT_RECORD, count=self.progress.remembered)
-        self.records.seek(records.nbytes)
-        self.records.truncate()
+        self.records, records = self._open_records("documents", DOCUMENT_RECORD, is_new=saved is None)
+        self.signatures = self.known = None
+        if signed:
+            self.signatures, signatures = self._open_records("signatures", SIGNATURE_RECORD, is_new=saved is None)
+            self.known = SimilarDocuments(signatures) if dedup == "near" else None
         self.known_keys = KeySet() if dedup else None
         if self.known_keys:
             self.known_keys.add(content_keys(records["hash"]))
             if self.progress.open:
                 self.known_keys.add(content_keys(np.array([self.progress.open["hash"]], dtype=np.uint64)))
+        if self.known and self.progress.open and self.progress.open["split"]:
+            self.known.add_new(np.array([self.progress.open["signature"]], dtype=np.uint32))
+
+    def _open_records(self, name: str, dtype: np.dtype, is_new: bool) -> tuple[BinaryIO, np.ndarray]:
+        """A file with a record per document, at its end, and the records of the documents so far."""
+        file = open(self.folder / name, "w+b" if is_new else "r+b")  # noqa: SIM115
+        records = np.fromfile(file, dtype=dtype, count=self.progress.remembered)
+        file.seek(records.nbytes)
+        file.truncate()
+        return file, records
 
     def __enter__(self) -> "DatasetBuilder":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.records.close()
+        for file in self._record_files:
+            file.close()
         for writer in self.writers.values():
             writer.__exit__()
+
+    @property
+    def _record_files(self) -> list[BinaryIO]:
+        return [file for file in (self.records, self.signatures) if file]
 
     @property
     def tokens(self) -> int:
@@ -168,8 +191,9 @@ class DatasetBuilder:
             self._save_progress()
 
     def _save_progress(self) -> None:
-        self.records.flush()
-        os.fsync(self.records.fileno())
+        for file in self._record_files:
+            file.flush()
+            os.fsync(file.fileno())
         self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
         write_json(self.folder / "progress.json", {**self.notes, "progress": asdict(self.progress)})
 
@@ -183,10 +207,16 @@ class DatasetBuilder:
             duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
             p.left_out += int(duplicate.sum())
             keep &= ~duplicate
+        if self.known:
+            similar = np.zeros_like(keep)
+            similar[keep] = self.known.add_new(encoded.signatures[keep])
+            p.near_left_out += int(similar.sum())
+            keep &= ~similar
         val = self.split_rule(numbers, encoded.hashes)
         self._write("train", encoded, keep & ~val)
         self._write("val", encoded, keep & val)
-        self._record(encoded.hashes[keep], val[keep], encoded.lengths[keep])
+        signatures = None if encoded.signatures is None else encoded.signatures[keep]
+        self._record(encoded.hashes[keep], val[keep], encoded.lengths[keep], signatures)
         p.bytes += int(encoded.sizes[keep].sum())
         p.characters += int(encoded.characters[keep].sum())
         p.unknown += int(encoded.unknown[keep].sum())
@@ -208,7 +238,12 @@ class DatasetBuilder:
     def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
         p = self.progress
         if p.open is None:
-            p.open = {"split": self._split_of(block), "tokens": 0, "bytes": 0, "hash": block.hash}
+            p.open = {"split": None, "tokens": 0, "bytes": 0, "hash": block.hash, "signature": None, "left_out": None}
+            if encoded.signatures is not None:  # the signature of a document in parts is that of its first part
+                p.open["signature"] = encoded.signatures[0].tolist()
+            p.open["left_out"] = None if block.split else self._reason_to_leave_out(block, encoded)
+            if not p.open["left_out"]:
+                p.open["split"] = block.split or self._split_of(block)
             p.number += 1
         if p.open["split"]:
             self.writers[p.open["split"]].write(encoded.ids, encoded.mask)
@@ -220,39 +255,47 @@ class DatasetBuilder:
             self._end_document(block)
             p.open = None
 
-    def _split_of(self, block: DocumentPart) -> str | None:
-        """The split of the document that begins with this part; None for a duplicate."""
-        if block.split:
-            return block.split
+    def _reason_to_leave_out(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
+        """The counter of Progress for the document that begins with this part, if it is left out."""
         hashes = np.array([block.hash], dtype=np.uint64)
         if self.known_keys and self.known_keys.add(content_keys(hashes))[0]:
-            return None
-        is_val = self.split_rule(np.array([self.progress.number]), hashes)[0]
+            return "left_out"
+        if self.known and self.known.add_new(encoded.signatures)[0]:
+            return "near_left_out"
+        return None
+
+    def _split_of(self, block: DocumentPart) -> str:
+        """The split of the document that begins with this part."""
+        is_val = self.split_rule(np.array([self.progress.number]), np.array([block.hash], dtype=np.uint64))[0]
         return "val" if is_val else "train"
 
     def _end_document(self, block: DocumentPart) -> None:
         p = self.progress
         split, tokens, size = p.open["split"], p.open["tokens"], p.open["bytes"]
-        if split is None:
-            p.left_out += 1
+        if reason := p.open["left_out"]:
+            setattr(p, reason, getattr(p, reason) + 1)
             return
         if not size:
             p.empty += 1
             return
         if not block.split:
-            self._record(np.array([block.hash], dtype=np.uint64), np.array([split == "val"]), np.array([tokens]))
+            signatures = None if self.signatures is None else np.array([p.open["signature"]], dtype=np.uint32)
+            hashes = np.array([block.hash], dtype=np.uint64)
+            self._record(hashes, np.array([split == "val"]), np.array([tokens]), signatures)
         p.documents[split] += 1
         p.bytes += size
         if tokens > p.longest:
             p.longest, p.longest_number = tokens, p.number - 1
 
-    def _record(self, hashes: np.ndarray, val: np.ndarray, tokens: np.ndarray) -> None:
-        """Append documents to the file "documents"."""
+    def _record(self, hashes: np.ndarray, val: np.ndarray, tokens: np.ndarray, signatures: np.ndarray | None) -> None:
+        """Append documents to the files "documents" and "signatures"."""
         self.progress.remembered += len(hashes)
         records = np.empty(len(hashes), dtype=DOCUMENT_RECORD)
         records["hash"] = (hashes & ~np.uint64(1)) | val
         records["tokens"] = tokens.clip(max=2**32 - 1)
         self.records.write(records.tobytes())
+        if self.signatures:
+            self.signatures.write(signatures.tobytes())
 
     def _read_records(self) -> np.ndarray:
         """The records of all documents in the data set."""
@@ -304,3 +347,17 @@ class DatasetBuilder:
         in_both = np.intersect1d(np.unique(keys[~val]), np.unique(keys[val]), assume_unique=True)
         val_in_train = np.isin(keys[val], in_both).sum()
         return {"repeated": int(repeated), "val_in_train": int(val_in_train), "left_out": self.progress.left_out}
+
+    def count_near_duplicates(self, counts: bool) -> dict[str, int | None]:
+        """How many documents nearly repeat one before, how many for validation have a near duplicate in training, and
+        how many were left out. Exact duplicates that are in the data set count, too.
+
+        counts: False: only how many were left out, and None for the others.
+        """
+        left_out = self.progress.near_left_out
+        if not counts:
+            return {"repeated": None, "val_in_train": None, "left_out": left_out}
+        self.signatures.flush()
+        signatures = np.fromfile(self.folder / "signatures", dtype=SIGNATURE_RECORD)
+        val = (self._read_records()["hash"] & np.uint64(1)).astype(bool)
+        return {**count_near_duplicates(signatures, val), "left_out": left_out}

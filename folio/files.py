@@ -45,6 +45,33 @@ def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
         lock.release()
 
 
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock file `path`; None if that cannot be known. It waits for nothing.
+
+    While this tests a lock that nobody holds, for some microseconds, another process cannot acquire it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return True if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    finally:
+        os.close(descriptor)  # which releases the lock
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. If the block succeeds, the file written there replaces `path`."""

@@ -15,12 +15,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 import torch
 from annotated_types import Ge, Gt, Le
 
-from folio import UserError, configurator, convert
-from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
+from folio import UserError, configurator, convert, music
+from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
 from folio.generate import Sampling, Step, TextStream, default_prompt, generate
 from folio.kernels import pack
+from folio.runs import resolve
 from folio.runtime import resolve_runtime
-from folio.tokenizer import EOT_TEXT, OnUnknown, Tokenizer
+from folio.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
 from model import GPT
 
 SMALL = 4_000_000  # parameters; below, decoding is limited by calls rather than memory, and "auto" is float32
@@ -98,6 +99,34 @@ def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "erro
     return Prompt(ids or default_prompt(tokenizer), seen, unknown)
 
 
+def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
+    """What a setting names: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError.
+
+    A MIDI file becomes the events of the tokenizer. setting: its name, for messages.
+    """
+    if value != "-" and not value.startswith("FILE:"):
+        return line_breaks(value)
+    path = Path(value.removeprefix("FILE:"))
+    if value != "-" and path.exists() and not path.is_file():
+        raise UserError(f"{setting}={value}: {path} is not a file; give a file, or pipe the text to --{setting}=-")
+    if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
+        if not isinstance(tokenizer, MidiTokenizer):
+            raise UserError(f"{setting}={value}: it is a MIDI file, and this model writes text; give it text")
+        try:
+            return music.events_of_file(path, music.EventFormat.of(tokenizer))
+        except music.PieceError as error:
+            raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
+    try:
+        content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text
+    except FileNotFoundError:
+        raise UserError(f"{setting}={value}: the file {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"{setting}={value}: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+
+
 def share_weights(model: GPT) -> GPT:
     """Another GPT with the same weights, which are not copied."""
     return GPT.from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()})
@@ -137,7 +166,7 @@ class LanguageModel:
         """Load whatever convert.load does. which: of a run's checkpoints, "best" or "last". Raises UserError."""
         if which not in ("best", "last"):
             raise UserError(f"which={which}: it must be best or last")
-        loaded = convert.load(str(init_from), which)
+        loaded = convert.load(resolve(str(init_from)), which)
         loaded_model = cls(loaded.build(), loaded.tokenizer, device, dtype)
         loaded_model.path = loaded.path
         return loaded_model

@@ -1,10 +1,9 @@
 """What evaluation reports of a model: values with their intervals, and how much of each text the model read."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -118,22 +117,24 @@ def read_characters(texts: Iterable[str], tokenizer: Tokenizer) -> Reading:
     return Reading(characters, unknown)
 
 
-class Evaluation(NamedTuple):
-    """What was measured of one model."""
+@dataclass
+class Evaluation:
+    """What was measured of one model. Each text or task adds to it."""
 
     run: str
-    measures: list[Measure]
-    readings: dict[str, Reading]  # by the name of the text or task
-    positions: Sequence[PositionLoss] = ()
-    groups: Sequence[dict[str, Any]] = ()  # exact match of groups of pairs, by answers.group_rows
-    answers: Sequence[dict[str, Any]] = ()  # the pairs with the model's answers
-    signatures: Mapping[str, str] = MappingProxyType({})  # of sacrebleu, by measure
-    pairs: Mapping[str, Sequence[Pair]] = MappingProxyType({})  # the pairs of the answers, by their source
+    measures: list[Measure] = field(default_factory=list)
+    readings: dict[str, Reading] = field(default_factory=dict)  # by the name of the text or task
+    positions: list[PositionLoss] = field(default_factory=list)
+    more_rows: list[dict[str, Any]] = field(default_factory=list)  # of what is not a ratio of sums, such as a distance
+    groups: list[dict[str, Any]] = field(default_factory=list)  # rows of answers.group_rows
+    answers: list[dict[str, Any]] = field(default_factory=list)  # the pairs with the model's answers, or its pieces
+    signatures: dict[str, str] = field(default_factory=dict)  # of sacrebleu, by measure
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)  # the pairs of the answers, by their source
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of the table for each measure, and for each range of positions."""
+        """A row of the table for each measure and range of positions, and the others."""
         rows = []
-        measured = [measure.row() for measure in self.measures]
+        measured = [measure.row() for measure in self.measures] + self.more_rows
         measured += [row for losses in self.positions for row in losses.rows()]
         for row in measured:
             reading = self.readings[row["of"]]

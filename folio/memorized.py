@@ -75,6 +75,7 @@ class TrainingIndex:
         # A token's code: 1, 2, ... for those that occur; 0 for the others, the end-of-text token, and ends of shards.
         occurs = counts > 0
         self.code_of = (np.cumsum(occurs) * occurs).astype(np.min_scalar_type(int(occurs.sum())))  # (V,)
+        self.id_of = np.append(-1, np.flatnonzero(occurs))  # by code
         codes = np.zeros(self.starts[-1], self.code_of.dtype)
         for ids, start in zip(arrays, self.starts, strict=False):
             for at, block in blocks(ids):
@@ -113,6 +114,27 @@ class TrainingIndex:
         position = int(np.min(self.suffixes[first:end]))
         part = int(np.searchsorted(self.starts, position, side="right")) - 1
         return Occurrences(end - first, *self.parts[part], position - int(self.starts[part]))
+
+    def different_spans(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """All different spans of so many tokens: where each occurs first, in `codes`, and how often, (S,) each.
+
+        Equal spans are next to each other in the suffix array.
+        """
+        zeros = np.cumsum(np.append(0, self.codes == 0), dtype=np.int32)
+        is_span = np.zeros(len(self.codes), bool)
+        is_span[: max(len(self.codes) - length + 1, 0)] = zeros[length:] == zeros[:-length]  # no document ends in it
+        order = np.asarray(self.suffixes)
+        order = order[is_span[order]]
+        same = np.arange(1, len(order))  # ranks of the spans that are equal to the one before, up to a depth
+        for depth in range(length):
+            same = same[self.codes[order[same] + depth] == self.codes[order[same - 1] + depth]]
+        starts = np.delete(np.arange(len(order)), same)
+        counts = np.diff(np.append(starts, len(order)))
+        return np.minimum.reduceat(order, starts) if len(order) else order, counts
+
+    def ids_at(self, place: int, length: int) -> np.ndarray:
+        """The token ids of the span at a place in `codes`, (length,)."""
+        return self.id_of[self.codes[place : place + length]]
 
     def chance(self, tokens: int) -> int:
         """The length that no span of a random text of so many tokens exceeds, with a probability of 1 - CHANCE.

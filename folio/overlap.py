@@ -15,12 +15,17 @@ SEARCHED_BYTES = 100_000_000  # at the start of each data set
 
 
 def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]:
-    """The data sets that a checkpoint was trained on. Raises UserError if they are not available or have changed.
+    """The data sets of `open_training_mixture`."""
+    return [dataset for dataset, _ in open_training_mixture(saved, data_dir).datasets]
 
-    data_dir: where to look if they are not where they were in training. A missing data set is not prepared.
+
+def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
+    """The data that a checkpoint was trained on. Raises UserError if it is not available or has changed.
+
+    data_dir: where to look if it is not where it was in training. A missing data set is not prepared.
     """
-    config = saved.state.get("config")
-    if not config:
+    config = saved.state.get("config", {})
+    if not {"dataset", "data_dir"} <= config.keys():
         raise UserError("its checkpoint does not record the training data")
     datasets = []
     for name, weight in parse_mixture(config["dataset"]):
@@ -32,7 +37,7 @@ def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]
     mixture = Mixture(datasets, config["block_size"], config["seed"], config["sampling"])
     if mixture.hash != saved.state["dataset"]["hash"]:
         raise UserError(f"its training data, {config['dataset']}, has been prepared again since then")
-    return [dataset for dataset, _ in datasets]
+    return mixture
 
 
 def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:

@@ -13,12 +13,12 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -29,8 +29,9 @@ from folio.blocks import CorpusError, EncodedBlock, characters_of, encode, texts
 from folio.commands import STARTED_BY_TRAINING, command
 from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
-from folio.dataset_builder import DatasetBuilder, SplitRule, describe_unknown, split_by_hash, split_by_smallest_keys
+from folio.dataset_builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
+from folio.ngrams import OVERLAP, ngram_overlap
 from folio.progress import progress_bar
 from folio.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
 from folio.tokenizer import (
@@ -49,7 +50,9 @@ SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer
 BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, evenly spread over a larger corpus
 MOST_TOKENS = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 tokens
 LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
-PROGRESS_VERSION = 3  # of progress.json, and of how a corpus is divided into blocks
+MOST_CHECKED = 1_000_000_000  # bytes of text up to which what validation shares with training is counted by default
+MOST_COMPARED = 100_000  # documents up to which near duplicates are counted by default, in about 5 s and 300 MB
+PROGRESS_VERSION = 4  # of progress.json, and of how a corpus is divided into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
@@ -57,12 +60,15 @@ VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
 
 @dataclass(frozen=True)
 class PrepareConfig(Settings):
+    config_file: ClassVar[str] = "config/shakespeare_char.py"  # in the command that `prepare` prints
+
     # --- the data set ---
     name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
     overwrite: bool = False  # True: replace another data set with this name
     val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
-    dedup: bool = False  # True: leave out repeated documents
+    dedup: Dedup = False  # True: leave out repeated documents; near: also those that are nearly the same as another one
+    check_leakage: bool | None = None  # count what validation shares with training; None: if the text is at most 1 GB
     shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # largest number of tokens per shard
     # --- the tokenizer ---
     tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
@@ -112,30 +118,23 @@ def default_name(inputs: Sequence[str]) -> str:
 # --- from a corpus to a folder of shards ------------------------------------------------------------------------------
 
 
-def prepare(
-    cfg: PrepareConfig,
-    corpus: Corpus,
-    name: str,
-    split_rule: SplitRule | None = None,
-    masked: bool = False,
-    tokenizer: Tokenizer | None = None,
-    config_file: str = "config/shakespeare_char.py",
-) -> Path:
+def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, tokenizer: Tokenizer | None = None) -> Path:
     """Prepare the data set `name` from a corpus, print a report and how to train on it. Returns its folder.
 
-    split_rule: which documents are for validation. None: by cfg.val_fraction, the tail of a single text, or documents
-    chosen by their hash; if the hash leaves a split empty, a second pass chooses those with the smallest hashes.
-    masked: documents come in segments, and not all count as targets. tokenizer: None: what cfg.tokenizer names.
-    config_file: the one in the command that is printed.
+    Without a rule of the corpus, cfg.val_fraction is for validation: the tail of a single text, or documents chosen by
+    their hash; if the hash leaves a split empty, a second pass chooses those with the smallest hashes.
+    tokenizer: None: what cfg.tokenizer names.
     Raises UserError. Then there is no new data set, and no partial file except full shards to resume from.
     """
     assert name and name == name_from(name)
     started = time.perf_counter()
-    job = _Job(cfg, corpus, name, split_rule, masked, tokenizer, config_file)
+    if tokenizer is None:
+        cfg = cfg.replace(tokenizer=find_tokenizer(cfg.tokenizer))
+    job = _Job(cfg, corpus, name, tokenizer)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
     if job.folder.exists():
-        _refuse_inputs_inside(job)
+        refuse_inputs_inside(job.folder, (source.path for source in corpus.sources))
     if not cfg.overwrite and _is_prepared(job):
         _print_hints(job)
         return job.folder
@@ -148,31 +147,26 @@ def prepare(
         if (job.folder / NANOGPT_SCRIPT).exists():
             shutil.copy2(job.folder / NANOGPT_SCRIPT, job.part)
         replace_folder(job.part, job.folder)
-        for temporary in ("progress.json", "documents"):
+        for temporary in ("progress.json", "documents", "signatures"):
             (job.folder / temporary).unlink(missing_ok=True)
     print(_describe(job, report, loaded, time.perf_counter() - started))
     _print_hints(job)
     return job.folder
 
 
+@dataclass
 class _Job:
     """The arguments of `prepare`, and what follows from them."""
 
-    def __init__(
-        self,
-        cfg: PrepareConfig,
-        corpus: Corpus,
-        name: str,
-        split_rule: SplitRule | None,
-        masked: bool,
-        tokenizer: Tokenizer | None,
-        config_file: str,
-    ):
-        self.cfg, self.corpus, self.split_rule, self.masked = cfg, corpus, split_rule, masked
-        self.tokenizer, self.config_file = tokenizer, config_file
-        self.folder = data_root(cfg.data_dir) / name
-        self.part = self.folder.with_name(f".{name}.part")  # the temporary folder
-        self.val_fraction = cfg.val_fraction or (0.1 if corpus.is_one_file else 0.01)
+    cfg: PrepareConfig
+    corpus: Corpus
+    name: str
+    tokenizer: Tokenizer | None
+
+    def __post_init__(self):
+        self.folder = data_root(self.cfg.data_dir) / self.name
+        self.part = self.folder.with_name(f".{self.name}.part")  # the temporary folder
+        self.val_fraction = self.cfg.val_fraction or (0.1 if self.corpus.is_one_file else 0.01)
         self.recipe = self._recipe()
 
     def _recipe(self) -> dict[str, Any]:
@@ -184,6 +178,17 @@ class _Job:
         documents = {"val_fraction": self.val_fraction, **self.corpus.fingerprint()}
         return json.loads(json.dumps({"tokenizer": tokenizer, **settings, **documents}))
 
+    @property
+    def checks_leakage(self) -> bool:
+        """Whether to count what validation shares with training."""
+        asked = self.cfg.check_leakage
+        return self.corpus.text_bytes <= MOST_CHECKED if asked is None else asked
+
+    @property
+    def signed(self) -> bool:
+        """Whether documents need signatures."""
+        return not self.corpus.is_one_text and (self.cfg.dedup == "near" or self.checks_leakage)
+
     @cached_property
     def workers(self) -> int:
         """How many processes tokenize; 0: only this one."""
@@ -192,12 +197,11 @@ class _Job:
         return 0 if self.corpus.text_bytes <= SMALL_CORPUS else cores()
 
 
-def _refuse_inputs_inside(job: _Job) -> None:
-    """Raise UserError if a file of the corpus is in the data set's folder, whose content would be replaced."""
-    folder = job.folder.resolve()
-    for source in job.corpus.sources:
-        if folder in source.path.resolve().parents:
-            raise UserError(f"{source.name} is in {job.folder}, which the data set would replace; set another --name")
+def refuse_inputs_inside(folder: Path, inputs: Iterable[Path]) -> None:
+    """Raise UserError if an input is in the data set's folder, whose content would be replaced."""
+    for path in inputs:
+        if folder.resolve() in (path.resolve(), *path.resolve().parents):
+            raise UserError(f"{path} is in {folder}, which the data set would replace; set another --name")
 
 
 def _is_prepared(job: _Job) -> bool:
@@ -245,7 +249,7 @@ def _saved_notes(part: Path) -> dict[str, Any] | None:
     """What progress.json contains besides the progress, or None if there is no such file."""
     try:
         saved = read_json(part / "progress.json")
-        return {name: saved[name] for name in ("version", "recipe", "bound")}
+        return {name: saved[name] for name in ("version", "recipe", "bound", "signed")}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -286,6 +290,15 @@ def _delete_pass(part: Path) -> None:
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
+
+
+def find_tokenizer(name: str) -> str:
+    """The folder of the run that "latest" names; any other name as it is. Raises UserError."""
+    if name != "latest":
+        return name
+    from folio.runs import resolve  # imports torch
+
+    return resolve(name)
 
 
 def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
@@ -351,7 +364,12 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
     If a split would be empty, the first pass over the corpus ends in a bound for split_by_smallest_keys, and a second
     pass uses it. Raises UserError if that cannot help.
     """
-    notes = _saved_notes(job.part) or {"version": PROGRESS_VERSION, "recipe": job.recipe, "bound": None}
+    notes = _saved_notes(job.part) or {
+        "version": PROGRESS_VERSION,
+        "recipe": job.recipe,
+        "bound": None,
+        "signed": job.signed,
+    }
     while True:
         with _open_builder(job, tokenizer, notes) as builder:
             _tokenize(job, tokenizer, builder)
@@ -359,7 +377,7 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
             if empty_split is None:
                 shards = {split: writer.finish() for split, writer in builder.writers.items()}
                 return shards, _report(job, tokenizer, builder, shards, _how_split(job, notes["bound"]))
-            if job.split_rule or job.corpus.is_one_text or notes["bound"] is not None:
+            if job.corpus.split_rule or job.corpus.is_one_text or notes["bound"] is not None:
                 _refuse_empty_split(job, builder, empty_split)
             notes["bound"] = builder.nearest_bound(job.val_fraction)
         _delete_pass(job.part)
@@ -367,7 +385,7 @@ def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, An
 
 def _open_builder(job: _Job, tokenizer: Tokenizer, notes: dict[str, Any]) -> DatasetBuilder:
     if notes["bound"] is None:
-        split_rule = job.split_rule or split_by_hash(job.val_fraction)
+        split_rule = job.corpus.split_rule or split_by_hash(job.val_fraction)
     else:
         split_rule = split_by_smallest_keys(notes["bound"])
     cfg = job.cfg
@@ -377,7 +395,8 @@ def _open_builder(job: _Job, tokenizer: Tokenizer, notes: dict[str, Any]) -> Dat
         split_rule,
         shard_tokens=cfg.shard_tokens,
         dedup=cfg.dedup,
-        masked=job.masked,
+        masked=job.corpus.masked,
+        signed=notes["signed"],
         notes=notes,
     )
 
@@ -389,7 +408,8 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
     if builder.progress.blocks:
         print(f"resuming after {builder.full_shards} full shards")
     bar, tokens_before, started = None, builder.tokens, time.perf_counter()
-    with closing(map_in_order(encode, blocks, job.workers, tokenizer, eot, job.masked)) as results:
+    signed = builder.signatures is not None
+    with closing(map_in_order(encode, blocks, job.workers, tokenizer, eot, job.corpus.masked, signed)) as results:
         for block, encoded in results:
             if bar is None:  # after the workers have started: they must not inherit the bar's thread
                 _check_disk_space(job, builder, encoded)
@@ -404,7 +424,8 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
 
 def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -> None:
     """Raise UserError if the disk is too small for the shards, estimated from the first block's tokens per byte."""
-    bytes_per_token = first.ids.itemsize + (0 if first.mask is None else first.mask.itemsize)
+    written = [array.nbytes for array in (first.ids, first.mask, first.signatures) if array is not None]
+    bytes_per_token = sum(written) / max(1, len(first.ids))
     tokens = job.corpus.text_bytes * len(first.ids) / max(1, first.sizes.sum()) - builder.tokens
     free = shutil.disk_usage(job.part).free
     if tokens * bytes_per_token > free:
@@ -449,7 +470,7 @@ HOW_SPLIT = {  # how the documents for validation were chosen, in report.json an
 def _how_split(job: _Job, bound: int | None) -> str:
     if bound is not None:
         return "smallest hashes"
-    if job.split_rule:
+    if job.corpus.split_rule:
         return "chosen"
     return "tail" if job.corpus.is_one_text else "hash"
 
@@ -471,12 +492,24 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
         "empty_documents": p.empty,
         "duplicates": builder.count_duplicates(),
+        "near_duplicates": builder.count_near_duplicates(counts=_counts_near(job, builder)),
+        "ngram_overlap": _overlap(job, tokenizer, shards) if job.checks_leakage else None,
         "vocabulary_used": int((counts > 0).sum()),
         "most_common_tokens": [
             {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
         ],
         **job.corpus.report(),
     }
+
+
+def _counts_near(job: _Job, builder: DatasetBuilder) -> bool:
+    """Whether to count near duplicates."""
+    few = job.cfg.check_leakage or builder.progress.remembered <= MOST_COMPARED
+    return job.checks_leakage and few and builder.signatures is not None
+
+
+def _overlap(job: _Job, tokenizer: Tokenizer, shards: Shards) -> dict[str, int]:
+    return ngram_overlap(job.part, shards, token_dtype(tokenizer.vocab_size), tokenizer, job.workers)
 
 
 def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:
@@ -514,7 +547,7 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
         lines.append(describe_large_vocabulary(tokens["train"], vocab_size))
     share = tokens["val"] / sum(tokens.values())
-    if share > 3 * job.val_fraction and share > 0.05:
+    if share > 3 * job.val_fraction and share > 0.05 and not job.corpus.split_rule:
         lines.append(
             f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because the "
             f"documents are few and long, and each is in one split: set --split_on to divide them, or join the files"
@@ -526,7 +559,34 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
             f"{duplicates['repeated']:,} documents repeat another one exactly, and {duplicates['val_in_train']:,} of "
             f"the validation documents are also in training; --dedup=True leaves repetitions out"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_describe_leakage(job, report)])
+
+
+def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
+    """Lines about near duplicates and about n-grams that validation shares with training."""
+    near, overlap, n_val = report["near_duplicates"], report["ngram_overlap"], report["documents"]["val"]
+    if near["left_out"]:
+        yield f"{near['left_out']:,} near duplicates were left out"
+    if near["repeated"] or near["val_in_train"]:
+        advice = "" if job.cfg.dedup == "near" else "; --dedup=near leaves near duplicates out"
+        yield (
+            f"{near['repeated']:,} documents nearly repeat one before, and {near['val_in_train']:,} of {n_val:,} "
+            f"validation documents have a near duplicate in training{advice}"
+        )
+    if overlap and overlap["words_in_overlap"]:
+        documents = f", in {overlap['documents_with_overlap']:,} of {n_val:,} documents" if n_val > 1 else ""
+        share = overlap["words_in_overlap"] / overlap["words"]
+        yield f"{share:.2%} of the words for validation are in {OVERLAP}-grams that occur in training{documents}"
+    if not job.checks_leakage and job.cfg.check_leakage is None:
+        yield (
+            f"what validation shares with training was not counted, because the text has more than "
+            f"{MOST_CHECKED / 1e9:g} GB; --check_leakage=True counts it"
+        )
+    elif job.checks_leakage and near["repeated"] is None and sum(report["documents"].values()) > MOST_COMPARED:
+        yield (
+            f"near duplicates were not counted, because there are more than {MOST_COMPARED:,} documents; "
+            f"--check_leakage=True counts them"
+        )
 
 
 # --- the commands that come next --------------------------------------------------------------------------------------
@@ -542,7 +602,7 @@ def _print_hints(job: _Job) -> None:
 
 def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
     """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
-    recipe, name, source = job.config_file, job.folder.name, job.cfg.tokenizer
+    recipe, name, source = job.cfg.config_file, job.folder.name, job.cfg.tokenizer
     data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
     is_folder = source not in TOKENIZERS and os.path.isdir(source)
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint

@@ -37,15 +37,20 @@ FAILURE = "the server could not answer; its terminal shows why"
 
 
 def read_page() -> str:
-    """page.html with its style sheets and scripts inside, without their indentation and whole-line comments."""
+    """page.html with its style sheet and its scripts inside, without their indentation and comments.
+
+    Scripts that follow each other are one. A comment at the end of a line begins with " // ", which must not occur in
+    strings of the scripts.
+    """
 
     def content(match: re.Match) -> str:
-        text = (PAGE / match.group(1)).read_text(encoding="utf-8")
-        return re.sub(r"^\s*(//.*\s+)*", "", text, flags=re.MULTILINE).rstrip()
+        names = re.findall(r'(?:href|src)="([\w.-]+)"', match.group())
+        text = "".join((PAGE / name).read_text(encoding="utf-8") for name in names)
+        return re.sub(r"^\s*(//.*\s+)*| // .*", "", text, flags=re.MULTILINE).rstrip()
 
     page = (PAGE / "page.html").read_text(encoding="utf-8")
-    page = re.sub(r'<link rel="stylesheet" href="([\w.-]+)">', lambda m: f"<style>\n{content(m)}\n</style>", page)
-    return re.sub(r'<script src="([\w.-]+)"></script>', lambda m: f"<script>\n{content(m)}\n</script>", page)
+    page = re.sub(r"<link rel.*>", lambda m: f"<style>\n{content(m)}\n</style>", page)
+    return re.sub(r"(<script src.*\s+)+", lambda m: f"<script>\n{content(m)}\n</script>\n", page)
 
 
 def content_security_policy(page: str) -> str:

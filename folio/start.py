@@ -14,6 +14,7 @@ from folio import UserError, checkpoint, configurator, convert, distributed
 from folio.checkpoint import Checkpoint, CheckpointError
 from folio.configurator import COMMAND_LINE, Config, ConfigError
 from folio.files import locked
+from folio.runs import resolve
 from folio.runtime import Runtime
 from folio.schedule import STEP_COUNTS, Schedule
 from folio.windows import Mixture
@@ -55,7 +56,8 @@ def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
         return
     existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
-    timeout = 60.0 if distributed.under_torchrun() else 0.0  # the lock of a lost node may outlive it
+    # The lock of a lost node may outlive it; and is_locked may hold a free one for an instant.
+    timeout = 60.0 if distributed.under_torchrun() else 0.5
     try:
         with ExitStack() as stack:
             if distributed.rank_from_env() == 0:
@@ -94,6 +96,11 @@ class Start(Generic[Config]):
     def earlier(self) -> dict[str, Any]:
         """state.json of the run to resume; empty for a new run."""
         return self.checkpoint.state if self.resuming else {}
+
+    @property
+    def started_from(self) -> str:
+        """`init_from` when the run was new. "resume" if it was resumed before checkpoints held this."""
+        return self.earlier.get("started_from") or (self.before or self.cfg).init_from
 
     @property
     def last_learning_rate(self) -> float | None:
@@ -155,6 +162,19 @@ class Start(Generic[Config]):
         shown = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
         print(f"resuming from {self.checkpoint.path}{shown}{'' if entry['exact'] else '; not bitwise identical'}")
         return [*earlier.get("resumes", []), entry]
+
+
+def with_run_named(given: Config) -> Config:
+    """The settings with the folder of the run that "latest" names, if they resume it or start from its weights.
+
+    Raises UserError if there is no run, and under torchrun, whose processes and restarts may find different ones.
+    """
+    setting = "out_dir" if given.init_from == "resume" else "init_from"
+    name = getattr(given, setting)
+    folder = resolve(name)
+    if folder != name and distributed.under_torchrun():
+        raise UserError(f"{setting}={name}: under torchrun, name the run's folder: --{setting}={folder}")
+    return given.replace(**{setting: folder})
 
 
 def starting_point(given: Config) -> Start[Config]:

@@ -59,6 +59,14 @@ class Tokenizer(ABC):
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 bytes of a token, which may be only a part of a character. The end-of-text token has none."""
 
+    def piece(self, token: int) -> str:
+        """A token as text. Bytes that are only a part of a character look like \\xe2. An id that the tokenizer does not
+        have, as of a vocabulary that is padded, has no text.
+        """
+        if token == self.eot:
+            return EOT_TEXT
+        return self.token_bytes(token).decode("utf-8", "backslashreplace") if token < self.vocab_size else ""
+
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Everything that `from_json` needs to create this tokenizer again."""

@@ -6,7 +6,7 @@ torch.
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,15 @@ from folio.randomness import hash64, permute
 from folio.shards import Dataset, DatasetError, Shard
 
 Location = tuple[int, int]  # where a window begins: the number of the shard, and the index of the token in it
+
+
+class Place(NamedTuple):
+    """Where a sequence of a mixture begins."""
+
+    dataset: str
+    shard: int  # its number in the data set's training shards, of which there are `shards`
+    shards: int
+    offset: int  # the index of the sequence's first token in the shard
 
 
 def check_ids(largest: int, vocab_size: int) -> None:
@@ -250,6 +259,15 @@ class Mixture:
             starts[rows] = [shard_starts[shard] + start for shard, start in locations]
             tokens_before += windows.lengths.sum()
         return starts
+
+    def places(self, first: int, count: int) -> list[Place]:
+        """Where sequences first .. first + count - 1 begin."""
+        places: dict[int, Place] = {}
+        for name, (windows, rows, begin) in zip(self.names, self._by_dataset(first, count), strict=True):
+            locations = windows.locations(begin, int(rows.sum()))
+            for row, (shard, start) in zip(np.flatnonzero(rows).tolist(), locations, strict=True):
+                places[row] = Place(name, shard, len(windows.shards), start)
+        return [places[row] for row in range(count)]
 
     def epochs(self, i: int) -> dict[str, float]:
         """How many epochs of each data set the first i sequences are."""

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -51,7 +52,23 @@ def map_in_order(
             "start again with a smaller --num_workers"
         ) from None
     finally:
-        pool.shutdown(cancel_futures=True)
+        _shut_down(pool)
+
+
+def _shut_down(pool: ProcessPoolExecutor) -> None:
+    """Stop the processes of a pool. Another Ctrl-C has no effect: the main process would wait for them forever."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    while True:
+        try:
+            if is_main:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            pool.shutdown(cancel_futures=True)
+            break
+        except KeyboardInterrupt:  # it came before it was ignored
+            continue
+    if is_main:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import re
@@ -15,10 +16,11 @@ from folio.corpus import Corpus, find_sources
 from folio.prepare import PrepareConfig, prepare
 from folio.shards import open_dataset
 from model import GPT, GPTConfig
-from tools import bench_baselines, bench_data, bench_sample, bench_train
+from tools import bench_baselines, bench_data, bench_sample, bench_sweep, bench_train
 from tools.bench_baselines import BaselineConfig
 from tools.bench_data import DataBenchConfig
 from tools.bench_sample import SampleBenchConfig
+from tools.bench_sweep import SweepBenchConfig
 from tools.bench_train import TrainBenchConfig
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -231,3 +233,22 @@ def test_races_end_at_the_first_evaluation_below_the_target(peer, data_dir, caps
     assert "| 1.8900 | 3.2500 |" in rows["| nanoGPT, its recipe for a CPU"]
     assert "inf" in rows["| Folio, to 0.1"] and "inf" not in rows["| Folio, to 3.9"]
     assert "3.2500 |" in rows["| Folio, in nanoGPT's time"]
+
+
+def test_a_sweeps_false_and_true_differences_are_counted(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    losses = {0.1: rng.normal(1.0, 0.01, 60), 0.2: rng.normal(2.0, 0.01, 60)}
+    rows = [{"params": {"lr": lr}, "losses": dict(enumerate(values))} for lr, values in losses.items()]
+    rows.append({"params": {"lr": 9.0}, "losses": {}})  # it failed
+    (tmp_path / "results.json").write_text(json.dumps({"combinations": rows}))
+    bench_sweep.main(SweepBenchConfig(sweep=(str(tmp_path),)))
+    output = capsys.readouterr().out
+    assert "different settings, the same seeds: 20 of 20 comparisons (100.0%)" in output
+    false = int(re.search(r"^2 identical settings: (\d+) of 20 ", output, re.MULTILINE)[1])
+    assert false <= 4
+    with pytest.raises(UserError, match="share 60 seeds; a comparison needs 61"):
+        bench_sweep.main(SweepBenchConfig(sweep=(str(tmp_path),), seeds=61))
+    for content in ("not JSON", "[]", '{"combinations": [{}]}'):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(UserError, match=r"results\.json is damaged"):
+            bench_sweep.main(SweepBenchConfig(sweep=(str(tmp_path),)))

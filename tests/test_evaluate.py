@@ -2,6 +2,7 @@ import gzip
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -547,7 +548,7 @@ def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
     (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
     assert "no verdict" in comparison["sentence"] and comparison["p"] is None
     texts[0] *= 2
-    longer = [evaluation._replace(measures=[measure_of([1, 2, 3])]) for evaluation in side("a", "abcd", 0)]
+    longer = [replace(evaluation, measures=[measure_of([1, 2, 3])]) for evaluation in side("a", "abcd", 0)]
     (comparison,) = compare([longer, side("b", "abce", 1)], design)  # different numbers of blocks
     assert ("no verdict" in comparison["sentence"]) == (runs == 1)
 
@@ -796,7 +797,7 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         (["out", "--split_on="], r"split_on=: it must not be empty"),
         (
             ["out", "--tasks=lambada,copa"],
-            r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag, pairs$",
+            r"tasks=lambada,copa: copa is not a task; the tasks are lambada, hellaswag, pairs, music$",
         ),
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
         (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),

@@ -93,6 +93,23 @@ def test_maximal_spans_are_those_that_no_other_span_contains(seed):
     assert maximal_spans(np.zeros(0, np.int64)) == [] and covering_lengths(np.zeros(3, np.int64)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("length", [1, 2, 5, 100])
+def test_different_spans_are_those_of_all_windows(length, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        datasets, _, eot = random_case(rng)
+        index = TrainingIndex(datasets, eot)
+        windows: dict[tuple[int, ...], list[int]] = {}
+        shards = [shard.ids for dataset in datasets for shard in dataset.train]
+        for ids, start in zip(shards, index.starts, strict=False):
+            for at in range(len(ids) - length + 1):
+                if eot not in ids[at : at + length].tolist():
+                    windows.setdefault(tuple(ids[at : at + length].tolist()), []).append(int(start) + at)
+        places, counts = index.different_spans(length)
+        spans = {tuple(index.ids_at(at, length).tolist()): (at, n) for at, n in zip(places, counts, strict=True)}
+        assert spans == {window: (found[0], len(found)) for window, found in windows.items()}
+
+
 @pytest.mark.parametrize("most", [255, 256, 65_535, 65_536])
 def test_tokens_keep_apart_where_their_codes_need_another_byte(most):
     ids = np.arange(most).astype("<u4")

@@ -17,13 +17,14 @@ from tiny_tokenizers import bpe
 from folio import UserError, corpus, dataset_builder, tokenizer
 from folio import prepare as prepare_module
 from folio.blocks import document_hash
-from folio.configurator import ConfigError, check
+from folio.configurator import ConfigError, check, load
 from folio.corpus import Corpus, find_sources
 from folio.dataset_builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
 from folio.files import read_json, write_json
 from folio.prepare import PrepareConfig, name_from, prepare
 from folio.shards import open_dataset
 from folio.windows import parse_mixture
+from prepare.text import TextConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -272,9 +273,8 @@ def test_a_lone_surrogate_in_json_becomes_a_question_mark(kind, tmp_path, monkey
     """json.loads returns a string that UTF-8 cannot encode, so writing the tokenizer failed."""
     monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
     (tmp_path / "x.jsonl").write_text('{"text": "a \\ud83d b \\ud83d\\ude00 c"}\n' * 2 + '{"text": "more"}\n' * 2)
-    lines = Corpus(find_sources([str(tmp_path / "x.jsonl")]))
-    second = split_by_number(np.array([1]))
-    folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=258), lines, "a", split_rule=second)
+    lines = Corpus(find_sources([str(tmp_path / "x.jsonl")]), split_rule=split_by_number(np.array([1])))
+    folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=258), lines, "a")
     assert read_back(folder, "val") == ["a ? b 😀 c"]
 
 
@@ -445,7 +445,8 @@ def test_duplicates_are_left_out_on_request(form, texts, tmp_path, request):
 
 
 def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_path):
-    folder = prepare(config(tmp_path), lines, "a", split_rule=split_by_number(np.array([50, 51, 52])))
+    lines.split_rule = split_by_number(np.array([50, 51, 52]))
+    folder = prepare(config(tmp_path), lines, "a")
     assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
     assert len(read_back(folder, "val")) == 3
 
@@ -462,10 +463,163 @@ def test_a_key_set_is_a_set(seed):
     assert sum(map(len, keys.levels)) == len(python_set) and len(keys.levels) < 12
 
 
+# --- near duplicates and shared n-grams -------------------------------------------------------------------------------
+
+
+def planted_documents(rng: random.Random) -> list[str]:
+    """60 documents of 80 random words; 20 of them again with 3 other words, and 5 with other case and punctuation."""
+    words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
+    texts = [rng.choices(words, k=80) for _ in range(60)]
+    near = []
+    for text in texts[:20]:
+        near.append(list(text))
+        for at in rng.sample(range(80), 3):
+            near[-1][at] = rng.choice(words)
+    documents = [" ".join(text) for text in texts + near] + [", ".join(text).upper() for text in texts[20:25]]
+    rng.shuffle(documents)
+    return documents
+
+
+def similarity(first: str, second: str) -> float:
+    """The Jaccard index of the 5-grams of two texts."""
+    words = (re.findall("[a-z]+", text.lower()) for text in (first, second))
+    a, b = ({tuple(w[i : i + 5]) for i in range(len(w) - 4)} for w in words)
+    return len(a & b) / len(a | b)
+
+
+@pytest.mark.parametrize("form", ["lines", "separated", "files in parts"])
+def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, capsys, seed):
+    """The same with any number of processes, for documents in blocks and in parts, and after an interruption."""
+    texts = planted_documents(random.Random(seed))
+    in_parts = form == "files in parts"
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 300 if in_parts else 5000)  # of documents of 400 bytes
+    source = tmp_path / "texts.txt"
+    if form == "separated":
+        source.write_text("\n\n".join(texts), encoding="utf-8")
+        documents = Corpus(find_sources([str(source)]), split_on="\n\n")
+    elif form == "lines":
+        source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        documents = Corpus(find_sources([str(source)], "jsonl"))
+    else:
+        documents = write_documents(tmp_path / "texts", texts)
+    settings = dict(val_fraction=0.3, shard_tokens=2500)
+    plain = prepare(config(tmp_path, **settings), documents, "plain")
+    out = capsys.readouterr().out
+    twins = {(a, b) for a in texts for b in texts if a != b and similarity(a, b) > 0.5}
+    val, train = read_back(plain, "val"), read_back(plain, "train")
+    leaked = sum(any((text, other) in twins for other in train) for text in val)
+    counts = read_json(plain / "report.json")["near_duplicates"]
+    if not in_parts:  # the signature is that of the first part
+        assert counts == {"repeated": 25, "val_in_train": leaked, "left_out": 0}
+        assert f"25 documents nearly repeat one before, and {leaked} of {len(val)} validation documents" in out
+
+    straight = prepare(config(tmp_path, dedup="near", num_workers=0, **settings), documents, "straight")
+    kept = read_back(straight, "val") + read_back(straight, "train")
+    assert len(kept) >= 60 and (in_parts or not any(a in kept and b in kept for a, b in twins))
+    if not in_parts:
+        assert sorted(kept) == sorted(t for i, t in enumerate(texts) if not any((t, b) in twins for b in texts[:i]))
+        assert "25 near duplicates were left out" in capsys.readouterr().out
+    counts = read_json(straight / "report.json")["near_duplicates"]
+    assert counts == {"repeated": 0, "val_in_train": 0, "left_out": 85 - len(kept)} and len(kept) < 75
+    assert not (straight / "signatures").exists()
+    for workers in (1, 2):
+        again = prepare(config(tmp_path, dedup="near", num_workers=workers, **settings), documents, f"again{workers}")
+        assert content(again) == content(straight)
+        assert (again / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+    add = DatasetBuilder.add
+    for stop_after in (70, 111) if in_parts else (4,):
+
+        def interrupted(builder, block, encoded, stop_after=stop_after):
+            add(builder, block, encoded)
+            if builder.progress.blocks == stop_after:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(DatasetBuilder, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, dedup="near", **settings), documents, f"cut{stop_after}")
+        monkeypatch.setattr(DatasetBuilder, "add", add)
+        assert list((tmp_path / "data" / f".cut{stop_after}.part").glob("*_0*.bin"))  # shards to resume from
+        folder = prepare(config(tmp_path, dedup="near", **settings), documents, f"cut{stop_after}")
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["lines", "one text"])
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_shared_ngrams_are_those_of_all_windows(tokenizer, form, tmp_path, capsys, seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefgh", k=3)) for _ in range(300)]
+    texts = [rng.choices(words, k=100) for _ in range(40)]
+    for text in texts[20:]:  # quotes of 11 to 16 words, of which 13 count
+        quote, start, length = rng.choice(texts[:20]), rng.randrange(80), rng.randrange(11, 17)
+        text[50 : 50 + length] = quote[start : start + length]
+    documents = [" ".join(text) for text in texts]
+    source = tmp_path / ("texts.jsonl" if form == "lines" else "texts.txt")
+    source.write_text("\n".join(json.dumps({"text": d}) if form == "lines" else d for d in documents))
+    settings = dict(val_fraction=0.4, tokenizer=tokenizer, vocab_size=300)
+    folder = prepare(config(tmp_path, **settings), Corpus(find_sources([str(source)])), "a")
+    read = (
+        read_back
+        if form == "lines"
+        else lambda folder, split: [open_dataset(folder).load_tokenizer().decode(ids_of(folder, split))]
+    )
+    train, val = ([re.findall("[a-z]+", text) for text in read(folder, split)] for split in ("train", "val"))
+    windows = {tuple(d[i : i + 13]) for d in train for i in range(len(d) - 12)}
+    covered = [{i + k for i in range(len(d) - 12) if tuple(d[i : i + 13]) in windows for k in range(13)} for d in val]
+    counts = read_json(folder / "report.json")["ngram_overlap"]
+    n_words, n_covered = sum(map(len, val)), sum(map(len, covered))
+    assert counts["words_in_overlap"] == n_covered and counts["documents_with_overlap"] == sum(map(bool, covered))
+    assert counts["words"] == n_words
+    out = capsys.readouterr().out
+    line = f"{n_covered / n_words:.2%} of the words for validation are in 13-grams that occur in training"
+    assert (line in out) == (n_covered > 0)
+
+
+@pytest.mark.parametrize(
+    "words, dedup",
+    [
+        ([], False),
+        (["--dedup"], True),
+        (["--dedup", "near"], "near"),
+        (["--dedup=near"], "near"),
+        (["--dedup=True"], True),
+    ],
+)
+def test_values_of_dedup(words, dedup):
+    """Without a value, it is True, as before it had a third one."""
+    cfg = load(TextConfig, [*words, "--name=a", "a.txt"])
+    assert cfg.dedup == dedup and cfg.inputs == ("a.txt",)
+    assert load(TextConfig, ["--dedup", "a.txt"]).dedup is True
+    with pytest.raises(ConfigError, match="dedup=close: it takes True or False or 'near'"):
+        load(TextConfig, ["--dedup=close", "a.txt"])
+
+
+def test_a_large_text_is_not_checked_unless_asked(lines, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prepare_module, "MOST_CHECKED", 1000)
+    prepare(config(tmp_path), lines, "large")
+    line = "was not counted, because the text has more than 1e-06 GB; --check_leakage=True counts it"
+    report = read_json(tmp_path / "data" / "large" / "report.json")
+    assert line in capsys.readouterr().out and report["ngram_overlap"] is None
+    assert report["near_duplicates"] == {"repeated": None, "val_in_train": None, "left_out": 0}
+    prepare(config(tmp_path, check_leakage=True), lines, "asked")
+    report = read_json(tmp_path / "data" / "asked" / "report.json")
+    assert "not counted" not in capsys.readouterr().out and report["ngram_overlap"]["words"] > 0
+    assert report["near_duplicates"]["repeated"] >= 1
+    monkeypatch.setattr(prepare_module, "MOST_CHECKED", 10**6)
+    monkeypatch.setattr(prepare_module, "MOST_COMPARED", 100)
+    prepare(config(tmp_path), lines, "many")
+    line = "near duplicates were not counted, because there are more than 100 documents; --check_leakage=True counts"
+    assert line in capsys.readouterr().out
+    prepare(config(tmp_path, check_leakage=False), lines, "never")
+    assert "counted" not in capsys.readouterr().out
+    assert content(tmp_path / "data" / "never") == content(tmp_path / "data" / "asked")
+
+
 # --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dedup", [False, True])
+@pytest.mark.parametrize("dedup", [False, True, "near"])
 @pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
 def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_path, monkeypatch, request, capsys):
     """Wherever it is interrupted, the result has the same bytes, and no full shard is written again."""
@@ -578,6 +732,30 @@ def test_ctrl_c_prints_one_line(large, tmp_path):
     assert not [path for path in (tmp_path / "data").iterdir() if not path.name.endswith(".lock")]
 
 
+def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
+    """`timeout -s INT` sends two signals. The second one interrupted the end of the pool in three of four runs."""
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import sys, time\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from folio.workers import map_in_order\n"
+        "print('started', flush=True)\n"
+        "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
+    )
+    for pause in (0, 0.0002, 0.001, 0.005) * 2:
+        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60)
+        finally:
+            process.kill()
+            process.stdout.close()
+
+
 def test_a_killed_worker_is_reported(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "encode", kill_itself)
     with pytest.raises(UserError, match="a smaller --num_workers"):
@@ -673,7 +851,7 @@ def test_a_full_disk_is_reported(large, tmp_path):
     assert process.returncode == 2 and "could not be written" in err and err.strip().endswith("nothing was kept")
     assert "Traceback" not in err and list((tmp_path / "data").iterdir()) == []
     process = start_script(
-        tmp_path, *words, "--shard_tokens=1000000", preexec_fn=limit
+        tmp_path, *words, "--shard_tokens=1000000", "--check_leakage=False", preexec_fn=limit
     )  # each file stays below the limit
     _, err = process.communicate()
     assert process.returncode == 0, err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from repository import ROOT, copy_repository, run_commands, shipped
+from test_prepare_music import write_pieces
 
 SMALL = (
     "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=3 --warmup_iters=1 --eval_iters=1"
@@ -33,14 +34,21 @@ def with_tiny_model(command: str) -> str:
     if command.startswith("python train.py"):
         return f"{command.partition('#')[0]} {SMALL}"
     if command.startswith("python sample.py"):
-        return f"{command} --max_new_tokens=5"
+        return f"{command} --max_new_tokens={500 if '--save' in command else 5}"
+    if "evaluate.py memorized" in command:
+        return f"{command} --samples=3 --max_new_tokens=20"
     return command
 
 
 def test_commands(repo_copy):
     commands = [with_tiny_model(command) for command in COMMANDS if command.startswith("python ")]
-    data = "python prepare/text.py novel.txt --name=shakespeare_char"  # the tests run offline
-    outputs = run_commands([data, *commands], repo_copy)
+    write_pieces(repo_copy / "pieces", 4)
+    data = [  # because the tests run offline, and for a short time
+        "python prepare/text.py novel.txt --name=shakespeare_char",
+        "python prepare/translation.py --pairs=100 --held_out=20",
+        "python prepare/midi.py pieces --name=chorales",
+    ]
+    outputs = run_commands([*data, *commands], repo_copy)
     first_run = next(command for command in commands if command.startswith("python train.py config"))
     lines = outputs[first_run].splitlines()
     proposed = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]

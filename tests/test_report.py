@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from folio import UserError, configurator
+from folio.number_format import format_seconds
+from folio.runs import Run
+from folio.selection import sort_runs
 from model import GPT, GPTConfig
-from tools.report import ReportConfig, Run, format_seconds, main, report, summary
+from tools.report import ReportConfig, main, report, summary
 from train import train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
@@ -55,7 +58,7 @@ def test_the_default_output_is_in_the_first_runs_folder(runs, tmp_path, monkeypa
 def test_a_quoted_pattern_names_runs(runs, tmp_path, monkeypatch):
     """It was taken for the name of a folder."""
     monkeypatch.chdir(tmp_path)
-    main(ReportConfig(runs=("a*", "fir*"), output="page.html"))
+    main(ReportConfig(runs=("a*", "fir*"), sort="name", output="page.html"))
     assert "a&lt;b&gt;, first" in (tmp_path / "page.html").read_text(encoding="utf-8")
     with pytest.raises(UserError, match=r"^out-\*: no folder matches this pattern$"):
         main(ReportConfig(runs=("out-*",)))
@@ -65,7 +68,7 @@ def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
     with pytest.raises(UserError, match=r"output=.* cannot be written"):
         main(ReportConfig(runs=(str(runs[0]),), output=str(tmp_path)))
     (runs[0] / "plan.json").write_text("{")
-    with pytest.raises(UserError, match="is not a run's folder, or is damaged"):
+    with pytest.raises(UserError, match=r"plan\.json is damaged"):
         main(ReportConfig(runs=(str(runs[0]),)))
 
 
@@ -85,6 +88,10 @@ def metrics(step: int, val_loss: float | None = None, speed: float | None = None
     return {**line, "tokens_per_second": speed, "peak_memory": 2**20}
 
 
+def run_of(name: str, lines: list[dict], state: dict | None = None, folder: Path = Path("nowhere")) -> Run:
+    return Run(folder, name, lines, state or {}, "finished")
+
+
 def evaluation_before_the_first_step(val_loss: float) -> dict:
     return {**metrics(0, val_loss), "loss": None, "lr": None, "grad_norm": None}
 
@@ -94,11 +101,11 @@ def test_the_table_compares_the_runs():
     shape = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
     lines = [metrics(1), metrics(11, 3.0, 50.0), metrics(21, 1.5, 10.0), metrics(31, 2.5, 10.0)]
     runs = [
-        Run("worse", [metrics(1), metrics(20, 1.75)], [], {}, {}),
-        Run("none", [metrics(1, None, 7.0)], [], {"model": {"n_layer": 2, "unknown": 3}}, {}),
-        Run("better", lines, [], {"model": shape}, {}),
+        run_of("worse", [metrics(1), metrics(20, 1.75)]),
+        run_of("none", [metrics(1, None, 7.0)], {"model": {"n_layer": 2, "unknown": 3}}),
+        run_of("better", lines, {"model": shape}),
     ]
-    heads, *rows = rows_of(summary(runs))
+    heads, *rows = rows_of(summary(sort_runs(runs, "loss")))
     assert [row[0] for row in rows] == ["better", "worse", "none"]
     better, worse, none = (dict(zip(heads, row, strict=True)) for row in rows)
     assert better["parameters"] == f"{GPT(GPTConfig(**shape)).num_params()['total']:,}"
@@ -111,11 +118,13 @@ def test_the_table_compares_the_runs():
     assert none["parameters"] == "" and none["best validation loss"] == none["last validation loss"] == "none yet"
 
 
-def test_an_evaluation_before_the_first_step_is_shown():
+def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     """All its other numbers are null."""
     first = evaluation_before_the_first_step(4.25)
     plan = {"by": "a guess", "steps": 10, "seconds": None, "tokens_per_second": None, "memory": 2**20}
-    run = Run("run", [first, metrics(1), metrics(10, 5.5, 100.0)], [{"step": 0, "text": "abc"}], {}, plan)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "samples.jsonl").write_text('{"step": 0, "text": "abc"}\n')
+    run = run_of("run", [first, metrics(1), metrics(10, 5.5, 100.0)], folder=tmp_path)
     page = report([run])
     figures = json.loads(re.search(r'Plotly.newPlot\(\s*"[^"]+",\s*(\[.*?\]),\s*\{"', page, re.DOTALL)[1])
     curves = [curve for curve in figures if curve["name"] == "run"]
@@ -124,7 +133,7 @@ def test_an_evaluation_before_the_first_step_is_shown():
     assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
     assert rows_of(summary([run]))[1][-3] == "5.5000 at step 10"  # step 0 has no checkpoint
     assert run.measured()["seconds"] == pytest.approx(10)
-    only_evaluated = Run("run", [first], [], {}, plan)
+    only_evaluated = run_of("run", [first], folder=tmp_path)
     assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report([only_evaluated])
 
 
@@ -151,9 +160,8 @@ def test_a_folder_without_a_run_is_an_error(tmp_path):
     with pytest.raises(UserError, match="is not a run's folder"):
         Run.of(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
-    (tmp_path / "samples.jsonl").write_text("")
     with pytest.raises(UserError, match="has not logged a step yet"):
-        Run.of(tmp_path)
+        main(ReportConfig(runs=(str(tmp_path),)))
 
 
 @pytest.mark.browser

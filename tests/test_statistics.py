@@ -1,13 +1,19 @@
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from folio.statistics import (
+    Estimate,
+    _tukey,
+    differences_to_best,
     estimate_mean,
     estimate_ratio,
     leave_one_out_influence,
     paired_difference,
     ratio_influence,
+    share_interval,
     welch_difference,
 )
 
@@ -65,6 +71,15 @@ def test_few_or_equal_values(difference):
     assert difference(ones, twos).low == difference(ones, twos).high == 1
 
 
+def test_the_interval_of_a_share_contains_it_in_95_percent_of_cases(seed):
+    rng = np.random.default_rng(seed)
+    for probability in (0.02, 0.3):
+        intervals = [share_interval(int(k), 200) for k in rng.binomial(200, probability, size=400)]
+        assert 350 <= sum(low < probability < high for low, high in intervals) <= 399
+    z2 = stats.norm.ppf(0.975) ** 2
+    assert share_interval(0, 10) == pytest.approx((0, z2 / (10 + z2))) and share_interval(10, 10)[1] == 1
+
+
 def test_one_group_without_variance():
     estimate = welch_difference(np.ones(3), np.array([1.0, 2.0, 3.0]))
     assert estimate.p == pytest.approx(stats.ttest_1samp([0.0, 1.0, 2.0], 0).pvalue)
@@ -78,3 +93,55 @@ def test_leaving_out_samples_gives_the_influence_of_a_mean_exactly_and_of_a_rati
     influence = leave_one_out_influence(samples, lambda total: total[0] / total[1])
     assert influence == pytest.approx(ratio_influence(*samples.T), rel=0.01, abs=0.01)
     assert leave_one_out_influence(samples[:1], lambda total: total[0]).tolist() == [0]
+
+
+def test_two_settings_are_compared_by_the_paired_t_test(seed):
+    losses = np.random.default_rng(seed).normal(size=(2, 5))
+    best = int(losses.mean(axis=1).argmin())
+    estimate = differences_to_best(losses)[1 - best]
+    expected = stats.ttest_rel(losses[1 - best], losses[best])
+    assert estimate.p == pytest.approx(expected.pvalue, rel=1e-4)
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-4)
+
+
+def test_tukeys_intervals_and_p_values_are_those_of_a_published_example():
+    """Montgomery, Design and Analysis of Experiments, vascular grafts: 4 pressures (settings) in 6 batches (blocks)."""
+    rejects = np.array(
+        [
+            [90.3, 89.2, 98.2, 93.9, 87.4, 97.9],
+            [92.5, 89.5, 90.6, 94.7, 87.0, 95.8],
+            [85.5, 90.8, 89.6, 86.2, 88.0, 93.4],
+            [82.5, 89.5, 85.6, 87.4, 78.9, 90.7],
+        ]
+    )
+    # with mean squares of 7.33 for error (15 degrees of freedom) and q(0.05; 4, 15) = 4.08
+    estimates = _tukey(rejects, 3)
+    assert all(math.isclose(e.half_width, 4.08 * math.sqrt(7.33 / 6), rel_tol=2e-3) for e in estimates)
+    assert np.allclose([e.value for e in estimates], [7.05, 5.9167, 3.15, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("spreads", [[1, 1], [1, 10], [1, 1, 1, 1, 10]])
+def test_identical_settings_are_seldom_called_different(spreads):
+    """Of 200 comparisons of settings with the same mean, at most 9 %, also if some settings are noisier than others."""
+    rng = np.random.default_rng(0)  # not a new seed for each run: 5 % of 200 is 10 ± 3
+    seeds = rng.normal(size=(200, 1, 3))  # an effect of the seed that all settings share
+    samples = seeds + rng.normal(size=(200, len(spreads), 3)) * np.array(spreads)[:, None]
+    called = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in samples)
+    assert called <= 18
+
+
+def test_a_planted_effect_is_found_beside_a_noisy_bad_setting(seed):
+    """Pooled with the noise of a diverging setting, no difference would be found."""
+    rng = np.random.default_rng(seed)
+    means, spreads = np.array([[1.50], [1.56], [1.60], [3.00]]), np.array([[0.004], [0.004], [0.004], [0.2]])
+    found = sum(
+        all(e.low > 0 for e in differences_to_best(means + spreads * rng.normal(size=(4, 3)))[1:]) for _ in range(40)
+    )
+    assert found >= 30
+
+
+def test_settings_without_an_effect_do_not_differ():
+    losses = np.array([[1.0, 2.0], [1.0, 2.0], [1.5, 2.5]])
+    assert [e.p for e in differences_to_best(losses)[:2]] == [1.0, 1.0]
+    assert differences_to_best(losses)[2].low > 0
+    assert differences_to_best(losses[:, :1])[1] == Estimate(0.0, None, 1.0)

@@ -12,16 +12,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_prepare_music import pieces_of, write_pieces
 from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
 from folio import UserError, configurator
 from folio.checkpoint import NoCheckpointError
 from folio.language_model import LanguageModel
-from folio.tokenizer import ByteTokenizer, CharTokenizer
+from folio.music import EventFormat, events_of_file
+from folio.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
 from folio.viewed_model import ViewedModel
+from prepare import midi, pairs
+from prepare.midi import MidiConfig
+from prepare.pairs import PairsConfig
 from tools import view
 from tools.view import KNOWN_TEXT, ViewConfig
+from train import train
 
 SEED = 3
 
@@ -175,6 +181,60 @@ def test_the_first_text_is_known_for_shakespeare_and_pretrained_models(tmp_path)
 def test_the_first_text_of_other_models_is_a_sample(tmp_path):
     viewed = viewed_run(tmp_path / "run", CharTokenizer("abcdef\n"), {"dataset": "verse"})
     assert view.choose_text(viewed) == sample_of(viewed) != ""
+
+
+def test_the_first_text_of_a_model_of_music_is_the_beginning_of_a_held_out_piece(tiny, tmp_path):
+    write_pieces(tmp_path / "pieces", 4)
+    data = str(tmp_path / "data")
+    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
+    train(tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
+    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    held_out = [pair.split() for pair in pieces_of(tmp_path / "data" / "pieces", "val")]
+    assert view.choose_text(viewed).split() == held_out[0][:64]
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert view.choose_text(viewed, str(tmp_path / "moved")).split() == held_out[0][:64]
+    assert view.choose_text(viewed) == sample_of(viewed) != ""
+    viewed.opened.transformer.ln_f.weight.data[0] = torch.nan
+    assert view.choose_text(viewed) == ""
+    untrained = viewed_run(tmp_path / "untrained", viewed.tokenizer, {})
+    assert view.choose_text(untrained) == sample_of(untrained)
+
+
+def test_the_first_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
+    lines = [json.dumps({"prompt": f"{k}:", "completion": f" {k + 1}."}) for k in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    data = str(tmp_path / "data")
+    pairs.main(PairsConfig(inputs=(str(tmp_path / "pairs.jsonl"),), data_dir=data, tokenizer="byte", num_workers=0))
+    train(tiny(dataset="pairs", data_dir=data, out_dir=str(tmp_path / "out")))
+    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    assert view.choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
+
+
+def test_the_first_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
+    format = EventFormat("beats", steps=4, longest_shift=4)
+    save_random_run(tmp_path / "run", format.tokenizer(), SEED, block_size=64)
+    write_pieces(tmp_path / "pieces", 1)
+    file, events = tmp_path / "pieces" / "0.mid", events_of_file(tmp_path / "pieces" / "0.mid", format)
+    with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
+        assert ask(connection, "models")["text"] == events
+    monkeypatch.setattr(view, "MOST_CHARACTERS", 100)
+    capsys.readouterr()
+    with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
+        text = ask(connection, "models")["text"]
+        assert events.startswith(f"{text} ") and 80 < len(text) <= 100
+    assert f"text: the first 100 of {len(events):,} characters are shown\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^[^\n]*'ROMEO:' is not an event of this model[^\n]*$"):
+        view.main(ViewConfig(models=(str(tmp_path / "run"),), text="ROMEO:"))
+    (tmp_path / "broken.mid").write_text("hello")
+    for name, message in (("broken.mid", "cannot be used: it is not a MIDI file"), ("none.mid", "does not exist")):
+        with pytest.raises(UserError, match=rf"^text=FILE:[^\n]*{message}[^\n]*$"):
+            view.main(ViewConfig(models=(str(tmp_path / "run"),), text=f"FILE:{tmp_path / name}"))
+
+
+def test_a_damaged_format_of_music_is_one_line(tmp_path):
+    save_random_run(tmp_path / "run", MidiTokenizer(["NoteOn_60"], {"steps": -1}), SEED)
+    with pytest.raises(UserError, match=r"^the format of this music tokenizer is damaged: [^\n]*$"):
+        view.main(ViewConfig(models=(str(tmp_path / "run"),)))
 
 
 def test_a_model_that_computes_nan_is_shown_with_some_text(tmp_path):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,18 @@ def test_sequence_i_of_a_mixture_does_not_depend_on_the_batch(seed):
     parts = np.concatenate([data.batch(first, 6)[0] for first in range(0, 96, 6)])
     late = 10**12 + 7
     assert np.array_equal(all_at_once, parts) and np.array_equal(data.batch(late, 5)[0][3:], data.batch(late + 3, 2)[0])
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_the_places_of_a_mixtures_sequences_have_their_tokens(sampling, seed):
+    (one, _), (two, _) = sets(300, 400, weights=(1, 1))
+    two = replace(two, train=[Shard(two.train[0].ids[:150]), Shard(two.train[0].ids[150:])])
+    data, shards_of = Mixture([(one, 3), (two, 2)], T, seed, sampling), {"set0": one.train, "set1": two.train}
+    places, first_tokens = data.places(1000, 60), data.batch(1000, 60)[0][:, 0].tolist()
+    assert [shards_of[place.dataset][place.shard].ids[place.offset] for place in places] == first_tokens
+    assert {(place.dataset, place.shard, place.shards) for place in places} == {
+        ("set0", 0, 1), ("set1", 0, 2), ("set1", 1, 2)
+    }  # fmt: skip
 
 
 def test_a_mixture_of_one_data_set_equals_the_data_set(seed):

@@ -57,13 +57,18 @@ def free_port() -> int:
 
 
 def start_ranks(processes: int, cfg: TrainConfig) -> list[BaseProcess]:
-    """Start this number of processes with the variables that torchrun sets. Returns them by rank."""
+    """Start train.py in this number of processes with the variables that torchrun sets. Returns them by rank."""
     Path(cfg.out_dir).parent.mkdir(parents=True, exist_ok=True)
-    files = [os.devnull, f"{cfg.out_dir}.log", f"{cfg.out_dir}.log"]
+    return start_script_ranks(processes, train_command(cfg), f"{cfg.out_dir}.log")
+
+
+def start_script_ranks(processes: int, words: list[str], log: str) -> list[BaseProcess]:
+    """Start `python WORDS` in this number of processes with the variables that torchrun sets. Returns them by rank."""
+    files = [os.devnull, log, log]
     address = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
     sizes = dict(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     ranks = map(str, range(processes))
-    return [start(train_command(cfg), files, **address, **sizes, RANK=rank, LOCAL_RANK=rank) for rank in ranks]
+    return [start(words, files, **address, **sizes, RANK=rank, LOCAL_RANK=rank) for rank in ranks]
 
 
 def run_ranks(processes: int, cfg: TrainConfig) -> str:

@@ -6,6 +6,8 @@
     python tools/evaluate.py gpt2 --tasks=lambada,hellaswag --limit=1000
     python tools/evaluate.py out-translate --tasks=pairs                        answers to held-out prompts
     python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
+    python tools/evaluate.py out-chorales --tasks=music                         generated and held-out pieces
+    python tools/evaluate.py memorized out-shakespeare-char                     verbatim training data
     python tools/evaluate.py compare out-a out-b                                two checkpoints
     python tools/evaluate.py compare out-a1,out-a2,out-a3 out-b1,out-b2,out-b3  two settings, with three seeds each
 
@@ -14,7 +16,11 @@ loss by the number of tokens before the predicted one, in windows of N + 1 conse
 greedy decoding gives the last word of a passage, and the perplexity of that word. On HellaSwag: how often the correct
 one of four endings is the likeliest, by its total log-likelihood (acc) and by that per byte (acc_norm). On pairs of
 prompts and completions (those for validation in the run's data set, or --pairs): how often greedy decoding gives the
-completion, and chrF, BLEU, and ROUGE.
+completion, and chrF, BLEU, and ROUGE. On music: how many of 200 generated pieces parse, how well they keep meter and
+key, how far their intervals and durations are from those of held-out pieces, and how much they copy.
+
+`memorized` looks for training data in text that the model generates, and counts how many passages of the training data
+it completes exactly from their first 50 tokens.
 
 The 95 % intervals use Student's t over documents, or over blocks of a text that has too few documents, or over the
 windows of --context. They say how far the value of a checkpoint would move on other text of the same kind, and nothing
@@ -27,6 +33,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,9 +47,11 @@ from folio import UserError, convert  # noqa: E402
 from folio.answers import BASELINES, answer_pairs, group_rows, measure_answers  # noqa: E402
 from folio.blocks import texts_of  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
-from folio.comparison import choose_design, compare, find_runs  # noqa: E402
+from folio.comparison import choose_design, compare  # noqa: E402
 from folio.configurator import (  # noqa: E402
     NonEmptyStr,
+    NonNegativeFloat,
+    NonNegativeInt,
     PositiveInt,
     Settings,
     comma_separated,
@@ -50,13 +59,28 @@ from folio.configurator import (  # noqa: E402
     run_script,
 )
 from folio.corpus import Corpus, find_sources  # noqa: E402
+from folio.extraction import describe_reproduction, measure_reproduction  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt  # noqa: E402
-from folio.language_model import LanguageModel  # noqa: E402
-from folio.measures import Evaluation, Measure, PositionLoss, Reading, read_characters  # noqa: E402
+from folio.language_model import GenerationConfig, LanguageModel  # noqa: E402
+from folio.measures import Evaluation, PositionLoss, Reading, read_characters  # noqa: E402
+from folio.memorized import TrainingIndex  # noqa: E402
+from folio.music import EventFormat  # noqa: E402
+from folio.music_measures import (  # noqa: E402
+    distance_rows,
+    generate_pieces,
+    longest_copied,
+    longest_row,
+    measure_copied,
+    measure_pieces,
+    piece_of_events,
+    piece_of_tune,
+    pieces_of,
+)
 from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
 from folio.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
+from folio.runs import find_runs  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
 from folio.tasks import TASKS, score_endings  # noqa: E402
@@ -68,14 +92,15 @@ from folio.text_loss import (  # noqa: E402
     shard_streams,
     token_sizes,
 )
+from folio.tokenizer import MidiTokenizer  # noqa: E402
 
-PAIRS = "pairs"  # a task that generates text, unlike the others
+PIECES = 200  # of music to generate, and at most to compare them with
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(Settings):
     # --- models ---
-    runs: tuple[str, ...] = ()  # runs ("out-*" for several), or whatever --init_from takes; or "compare" and two sides
+    runs: tuple[str, ...] = ()  # runs ("out-*", latest), or what --init_from takes; after memorized or compare, if any
     checkpoint: Literal["best", "last"] = "best"  # of a run
     # --- text ---
     dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the data set of the training run
@@ -88,13 +113,19 @@ class EvaluateConfig(Settings):
     stride: PositiveInt | None = None  # tokens from one context to the next; None: the whole context
     context: PositiveInt | None = None  # measure the loss by position, up to this many tokens of context
     # --- tasks ---
-    tasks: NonEmptyStr | None = None  # lambada, hellaswag, pairs, separated by commas; instead of a text
-    limit: PositiveInt | None = None  # questions or pairs per task; None: all
+    tasks: NonEmptyStr | None = None  # lambada, hellaswag, pairs, music, separated by commas; instead of a text
+    limit: PositiveInt | None = None  # questions or pairs per task, or pieces of music; None: all, or 200 pieces
     pairs: NonEmptyStr | None = None  # a .jsonl file of prompts and completions; None: those of the validation set
     stop: NonEmptyStr | None = None  # text at which an answer to a prompt also ends; \n is a line break
     baseline: Literal["first_sentence"] | None = None  # also score the first sentence as the summary
     by: str = "target,kind"  # at most two fields of the pairs to group exact match by; fields they lack are ignored
-    answers: NonEmptyStr | None = None  # also write the pairs and the models' answers to this .jsonl file
+    answers: NonEmptyStr | None = None  # also write the pairs with the answers, or the pieces, to this .jsonl file
+    # --- generated text ---
+    temperature: NonNegativeFloat | None = None  # None: 1 for pieces of music, and that of sample.py for memorized
+    samples: PositiveInt = 1000  # texts for memorized
+    max_new_tokens: PositiveInt = 200  # per sample, at most
+    span: PositiveInt | None = None  # also count tokens in spans of training data of at least this length
+    seed: NonNegativeInt = 1337  # of the samples
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what is fast on the device
@@ -104,20 +135,27 @@ class EvaluateConfig(Settings):
         problems = []
         if not self.runs:
             problems.append(("runs", "name a run, or: compare RUN RUN"))
-        if tasks := [run for run in self.runs if run in (*TASKS, PAIRS)]:
-            problems.append(("runs", f"{tasks[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}"))
-        tasks = split_list(self.tasks or "")
-        if unknown := [task for task in tasks if task not in (*TASKS, PAIRS)]:
-            problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join((*TASKS, PAIRS))}"))
-        of_pairs = [name for name in ("pairs", "stop", "baseline", "answers") if getattr(self, name)]
-        problems += [(name, f"it needs --tasks={PAIRS}") for name in of_pairs if PAIRS not in tasks]
+        known, tasks = (*TASKS, *GENERATING), split_list(self.tasks or "")
+        if named := [run for run in self.runs if run in known]:
+            problems.append(("runs", f"{named[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}"))
+        if unknown := [task for task in tasks if task not in known]:
+            problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(known)}"))
+        of_pairs = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
+        problems += [(name, "it needs --tasks=pairs") for name in of_pairs if "pairs" not in tasks]
+        if self.answers and not GENERATING.keys() & set(tasks):
+            problems.append(("answers", "it needs --tasks=pairs or --tasks=music"))
+        if self.is_set("temperature") and "music" not in tasks and not self.memorized:
+            problems.append(("temperature", "it needs --tasks=music, or: memorized RUN"))
+        problems += self.problems_of_memorized()
+        if self.compares and "music" in tasks:
+            problems.append(("tasks", "music is not compared: evaluate each run, and compare it with held-out pieces"))
         if self.pairs and self.dataset:
             problems.append(("pairs", "it cannot be combined with --dataset; give only one of them"))
         if len(comma_separated(self.by)) > 2:
             problems.append(("by", "give at most two fields, separated by a comma"))
         if self.split_on == "":
             problems.append(("split_on", "it must not be empty; None takes each file as one document"))
-        if self.tasks and (self.text or (self.dataset and PAIRS not in tasks)):
+        if self.tasks and (self.text or (self.dataset and "pairs" not in tasks)):
             problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
         if self.limit and not self.tasks:
             problems.append(("limit", "it is the number of questions per task, and no --tasks are given"))
@@ -125,9 +163,26 @@ class EvaluateConfig(Settings):
             problems.append(("context", "it cannot be combined with --tasks, --stride, --block_size, or compare"))
         return problems
 
+    def problems_of_memorized(self) -> list[tuple[str, str]]:
+        if not self.memorized:
+            names = ("samples", "max_new_tokens", "span", "seed")
+            return [(name, "it needs: memorized RUN") for name in names if self.is_set(name)]
+        others = ("dataset", "text", "split_on", "block_size", "stride", "context", "tasks")
+        problems = [(name, "it cannot be combined with memorized") for name in others if self.is_set(name)]
+        if len(self.runs) == 1:
+            problems.append(("runs", "name the run, as in: memorized RUN"))
+        if self.span and self.span > self.max_new_tokens:
+            rule = f"a sample has only {self.max_new_tokens} tokens; set a smaller --span or a larger --max_new_tokens"
+            problems.append(("span", rule))
+        return problems
+
     @property
     def compares(self) -> bool:
         return self.runs[:1] == ("compare",)
+
+    @property
+    def memorized(self) -> bool:
+        return self.runs[:1] == ("memorized",)
 
 
 def split_list(value: str) -> list[str]:
@@ -141,6 +196,9 @@ def expand(runs: str) -> list[str]:
 
 
 def main(cfg: EvaluateConfig) -> None:
+    if cfg.memorized:
+        measure_memorized(cfg)
+        return
     design = choose_design(choose_sides(cfg), cfg.checkpoint) if cfg.compares else None
     sides = design.sides if design else [[run] for name in cfg.runs for run in expand(name)]
     evaluations = [[evaluate(run, cfg) for run in side] for side in sides]
@@ -206,32 +264,27 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     stride = cfg.stride or model.config.block_size
     if stride > model.config.block_size:
         raise UserError(f"--stride={stride}: it must not exceed the context of {model.config.block_size} tokens")
-    measures: list[Measure] = []
-    positions: list[PositionLoss] = []
-    readings: dict[str, Reading] = {}
-    if cfg.tasks:
-        evaluation = Evaluation(run, measures, readings)
-        for name in split_list(cfg.tasks):
-            if name == PAIRS:
-                evaluation = evaluate_pairs(
-                    evaluation, LanguageModel(model, tokenizer, cfg.device, cfg.dtype), saved, cfg
-                )
-                continue
-            questions = TASKS[name].questions()[: cfg.limit]
-            texts = (text for question in questions for text in (question.context, *question.endings))
-            readings[name] = read_characters(texts, tokenizer)
-            measures += TASKS[name].measures(questions, score_endings(model, tokenizer, runtime, name, questions))
-        return evaluation
-    for text in open_texts(saved, cfg):
-        readings[text.name] = search_training_data(text, run, saved, cfg)
+    evaluation = Evaluation(run)
+    for name in split_list(cfg.tasks or ""):
+        if name in GENERATING:
+            GENERATING[name](evaluation, LanguageModel(model, tokenizer, cfg.device, cfg.dtype), saved, cfg)
+            continue
+        questions = TASKS[name].questions()[: cfg.limit]
+        texts = (text for question in questions for text in (question.context, *question.endings))
+        evaluation.readings[name] = read_characters(texts, tokenizer)
+        scores = score_endings(model, tokenizer, runtime, name, questions)
+        evaluation.measures += TASKS[name].measures(questions, scores)
+    for text in [] if cfg.tasks else open_texts(saved, cfg):
+        evaluation.readings[text.name] = search_training_data(text, run, saved, cfg)
         if cfg.context:
-            positions.append(measure_positions(model, runtime, text.name, text.streams, cfg.context))
+            positions = measure_positions(model, runtime, text.name, text.streams, cfg.context)
+            evaluation.positions.append(positions)
         else:
-            measures += measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
-    return Evaluation(run, measures, readings, positions)
+            evaluation.measures += measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
+    return evaluation
 
 
-def evaluate_pairs(evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig) -> Evaluation:
+def evaluate_pairs(evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig) -> None:
     """Add what is measured of the model's answers to prompts. Raises UserError if there are no pairs."""
     for name, pairs in open_pairs(saved, cfg).items():
         pairs = pairs[: cfg.limit]
@@ -239,34 +292,87 @@ def evaluate_pairs(evaluation: Evaluation, model: LanguageModel, saved: Checkpoi
         size = sum(len(text.encode("utf-8", "replace")) for text in texts)
         evaluation.readings[name] = replace(read_characters(texts, model.tokenizer), bytes=size)
         answers = answer_pairs(model, name, pairs, cfg.stop and line_breaks(cfg.stop))
-        evaluation = add_answers(evaluation, name, pairs, answers, cfg)
-    return evaluation
+        add_answers(evaluation, name, pairs, answers, cfg)
 
 
 def evaluate_baseline(models: Sequence[Evaluation], cfg: EvaluateConfig) -> Evaluation:
     """What is measured of answers that need no model, to the pairs that the models answered."""
-    evaluation = Evaluation(cfg.baseline, [], {})
+    evaluation = Evaluation(cfg.baseline)
     for name, pairs in {name: pairs for model in models for name, pairs in model.pairs.items()}.items():
         evaluation.readings[name] = Reading()
-        evaluation = add_answers(evaluation, name, pairs, [BASELINES[cfg.baseline](p.prompt) for p in pairs], cfg)
+        add_answers(evaluation, name, pairs, [BASELINES[cfg.baseline](pair.prompt) for pair in pairs], cfg)
     return evaluation
 
 
 def add_answers(
-    evaluation: Evaluation, name: str, pairs: Sequence[Pair], answers: Sequence[str], cfg: EvaluateConfig
-) -> Evaluation:
+    evaluation: Evaluation, name: str, pairs: list[Pair], answers: Sequence[str], cfg: EvaluateConfig
+) -> None:
     """Add what is measured of answers to the pairs of one source."""
-    measures, signatures = measure_answers(name, pairs, answers)
-    evaluation.measures.extend(measures)
+    measures, evaluation.signatures = measure_answers(name, pairs, answers)
+    evaluation.measures += measures
+    evaluation.pairs[name] = pairs
     about = {"run": evaluation.run, "of": name}
-    rows = [about | row for row in group_rows(name, pairs, answers, comma_separated(cfg.by))]
-    given = [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
-    return evaluation._replace(
-        groups=[*evaluation.groups, *rows],
-        signatures=signatures,
-        answers=[*evaluation.answers, *given],
-        pairs={**evaluation.pairs, name: pairs},
-    )
+    evaluation.groups += [about | row for row in group_rows(name, pairs, answers, comma_separated(cfg.by))]
+    evaluation.answers += [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
+
+
+def evaluate_music(evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig) -> None:
+    """Add what is measured of pieces that the model generates and, as the scale, of held-out pieces.
+
+    Raises UserError if the model was not trained on music.
+    """
+    tokenizer, limit = model.tokenizer, cfg.limit or PIECES
+    read, meter = piece_of_tune, "bars as long as the meter"
+    if isinstance(tokenizer, MidiTokenizer):
+        read, meter = partial(piece_of_events, format=EventFormat.of(tokenizer)), "notes on a beat"
+    if tokenizer.eot is None:
+        raise UserError(f"{saved.path} does not generate pieces of music: its tokenizer has no end-of-text token")
+    training = open_training_data(saved, cfg.data_dir)
+    held_out = [tokenizer.decode(ids) for of in training for ids in pieces_of(of.val, tokenizer.eot, limit)]
+    trained_on = [tokenizer.decode(ids) for of in training for ids in pieces_of(of.train, tokenizer.eot, limit)]
+    real = [read(text) for text in held_out]
+    if not any(piece.parses for piece in real):
+        raise UserError(f"{saved.path} does not generate music: no held-out document parses as ABC notation")
+    most = 2 * max(len(tokenizer.encode(text)) for text in held_out)
+    texts = generate_pieces(model, limit, most, 1.0 if cfg.temperature is None else cfg.temperature)
+    pieces, index = [read(text) for text in texts], TrainingIndex(training, tokenizer.eot)
+    for name, written, measured in (("generated", texts, pieces), ("held out", held_out, real)):
+        evaluation.readings[name] = Reading()
+        copied = [longest_copied(index, tokenizer.encode(text)) for text in written]
+        evaluation.measures += [*measure_pieces(name, measured, meter), *measure_copied(name, copied)]
+        evaluation.more_rows.append(longest_row(name, copied))
+    names = [measure.name for measure in evaluation.measures]
+    evaluation.measures.sort(key=lambda measure: names.index(measure.name))  # generated and held out side by side
+    evaluation.readings["training"] = Reading()
+    sets = {"generated": pieces, "training": [read(text) for text in trained_on]}
+    evaluation.more_rows += distance_rows(sets, real)
+    evaluation.answers += [{"run": evaluation.run, "of": "generated", "piece": text} for text in texts]
+
+
+def measure_memorized(cfg: EvaluateConfig) -> None:
+    """Print what each run reproduces of its training data."""
+    facts = []
+    for run in [run for name in cfg.runs[1:] for run in expand(name)]:
+        saved = convert.load(run, cfg.checkpoint)
+        model = LanguageModel(saved.build(), saved.tokenizer, cfg.device, cfg.dtype)
+        print(f"{saved.path}: {model.runtime.description}", file=sys.stderr)
+        config = GenerationConfig(max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
+        if cfg.temperature is not None:
+            config = replace(config, temperature=cfg.temperature)
+        try:
+            datasets = open_training_data(saved, cfg.data_dir)
+            facts.append({"run": run, **measure_reproduction(model, datasets, cfg.samples, config, cfg.span)})
+        except UserError as error:
+            raise UserError(f"{saved.path}: {error}") from None
+        print(describe_reproduction(facts[-1]))
+        if (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
+            print(f"The training data of {base}, from which {run} started, is not known, and was not searched.")
+    if cfg.json:
+        write_json(Path(cfg.json), {"memorized": facts})
+
+
+# tasks for which a model generates text
+GENERATING = {"pairs": evaluate_pairs, "music": evaluate_music}
 
 
 def open_pairs(saved: Checkpoint, cfg: EvaluateConfig) -> dict[str, list[Pair]]:

@@ -34,6 +34,7 @@ from folio.export_formats import (  # noqa: E402
     with_position_table,
 )
 from folio.generate import default_prompt, generate  # noqa: E402
+from folio.runs import resolve  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
@@ -56,7 +57,7 @@ class ExportConfig(Settings):
 
 
 def main(cfg: ExportConfig) -> None:
-    run, output, target = cfg.paths[0], Path(cfg.paths[1]), FORMATS[cfg.to]
+    run, output, target = resolve(cfg.paths[0]), Path(cfg.paths[1]), FORMATS[cfg.to]
     check_output(output, cfg.to)
     loaded = convert.load(run, cfg.checkpoint)
     gpt2 = with_position_table(loaded)

@@ -3,6 +3,7 @@
     python tools/view.py out-shakespeare-char              a run: any of its checkpoints, also while it trains
     python tools/view.py out-shakespeare-char out-six      two models, compared token by token
     python tools/view.py gpt2                              whatever --init_from takes
+    python tools/view.py out-chorales --text=FILE:piece.mid
 
 The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
 """
@@ -12,7 +13,9 @@ import socket
 import sys
 import threading
 import webbrowser
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,11 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import Settings, line_breaks, run_script  # noqa: E402
-from folio.language_model import LanguageModel  # noqa: E402
+from folio.configurator import Settings, run_script  # noqa: E402
+from folio.language_model import LanguageModel, encode_prompt, read_prompt  # noqa: E402
+from folio.overlap import open_training_data  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.serve import make_app, make_server  # noqa: E402
-from folio.trace_provider import TraceProvider  # noqa: E402
+from folio.trace_provider import MOST_CHARACTERS, TraceProvider  # noqa: E402
 from folio.viewed_model import ViewedModel  # noqa: E402
 
 KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
@@ -39,7 +43,7 @@ class ViewConfig(Settings):
     # --- files ---
     models: tuple[str, ...] = ()  # RUN [RUN]: a run, a checkpoint, or what --init_from takes; a second one to compare
     checkpoint: Literal["best", "last"] = "best"  # of a run, the one to open
-    text: str = ""  # to show first; \n is a line break; default: Shakespeare, or a sample of the model
+    text: str = ""  # to show first, as sample.py's start; default: Shakespeare, a held-out piece, or a sample
     data_dir: str | None = None  # where to look for the training data if it is not where it was
     # --- server ---
     host: str = "127.0.0.1"  # a loopback address
@@ -78,24 +82,46 @@ def listen(host: str, port: int) -> socket.socket:
     raise UserError(f"host={host}: no port can be opened there ({problem})")
 
 
-def choose_text(viewed: ViewedModel) -> str:
-    """A text for a model of Shakespeare or of general English, and a sample of any other model."""
+def choose_text(viewed: ViewedModel, data_dir: str | None = None) -> str:
+    """A text for a model of Shakespeare or of general English, a held-out one for a model of music or of prompts and
+    completions, and a sample of any other model.
+    """
     dataset = str(viewed.settings.get("dataset", "shakespeare"))
-    if "shakespeare" in dataset and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
+    if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
         return KNOWN_TEXT
+    with suppress(UserError):  # the data is not here
+        if text := held_out_text(viewed, data_dir):
+            return text
     try:
         model = LanguageModel(viewed.opened, viewed.tokenizer, str(viewed.device))
         return model.generate("", max_new_tokens=min(FIRST_TOKENS, viewed.limit))
     except UserError:  # such as a model that computes NaN
-        return KNOWN_TEXT
+        return "" if viewed.music else KNOWN_TEXT
+
+
+def held_out_text(viewed: ViewedModel, data_dir: str | None) -> str:
+    """The beginning of the first piece for validation, or the first prompt with its completion; "" for a model of text
+    alone. Raises UserError if the data is not available.
+    """
+    shard = open_training_data(viewed.saved, data_dir)[0].val[0]
+    if not viewed.music and shard.mask is None:
+        return ""
+    most = min(FIRST_TOKENS, viewed.limit) if viewed.music else viewed.limit
+    document = takewhile(lambda token: token != viewed.tokenizer.eot, shard.ids[:most].tolist())
+    return viewed.tokenizer.decode([*document]).strip()
 
 
 def main(cfg: ViewConfig) -> None:
     device = resolve_runtime(cfg.device, "float32", False).device
     models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
     if len({viewed.tokenizer.hash for viewed in models}) > 1:
-        raise UserError(f"{' and '.join(cfg.models)} have different tokenizers, so their tokens cannot be compared")
-    text = line_breaks(cfg.text) or choose_text(models[0])
+        names = " and ".join(viewed.name for viewed in models)
+        raise UserError(f"{names} have different tokenizers, so their tokens cannot be compared")
+    text = read_prompt("text", cfg.text, models[0].tokenizer) or choose_text(models[0], cfg.data_dir)
+    if len(text) > MOST_CHARACTERS:
+        print(f"text: the first {MOST_CHARACTERS:,} of {len(text):,} characters are shown")
+        text = text[:MOST_CHARACTERS].rsplit(" ", 1)[0]  # without a part of an event of music
+    encode_prompt(models[0].tokenizer, text, "skip")  # raises UserError if it is not music, but should be
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
     names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]

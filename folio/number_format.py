@@ -1,0 +1,24 @@
+"""Numbers in few characters, for tables and messages."""
+
+from typing import Any
+
+
+def format_value(value: Any) -> str:
+    """A setting or another value; a number that is not an integer with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_tokens(tokens: int) -> str:
+    """500, 11.1k, 11.1M, 11.1B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= size:
+            return f"{tokens / size:.1f}{letter}"
+    return str(tokens)
+
+
+def format_seconds(seconds: float) -> str:
+    """8.2 s, 2 min 20 s, or 3 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"

@@ -1,0 +1,80 @@
+"""Hashes of words and n-grams, against words that are cut one character at a time."""
+
+import random
+
+import numpy as np
+import pytest
+
+from folio.ngrams import BOUNDARY, mix, ngram_hashes, ngrams_within_documents, powers_of, word_hashes
+
+CHARACTERS = [*"abXYZ019", *" .,;\n-_", *"éßЖ", *"中日カ한", "\u2019", "\u201c", "\u2013", "\u00a0", "«", "🎉"]
+
+
+def is_separator(character: str) -> bool:
+    """ASCII that is not a letter or digit, the signs of Latin-1, and typographic quotes and dashes."""
+    if character.isascii():
+        return not character.isalnum()
+    return 0x80 <= ord(character) < 0xC0 or 0x2000 <= ord(character) < 0x2040
+
+
+def words_of(text: str) -> list[str]:
+    words, in_word = [], False
+    for character in text:
+        character = character.lower() if character.isascii() else character
+        if is_separator(character):
+            in_word = False
+        elif in_word and not 0x3000 <= ord(character) < 0x10000:  # Chinese, Japanese, and Korean
+            words[-1] += character
+        else:
+            words.append(character)
+            in_word = True
+    return words
+
+
+def test_words_have_equal_hashes_where_they_are_equal(seed):
+    rng, hash_of = random.Random(seed), {}
+    for _ in range(300):
+        text = "".join(rng.choices(CHARACTERS, k=rng.randrange(60)))
+        words, hashes = words_of(text), word_hashes(text.encode())
+        assert len(words) == len(hashes), text
+        for word, of_word in zip(words, hashes.tolist(), strict=True):
+            assert hash_of.setdefault(word, of_word) == of_word
+    assert len(set(hash_of.values())) == len(hash_of) > 500
+
+
+def test_case_and_punctuation_do_not_count():
+    assert (
+        word_hashes(b'"To be, or NOT to be?"').tolist()
+        == word_hashes("\u2018to be \u2013 or not to be\u2019".encode()).tolist()
+    )
+    assert len(word_hashes(b"")) == len(word_hashes(b" ?!")) == len(word_hashes("…".encode())) == 0
+    assert len(word_hashes(b"\xe2")) == 1  # a part of a character
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 13])
+def test_ngrams_have_equal_hashes_where_they_are_equal(n, seed):
+    rng, hash_of = np.random.default_rng(seed), {}
+    vocabulary = rng.integers(2**63, size=4, dtype=np.uint64)
+    for size in (0, 1, n - 1, n, 40, 500):
+        ids = rng.integers(4, size=size)
+        hashes = ngram_hashes(vocabulary[ids], n)
+        assert len(hashes) == max(size - n + 1, 0)
+        for start, of_ngram in enumerate(hashes.tolist()):
+            assert hash_of.setdefault(tuple(ids[start : start + n]), of_ngram) == of_ngram
+    assert len(set(hash_of.values())) == len(hash_of)
+
+
+def test_no_ngram_crosses_the_end_of_a_document():
+    documents = [b"a b c d", b"", b"e f", b"g h i"]
+    words = word_hashes(BOUNDARY.join(documents))
+    hashes, starts = ngrams_within_documents(words, 3)
+    expected = np.concatenate([ngram_hashes(word_hashes(document), 3) for document in documents])
+    assert hashes.tolist() == expected.tolist() and starts.tolist() == [0, 1, 9]
+    assert len(ngrams_within_documents(words[:2], 3)[0]) == 0
+
+
+def test_powers_and_mixing():
+    assert powers_of(np.uint64(3), 5).tolist() == [1, 3, 9, 27, 81] and len(powers_of(np.uint64(3), 0)) == 0
+    assert powers_of(np.uint64(2**40 + 1), 3).tolist() == [1, 2**40 + 1, (2**40 + 1) ** 2 % 2**64]
+    upper = mix(np.arange(1, 20_001, dtype=np.uint64)) >> np.uint64(32)  # all 32 upper bits follow from the lower ones
+    assert len(np.unique(upper)) > 19_990

@@ -1,0 +1,167 @@
+"""The trials of a sweep in their database, without training."""
+
+import threading
+from collections import Counter
+
+import optuna
+import pytest
+
+from folio import UserError
+from folio.search_space import Range, Values
+from folio.study import (
+    Study,
+    TrialFailed,
+    TrialInterrupted,
+    key_of,
+    open_storage,
+    open_study,
+    reporting_a_lost_database,
+)
+
+SPACE = [Values("n_layer", (1, 2, 3))]
+POINTS = [(point, {"n_layer": point + 1}) for point in range(3)]
+SEEDS = [5, 6]
+
+
+def new_worker(tmp_path, alone: bool = False, seed: int = 5, grace_period: int | None = None) -> Study:
+    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", grace_period)
+    return open_study(storage, "sweep", {"seed": seed}, SPACE, (POINTS, SEEDS), prune_after=None, alone=alone)
+
+
+def run(study: Study, objective, jobs: int = 1) -> None:
+    study.run(objective, jobs, stopped=lambda: False, after_trial=lambda: None)
+
+
+def finish(study: Study, trial: optuna.Trial) -> float:
+    trial.set_user_attr("loss", 1.0)
+    return float(study.suggest(trial)["n_layer"])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_two_workers_run_each_trial_once(tmp_path, jobs):
+    """With two threads and SQLite, optuna gave both the same trial."""
+    started: Counter = Counter()
+
+    def work() -> None:
+        study = new_worker(tmp_path)
+
+        def objective(trial: optuna.Trial) -> float:
+            started[key_of(trial)] += 1
+            return finish(study, trial)
+
+        run(study, objective, jobs)
+        outcomes.append(study.outcomes())
+
+    outcomes: list = []
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert started == {(point, seed): 1 for point, _ in POINTS for seed in SEEDS}
+    assert outcomes[0] == outcomes[1]  # both wait for the last trial
+    assert [(outcome.point, outcome.seed) for outcome in outcomes[0]] == sorted(started)
+    assert {outcome.state for outcome in outcomes[0]} == {"finished"}
+
+
+def test_an_interrupted_trial_waits_again_and_a_failed_one_does_not(tmp_path):
+    study, attempts = new_worker(tmp_path, alone=True), Counter()
+
+    def objective(trial: optuna.Trial) -> float:
+        attempts[key_of(trial)] += 1
+        if key_of(trial) == (0, 5) and attempts[0, 5] == 1:
+            raise TrialInterrupted
+        if key_of(trial) == (1, 5):
+            trial.set_user_attr("error", "out of memory")
+            raise TrialFailed
+        return finish(study, trial)
+
+    run(study, objective)
+    states = {(outcome.point, outcome.seed): outcome.state for outcome in study.outcomes()}
+    assert states.pop((1, 5)) == "failed" and set(states.values()) == {"finished"} and len(states) == 5
+    assert attempts[0, 5] == 2 and attempts.total() == 7
+    study.retry_failed()
+    run(study, objective)
+    assert attempts[1, 5] == 2 and attempts.total() == 8
+
+
+def test_a_worker_alone_resumes_what_a_killed_one_was_running(tmp_path):
+    killed = new_worker(tmp_path, alone=True)
+    running, ended = killed.study.ask(), killed.study.ask()  # a kill leaves the first one as it is
+    killed.suggest(running)
+    killed.study.tell(ended, state=optuna.trial.TrialState.FAIL)  # and came before the second one was to wait again
+    study = new_worker(tmp_path, alone=True)
+    run(study, lambda trial: finish(study, trial))
+    assert [outcome.state for outcome in study.outcomes()] == ["finished"] * 6
+
+
+def test_a_silent_worker_loses_its_trial_and_continues(tmp_path):
+    """optuna's ValueError about a trial that it could not record ended the sweep."""
+    study, other = (new_worker(tmp_path, grace_period=100) for _ in range(2))
+    taken: list[tuple[int, int]] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        if not taken:
+            taken.append(key_of(trial))
+            other.resume_interrupted(alone=True)  # as after the grace period
+        return finish(study, trial)
+
+    run(study, objective)
+    assert [outcome.state for outcome in study.outcomes()] == ["finished"] * 6
+
+
+def test_importances_do_not_depend_on_the_order_and_need_some_trials():
+    """A search that was interrupted reported other shares than one that was not."""
+    space = [Values("n_layer", (1, 2)), Values("n_head", (1, 2))]
+    losses = {
+        (layers, heads, seed): 10 * layers + heads + seed for layers in (1, 2) for heads in (1, 2) for seed in (0, 1)
+    }
+    found = []
+    for keys in (list(losses), list(losses)[::-1], list(losses)[:6]):
+        study = Study(optuna.create_study(), space, 0)
+        for layers, heads, seed in keys:
+            study.add([(2 * layers + heads, {"n_layer": layers, "n_head": heads})], [seed])
+            trial = study.study.ask()
+            study.suggest(trial)
+            study.study.tell(trial, losses[layers, heads, seed])
+        found.append(study.importances())
+    assert found[0] == found[1] and found[0]["n_layer"] > 0.8 and not found[2]
+
+
+def test_other_settings_are_refused(tmp_path):
+    new_worker(tmp_path)
+    with pytest.raises(UserError, match=r"^sweep was started with seed=5, not 6: repeat its command to continue it"):
+        new_worker(tmp_path, seed=6)
+
+
+def test_workers_that_start_together_search_different_values(tmp_path):
+    """Their samplers had the same seed, so each trial of one was a trial of the other."""
+    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", None)
+    options = (storage, "sweep", {"seed": 5}, [Range("dropout", 0.0, 0.5)], ([(p, {}) for p in range(6)], [5]))
+    _, *workers = [open_study(*options, prune_after=None, alone=False) for _ in range(3)]  # the first adds the trials
+    values = [worker.suggest(worker.study.ask())["dropout"] for _ in range(3) for worker in workers]
+    assert len(set(values)) == 6
+
+
+def test_a_worker_survives_a_heartbeat_that_the_database_misses(tmp_path):
+    """A thread of optuna's printed its traceback, and the worker was silent from then on."""
+    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", 100)
+    (tmp_path / "study.db").write_bytes(b"not a database" * 1000)
+    storage.record_heartbeat(1)
+
+
+def test_a_lost_database_is_reported_in_one_line(tmp_path):
+    """optuna answers it with an UnboundLocalError, which reached the user."""
+    study = new_worker(tmp_path, alone=True)
+
+    def objective(trial: optuna.Trial) -> float:
+        (tmp_path / "study.db").write_bytes(b"not a database" * 1000)
+        return 1.0
+
+    with (
+        pytest.raises(UserError, match=r"^the sweep's database failed: .*; its runs are saved"),
+        reporting_a_lost_database(),
+    ):
+        run(study, objective)
+    with pytest.raises(ZeroDivisionError), reporting_a_lost_database():
+        _ = 1 / 0

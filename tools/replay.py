@@ -1,0 +1,257 @@
+"""Replay one step of a run: what it read, the loss of each token, its gradients and updates.
+
+    python tools/replay.py out-shakespeare-char --step=1200
+    python tools/replay.py out-shakespeare-char --step=1200 --json=step.json
+    torchrun --standalone --nproc_per_node=2 tools/replay.py out-two --step=1200     a run of two processes
+
+Step N is that of metrics.jsonl, after which N steps are done. It is trained again from the newest full checkpoint
+before it, or from the beginning, with the settings that the run had then. Its loss and gradient norm are compared with
+the logged ones, bit for bit. The page, replay-N.html, opens offline. Nothing else changes in the run's folder, where
+another process may be training.
+"""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from folio import UserError, distributed  # noqa: E402
+from folio.checkpoint import Checkpoint  # noqa: E402
+from folio.configurator import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
+from folio.files import atomic_write, write_json  # noqa: E402
+from folio.guard import Step  # noqa: E402
+from folio.kernels import compile_loss  # noqa: E402
+from folio.loader import BatchLoader  # noqa: E402
+from folio.number_format import format_seconds  # noqa: E402
+from folio.overlap import open_training_mixture  # noqa: E402
+from folio.progress import progress_bar  # noqa: E402
+from folio.replay import Comparison, StepRecorder  # noqa: E402
+from folio.replay_page import page  # noqa: E402
+from folio.replay_report import Report  # noqa: E402
+from folio.run_history import HeldCheckpoint, History, Part  # noqa: E402
+from folio.runs import find_runs  # noqa: E402
+from folio.runtime import Runtime, resolve_runtime  # noqa: E402
+from folio.schedule import Schedule  # noqa: E402
+from folio.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
+from folio.state import TrainState  # noqa: E402
+from folio.tokenizer import Tokenizer  # noqa: E402
+from folio.windows import Mixture  # noqa: E402
+from model import GPTConfig  # noqa: E402
+from train import LossFunction, TrainConfig, build_state, train_step, wrap  # noqa: E402
+
+
+@dataclass(frozen=True)
+class ReplayConfig(Settings):
+    # --- step ---
+    run: tuple[str, ...] = ()  # the run's folder
+    step: PositiveInt | None = None  # of metrics.jsonl; 1 is the first one
+    data_dir: str | None = None  # where to look for the training data if it is not where it was
+    # --- output ---
+    output: NonEmptyStr | None = None  # file of the page; None: replay-STEP.html in the run's folder
+    json: NonEmptyStr | None = None  # also write everything to this file
+    # --- machine ---
+    device: NonEmptyStr | None = None  # "cpu", "cuda", "cuda:1", "mps", "auto"; None: as in training
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None  # of matmuls; None: as in training
+    backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
+
+    def problems(self) -> list[tuple[str, str]]:
+        """There are a run and a step."""
+        example = "python tools/replay.py out-shakespeare-char --step=1200"
+        problems = [("run", f"name one run's folder, as in {example}")] if len(self.run) != 1 else []
+        return problems if self.step else [*problems, ("step", f"name a step, as in {example}")]
+
+
+class Training(NamedTuple):
+    """What train.train_step needs, for a part of a run."""
+
+    cfg: TrainConfig
+    runtime: Runtime
+    state: TrainState
+    loss_fn: LossFunction
+    loader: BatchLoader
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, start: Start, part: Part, runtime: Runtime, data: Mixture) -> "Training":
+        """Set up as in train.train."""
+        cfg = start.cfg
+        gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
+        model, net = wrap(start.build_model(), gpt_config, cfg, runtime)
+        loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
+        schedule = cfg.schedule(cfg.step_counts, part.decisions)
+        return cls(cfg, runtime, build_state(start, model, net, runtime), compile_loss(net, runtime), loader, schedule)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return self.schedule.learning_rate_at(self.state.step)
+
+    def train_step(self) -> None:
+        train_step(self.state, self.loss_fn, self.loader, self.learning_rate, self.cfg.grad_clip, self.cfg.seed)
+
+    def read_steps(self) -> list[Step]:
+        """What the guard says about the steps since the last reading."""
+        guard = self.state.guard
+        if not guard.judged:
+            return []
+        guard.send()
+        return guard.read(self.state.step)
+
+    def pause(self, tokenizer: Tokenizer) -> HeldCheckpoint:
+        """A checkpoint in memory, once all steps are read."""
+        return HeldCheckpoint.of(self.state, tokenizer, {"model": asdict(self.state.model.config)})
+
+
+def replay(given: ReplayConfig) -> None:
+    """Replay a step; print, and on rank 0 write, what happened in it. Raises UserError."""
+    folder, step = find_run(given.run[0]), given.step
+    history = History.of(folder, TrainConfig)
+    history.require_step(step)
+    saved = history.checkpoint_before(step)
+    begin = saved.state["step"] if saved else 0
+    parts = history.parts_between(begin, step)
+    settings = [settings_of(part, given) for part in parts]
+    data = open_data(history, given.data_dir)
+    if threads := history.threads_at(step):
+        torch.set_num_threads(threads)
+    runtimes = [
+        resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, part.resolved, None, given.backend)
+        for cfg, part in zip(settings, parts, strict=True)
+    ]
+    group = runtimes[-1].group
+    group.require_same("checkpoints or data", [begin, data.hash[:8]])
+    print(runtimes[-1].description)
+    print(describe_work(history, begin, step))
+    doubts = history.doubts(begin, step, runtimes)
+    for doubt in doubts:
+        print(f"it may not be bitwise equal: {doubt}")
+
+    start = Start(settings[0], saved, before=settings[0]) if saved else Start(settings[0], initial_weights(history))
+    training: Training | None = None
+    before: list[Step] = []  # the steps from there, without the last one
+    with progress_bar(total=step, initial=begin, unit="step") if group.rank == 0 else tqdm(disable=True) as bar:
+        for part, cfg, runtime in zip(parts, settings, runtimes, strict=True):
+            if training:
+                start = Start(cfg, training.pause(history.newest.tokenizer), before=cfg)
+            training = Training.of(start, part, runtime, data)
+            while training.state.step < min(part.end, step - 1):
+                training.train_step()
+                bar.update()
+                if training.state.step % 100 == 0:
+                    before += training.read_steps()
+            before += training.read_steps()
+        learning_rate, epochs = training.learning_rate, data.epochs(training.state.next_sequence)
+        recorder = StepRecorder(training.state, training.loss_fn, training.loader)
+        training = training._replace(state=recorder.state, loss_fn=recorder.loss_fn)
+        training.train_step()
+        (judged,) = training.read_steps()
+        sequences, parameters = recorder.sequences(), recorder.parameters()  # of all ranks
+        bar.update()
+
+    report = Report(
+        run=folder.resolve().name,
+        step=step,
+        start=describe_start(begin, history),
+        comparison=Comparison.of(before, judged, learning_rate, history, doubts),
+        grad_clip=training.cfg.grad_clip,
+        skipped=recorder.why_skipped(judged, training.cfg.skip_spikes),
+        epochs=epochs,
+        sequences=sequences,
+        parameters=parameters,
+        tokenizer=history.newest.tokenizer,
+    )
+    output = Path(given.output or folder / f"replay-{step}.html")
+    try:
+        if group.rank == 0:
+            write(report, output, given.json)
+    finally:  # a file that cannot be written does not lose the rest
+        print(f"\n{report.text()}\n")
+    print(f"{output}: open it in a browser")
+
+
+def find_run(name: str) -> Path:
+    """The folder of the run that the name, or a pattern, stands for. Raises UserError."""
+    runs = find_runs(name)
+    if len(runs) > 1:
+        raise UserError(f"{name} matches {len(runs)} folders; name one run: {runs[0]}")
+    return Path(runs[0])
+
+
+def settings_of(part: Part, given: ReplayConfig) -> TrainConfig:
+    """The settings of a part of the run, on this machine."""
+    cfg = part.cfg
+    device = given.device or (part.resolved["device"] if cfg.device == "auto" else cfg.device)
+    parallel = cfg.parallel if distributed.under_torchrun() else "ddp"
+    return cfg.replace(device=device, dtype=given.dtype or cfg.dtype, parallel=parallel)
+
+
+def open_data(history: History, data_dir: str | None) -> Mixture:
+    """The data that the run is trained on. Raises UserError if it is missing or has changed."""
+    try:
+        return open_training_mixture(history.newest, data_dir)
+    except UserError as error:
+        raise UserError(f"{history.folder} cannot be replayed: {error}") from None
+
+
+def initial_weights(history: History) -> Checkpoint | None:
+    """The weights that the run started from; None for random ones. Raises UserError if they cannot be loaded."""
+    if history.started_from in ("scratch", "resume"):
+        return None
+    try:
+        return load_weights(history.started_from)
+    except UserError as error:
+        raise UserError(
+            f"{history.folder} has no checkpoint before this step, and the weights that it started from cannot be "
+            f"loaded: {error}"
+        ) from None
+
+
+def describe_start(begin: int, history: History) -> str:
+    if begin:
+        return f"the checkpoint of step {begin:,}"
+    origin = history.started_from
+    return f"step 0, {'random weights' if origin in ('scratch', 'resume') else f'the weights of {origin}'}"
+
+
+def describe_work(history: History, begin: int, step: int) -> str:
+    """How many steps are replayed, and how long that probably takes."""
+    steps, speed = step - begin, history.steps_per_second
+    line = f"replaying {steps:,} step{'s' if steps > 1 else ''} from {describe_start(begin, history)}"
+    if speed is None:
+        return f"{line}; the run has logged no speed"
+    return f"{line}: about {format_seconds(steps / speed)}, at the run's {speed:.3g} steps per second"
+
+
+def write(report: Report, output: Path, json: str | None) -> None:
+    """Write the page and, if it is named, the file of JSON. Raises UserError."""
+    try:
+        with atomic_write(output) as temporary:
+            temporary.write_text(page(report), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
+    if json:
+        try:
+            write_json(Path(json), report.to_json())
+        except OSError as error:
+            raise UserError(f"json={json} cannot be written ({error}); choose another --json") from None
+
+
+def main(cfg: ReplayConfig) -> None:
+    try:
+        replay(cfg)
+    except KeyboardInterrupt:
+        if distributed.rank_from_env() == 0:
+            print("stopped; nothing was written", file=sys.stderr)
+        raise SystemExit(130) from None
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_script(main, ReplayConfig)

@@ -1,0 +1,171 @@
+"""List the runs under a folder: their settings, how far they are, and how good.
+
+    python tools/runs.py                                         under the current folder, the newest first
+    python tools/runs.py sweep-x --sort=loss --limit=10          the ten best
+    python tools/runs.py --filter=state=finished --filter="learning_rate>1e-3,dataset=novel"
+    python tools/runs.py --columns=dropout,date --json=runs.json
+
+A row shows the settings that differ between the listed runs, as many as there is space for; the lowest validation loss
+and its step; steps, tokens, and the time of the steps; and the state: running, finished, stopped (by Ctrl-C or SIGTERM,
+and saved), or failed (ended by an error or a kill). Runs that are training are not disturbed. tools/report.py takes the
+same --filter, --sort and --limit.
+"""
+
+import math
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import UserError  # noqa: E402
+from folio.configurator import CommaSeparated, run_script  # noqa: E402
+from folio.files import write_json  # noqa: E402
+from folio.number_format import format_seconds, format_tokens, format_value  # noqa: E402
+from folio.runs import Run, find_runs, no_runs, runs_under  # noqa: E402
+from folio.selection import (  # noqa: E402
+    COLUMNS,
+    Selection,
+    check_column,
+    column_value,
+    different_settings,
+)
+
+WIDTH = 120  # characters per line where there is no terminal
+GAP = "  "  # between columns
+LONGEST_NAME, LONGEST_VALUE = 48, 20  # characters; a longer one loses its middle, and a path its beginning
+MOST_LEFT_OUT = 8  # settings to name below the table
+BEFORE, AFTER = ("name",), ("loss", "steps", "tokens", "time", "state")  # columns around the settings
+TEXTS = ("name", "state", "date")  # columns that are aligned on the left
+
+
+@dataclass(frozen=True)
+class RunsConfig(Selection):
+    # --- files ---
+    folders: tuple[str, ...] = ()  # FOLDER ...: with runs in or under them; default: the current one
+    # --- output ---
+    columns: CommaSeparated = ()  # settings to show, or date; default: those that differ, as far as there is space
+    json: str | None = None  # also write the runs, with all their settings, to this file
+
+
+def main(cfg: RunsConfig) -> None:
+    folders = [Path(folder) for name in cfg.folders or (".",) for folder in find_runs(name)]
+    run_folders = [run for folder in folders for run in runs_under(folder) or no_runs(folder)]
+    runs = cfg.select(run_folders, base=folders[0] if len(folders) == 1 else None)
+    for column in cfg.columns:
+        check_column("columns", column, runs)
+    by = cfg.sort.removeprefix("-")
+    names = [by] if cfg.is_set("sort") and by not in (*BEFORE, *AFTER) else []
+    names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # which steps shows
+    width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
+    print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
+    total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
+    states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
+    print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")
+    if cfg.json:
+        try:
+            write_json(Path(cfg.json), {"runs": [row_of(run) for run in runs]})
+        except OSError as error:
+            raise UserError(f"json={cfg.json} cannot be written ({error}); choose another --json") from None
+
+
+def row_of(run: Run) -> dict[str, Any]:
+    """A run as JSON. null: not known yet."""
+    loss, best_step = run.best or (None, None)
+    return {
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.status,
+        "date": column_value(run, "date"),
+        "loss": loss,
+        "best_step": best_step,
+        "steps": run.step,
+        "max_iters": run.max_iters,
+        "tokens": run.tokens,
+        "seconds": run.seconds,
+        "settings": run.config,
+    }
+
+
+class Column(NamedTuple):
+    """A column of the table: its head in several lines, and its cells."""
+
+    head: list[str]
+    cells: list[str]
+    left: bool  # aligned on the left
+
+    @property
+    def width(self) -> int:
+        return max(map(len, [*self.head, *self.cells]))
+
+    @classmethod
+    def of(cls, name: str, runs: list[Run]) -> "Column":
+        head = re.findall(r"[^_]+_?", name)  # learning_ above rate: values are shorter than names
+        return cls(head, [cell_of(run, name) for run in runs], name in TEXTS)
+
+    def lines(self, height: int) -> list[str]:
+        """The lines of the head, in this height, and the cells, all of the same width."""
+        lines = [""] * (height - len(self.head)) + self.head + self.cells
+        return [line.ljust(self.width) if self.left else line.rjust(self.width) for line in lines]
+
+
+def format_runs(runs: list[Run], settings: list[str], width: float) -> Iterator[str]:
+    """The lines of a table with a row per run, of at most `width` characters if there is space for the other columns,
+    and a line about settings for which there is none.
+    """
+    before, after = ([Column.of(name, runs) for name in names] for names in (BEFORE, AFTER))
+    space = width - sum(column.width + len(GAP) for column in (*before, *after)) + len(GAP)
+    shown, left_out = [], []
+    for name in settings:
+        column = Column.of(name, runs)
+        if column.width + len(GAP) <= space:
+            shown.append(column)
+            space -= column.width + len(GAP)
+        else:
+            left_out.append(name)
+    columns = [*before, *shown, *after]
+    height = max(len(column.head) for column in columns)
+    for cells in zip(*(column.lines(height) for column in columns), strict=True):
+        yield GAP.join(cells).rstrip()
+    if left_out:
+        more = f" and {len(left_out) - MOST_LEFT_OUT} more" if len(left_out) > MOST_LEFT_OUT else ""
+        yield f"also different: {', '.join(left_out[:MOST_LEFT_OUT])}{more} (--columns={left_out[0]} shows it)"
+
+
+def cell_of(run: Run, column: str) -> str:
+    """What the table shows of a run in a column; empty: nothing yet."""
+    value = column_value(run, column)
+    if column in COLUMNS and value is None:
+        return ""
+    match column:
+        case "name":
+            return shorten(value, LONGEST_NAME)
+        case "loss":
+            return f"{value:.4f} at {run.best[1]:,}"
+        case "steps":
+            return f"{value:,}" if run.max_iters in (value, None) else f"{value:,} of {run.max_iters:,}"
+        case "tokens":
+            return format_tokens(value)
+        case "time":
+            return format_seconds(value)
+        case "date":
+            return value[:16]
+    return shorten(format_value(value), LONGEST_VALUE) if column in {**COLUMNS, **run.config} else ""
+
+
+def shorten(text: str, length: int) -> str:
+    """A text of at most so many characters, without its middle if it is longer, or without its beginning if a path."""
+    if len(text) <= length:
+        return text
+    begin = 0 if "/" in text else (length - 1) // 2
+    return f"{text[:begin]}…{text[begin + 1 - length :]}"
+
+
+if __name__ == "__main__":
+    run_script(main, RunsConfig)
