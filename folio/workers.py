@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -34,46 +34,60 @@ def map_in_order(
             yield item, function(item, *arguments)
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context(), _start_worker, (function, arguments))
-    with _sigint_blocked():  # a Ctrl-C during startup could kill some processes, and the others then wait forever
+    with _ctrl_c_delayed(), _sigint_blocked():  # processes that start here never receive Ctrl-C
         for _ in range(workers):
             pool.submit(int)
     waiting: deque[tuple[Item, Future]] = deque()
     try:
         for item in items:
-            waiting.append((item, pool.submit(_apply, item)))
+            with _ctrl_c_delayed():
+                waiting.append((item, pool.submit(_apply, item)))
             if len(waiting) > 2 * workers:
-                item, result = waiting.popleft()
-                yield item, result.result()
-        for item, result in waiting:
-            yield item, result.result()
+                item, future = waiting.popleft()
+                yield item, _result(future)
+        for item, future in waiting:
+            yield item, _result(future)
     except BrokenProcessPool:
         raise UserError(
             "a worker process was killed, most often because the memory was full; "
             "start again with a smaller --num_workers"
         ) from None
     finally:
-        _shut_down(pool)
-
-
-def _shut_down(pool: ProcessPoolExecutor) -> None:
-    """Stop the processes of a pool. Another Ctrl-C has no effect: the main process would wait for them forever."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    while True:
-        try:
-            if is_main:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with _ctrl_c_delayed():
             pool.shutdown(cancel_futures=True)
-            break
-        except KeyboardInterrupt:  # it came before it was ignored
-            continue
-    if is_main:
+
+
+def _result(future: Future) -> Any:
+    """The result of a future. Ctrl-C takes effect within a tenth of a second."""
+    while not future.done():
+        with _ctrl_c_delayed():
+            wait([future], timeout=0.1)
+    return future.result()
+
+
+@contextmanager
+def _ctrl_c_delayed() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block.
+
+    A KeyboardInterrupt inside the pool's own code can leave a lock held or be lost in a callback, and the program then
+    never ends.
+    """
+    if threading.current_thread() is not threading.main_thread():  # the only thread that receives it
+        yield
+        return
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
+    try:
+        yield
+    finally:
         signal.signal(signal.SIGINT, before)
+        if received and callable(before):
+            before(*received[0])
 
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block; processes that start inside never receive it. No effect on Windows."""
+    """Block the signal of Ctrl-C; processes that start inside inherit this. No effect on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
