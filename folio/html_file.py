@@ -240,14 +240,14 @@ def html_parts(header: dict[str, Any], weights: Weights) -> Iterator[str]:
     yield head + "</head>" + body.replace("<h1>Folio</h1>", f"<h1>{name}</h1>")
     yield "<noscript>This file needs JavaScript.</noscript>\n"
 
-    def block(kind: str, content: bytes) -> str:
+    def block(kind: str, content: bytes, attributes: str = "") -> str:
         text = base64.b64encode(content).decode()
-        return f'<script type="text/plain" data-kind="{kind}">{text}</script><script>{take}</script>\n'
+        return f'<script type="text/plain" data-kind="{kind}"{attributes}>{text}</script><script>{take}</script>\n'
 
+    starts = range(0, len(weights.content), BLOCK)
     yield block("code", compress(code))
-    yield block("header", compress(header))
-    for at in range(0, len(weights.content), BLOCK):
-        yield block("weights", weights.content[at : at + BLOCK])
+    yield block("header", compress(header), f' data-blocks="{len(starts)}"')
+    yield from (block("weights", weights.content[at : at + BLOCK]) for at in starts)
     yield "</body>\n</html>\n"
 
 
@@ -279,7 +279,7 @@ class HtmlFile(NamedTuple):
 def read_html(path: Path) -> HtmlFile:
     """Read a file that write_html wrote. Raises UserError for another one."""
     contents: dict[str, list[bytes]] = {}
-    pattern = re.compile(r'<script type="text/plain" data-kind="(\w+)">([\w+/=]*)</script>', re.ASCII)
+    pattern = re.compile(r'<script type="text/plain" data-kind="(\w+)"[^>]*>([\w+/=]*)</script>', re.ASCII)
     with open(path, encoding="utf-8") as file:
         for line in file:
             if match := pattern.match(line):

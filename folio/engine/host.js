@@ -21,6 +21,10 @@ function bytesOf(base64) {
   return bytes;
 }
 
+function* decode(base64) {
+  return bytesOf(base64);
+}
+
 async function unzip(base64) {
   const stream = new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
@@ -40,7 +44,7 @@ class Host {
 
   async receive({kind, id, ...message}) {
     if (kind === "header") this.header = unzip(message.text), this.kernel = bytesOf(message.kernel);
-    if (kind === "weights") this.blocks.push(bytesOf(message.text));
+    if (kind === "weights") this.blocks.push(this.next(decode(message.text)));
     if (kind === "stop") this.generating.delete(id);
     try {
       if (kind === "load") this.send({id, answer: await (this.loaded = this.load())});
@@ -74,7 +78,8 @@ class Host {
   async load() {
     const header = await this.header, {bytes: size} = header.storage, bytes = new Uint8Array(size);
     let at = 0;
-    for (const block of this.blocks.splice(0)) {
+    for (const decoded of this.blocks.splice(0)) {
+      const {value: block} = await decoded;
       if (at + block.length <= size) bytes.set(block, at);
       at += block.length;
     }
@@ -134,4 +139,5 @@ if (self.document) {
 } else {
   const host = new Host((message, buffers) => postMessage(message, buffers));
   onmessage = ({data}) => host.receive(data);
+  postMessage({ready: true});
 }
