@@ -237,8 +237,8 @@ def html_parts(header: dict[str, Any], weights: Weights) -> Iterator[str]:
     )
     head = re.sub("<title>.*</title>", lambda _: f"<title>{name}</title>", head)
     head = re.sub("<link rel.*>", lambda _: f"<style>{style}</style>\n<script>{start}</script>", head)
-    yield head + "</head>" + body.replace("<h1>Folio</h1>", f"<h1>{name}</h1>")
-    yield "<noscript>This file needs JavaScript.</noscript>\n"
+    loading = '<main id="view" tabindex="-1">Loading the model. <noscript>It needs JavaScript.</noscript>'
+    yield head + "</head>" + body.replace('<main id="view" tabindex="-1">', loading)
 
     def block(kind: str, content: bytes, attributes: str = "") -> str:
         text = base64.b64encode(content).decode()

@@ -244,6 +244,10 @@ class GPT {
   // bytes: all parameters as a file stores them, little-endian, each from its offset on. float16 is IEEE's. int8 has a
   // float32 scale for each row, from the offset `scales` on: a weight is its integer times the scale of its row.
   setWeights(bytes) {
+    for (const _ of this.setWeightsInSlices(bytes));
+  }
+
+  *setWeightsInSlices(bytes) {
     const m = this.kernels.floats, at = bytes.byteOffset;
     for (const {name, shape, dtype, offset, scales} of this.header.parameters) {
       const begin = this.parameters.get(name).at, size = shape.reduce((product, n) => product * n, 1);
@@ -262,6 +266,7 @@ class GPT {
       } else {
         throw new Error(`${name} is stored as ${dtype}, which is unknown`);
       }
+      yield;
     }
     this.biases = this.distanceBiases();
   }

@@ -14,19 +14,19 @@ function pause() {
   });
 }
 
-function bytesOf(base64) {
+function decodeBase64(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
   const text = atob(base64), bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   return bytes;
 }
 
-function* decode(base64) {
-  return bytesOf(base64);
+function* decodeBlock(base64) {
+  return decodeBase64(base64);
 }
 
 async function unzip(base64) {
-  const stream = new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const stream = new Blob([decodeBase64(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
 
@@ -43,8 +43,8 @@ class Host {
   }
 
   async receive({kind, id, ...message}) {
-    if (kind === "header") this.header = unzip(message.text), this.kernel = bytesOf(message.kernel);
-    if (kind === "weights") this.blocks.push(this.next(decode(message.text)));
+    if (kind === "header") this.header = unzip(message.text), this.kernel = decodeBase64(message.kernel);
+    if (kind === "weights") this.blocks.push(this.next(decodeBlock(message.text)));
     if (kind === "stop") this.generating.delete(id);
     try {
       if (kind === "load") this.send({id, answer: await (this.loaded = this.load())});
@@ -86,7 +86,7 @@ class Host {
     if (at !== size) throw new Error(`The file is incomplete: it has ${at} of ${size} bytes of weights.`);
     this.tokenizer = makeTokenizer(header.tokenizer);
     this.gpt = new GPT(header, await makeKernels(this.kernel));
-    await this.next(this.gpt.setWeights(bytes));
+    await this.next(this.gpt.setWeightsInSlices(bytes));
     const difference = (await this.next(this.difference(header.check))).value;
     if (!(difference <= TOLERANCE)) { // also if it is NaN
       throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);

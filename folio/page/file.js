@@ -104,13 +104,14 @@ function arrange({losses, storage, traced, languages}) {
   DEFAULTS.view = languages ? "translate" : "playground";
   byId("strip-bar").hidden = !traced;
   const measured = losses.map(({of, tokens, before, after}) =>
-    `; loss on ${short(tokens)} validation tokens of ${of}: ${after.toFixed(4)} nats per token, ${before.toFixed(4)} `
-    + "with the weights before");
-  byId("header").append(div("note", `Weights: ${storage.dtype}, ${short(storage.bytes / 1e6)} MB`, ...measured, "."),
+    ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token; before rounding, `
+    + `it was ${before.toFixed(4)}.`);
+  const stored = `The weights are stored as ${storage.dtype} (${short(storage.bytes / 1e6)} MB).`;
+  byId("header").append(element("div", {class: "note", testid: "stored"}, stored, measured),
     element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
   if (!traced) {
-    byId("header").append(div("note", "The model is too large for a browser to look inside: this page only generates. ",
-      "tools/view.py shows the other views."));
+    byId("header").append(element("div", {class: "note", testid: "too-large"},
+      "The model is too large to look inside it in a browser, so this page only generates. tools/view.py shows more."));
   }
 }
 

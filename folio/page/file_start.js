@@ -2,7 +2,8 @@
 // The beginning of a model's file: takes the blocks of data that follow, while the browser reads them, and unpacks and
 // runs the scripts.
 
-// engine, kernel: of the block "code". blocks: how many of weights there are. waiting: messages for the engine that is not there yet; send: where they go.
+// engine, kernel: of the block "code". blocks: how many of weights there are. waiting: messages for the engine that is
+// not there yet. send: where messages go.
 const modelFile = {
   engine: "", kernel: "", blocks: 0, waiting: [], send: message => modelFile.waiting.push(message),
 };

@@ -14,8 +14,8 @@ defineView({
     const answer = element("output", {class: "sample-scroll", testid: "translation", dir: "auto"});
     const note = div("note"), problem = element("div", {class: "error", role: "alert"});
     const phrase = element("input", {
-      value: state.phrase || example.text, testid: "phrase", "aria-label": "Phrase", dir: "auto", style: {width: "100%"},
-      input: ({target: {value}}) => remember({phrase: value}),
+      value: state.phrase || example.text, testid: "phrase", "aria-label": "Phrase", dir: "auto",
+      style: {width: "100%"}, input: ({target: {value}}) => remember({phrase: value}),
     });
     const inside = element("a", {hidden: true, testid: "look-inside"}, "Look inside");
     let controller = null;
@@ -26,12 +26,14 @@ defineView({
     }},
     controls(select("from", sources, source, source => change({source}), {testid: "source"}),
       select("to", targets, target, target => change({target}), {testid: "target"})), phrase,
-    controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note)), problem, answer, inside);
+    controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note)),
+    problem, answer, inside);
 
     async function translate() {
       controller?.abort();
       const mine = controller = new AbortController(), {signal} = mine, began = performance.now();
-      const values = {source, target, text: phrase.value}, prompt = template.replace(/{(\w+)}/g, (_, name) => values[name]);
+      const values = {source, target, text: phrase.value};
+      const prompt = template.replace(/{(\w+)}/g, (_, name) => values[name]);
       let text = "", count = 0, why = "";
       problem.textContent = "";
       inside.hidden = true;
