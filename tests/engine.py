@@ -38,11 +38,24 @@ function sent(value) {
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, sent(item)]));
 }
-function finish(generator) { // the value that a generator function returns
+function finish(generator, yielded = []) { // the value that it returns; what it yields, without the pauses
   for (;;) {
     const {done, value} = generator.next();
     if (done) return value;
+    if (value !== undefined) yielded.push(value);
   }
+}
+function errorOf(compute) {
+  try {
+    compute();
+  } catch (error) {
+    return error.message;
+  }
+}
+function eventsOf(generator) {
+  const events = [];
+  finish(generator, events);
+  return events;
 }
 """
 
@@ -54,7 +67,8 @@ def in_browser(test: Callable) -> Callable:
 class Engine:
     """Scripts of folio/engine in a page. engine("x + y", x=1, y=2) evaluates an expression there; it may await.
 
-    NumPy arrays are typed arrays in the page, in both directions. `finish(generator)` runs a generator to its end.
+    NumPy arrays are typed arrays in the page, in both directions. `finish(generator)` runs a generator to its end, and
+    `eventsOf(generator)` returns what it yields.
     """
 
     def __init__(self, page: Any, scripts: tuple[str, ...] = ("gpt.js",)):
@@ -91,7 +105,7 @@ class Engine:
         header, weights, stored = store(model, storage)
         wasm = (FOLDER / "matmul.wasm").read_bytes() if simd else None
         self(
-            "(globalThis.gpt = new GPT(header, await makeKernels(wasm)), gpt.setWeights(weights))",
+            "(globalThis.gpt = new GPT(header, await makeKernels(wasm)), finish(gpt.setWeights(weights)))",
             header=header,
             weights=weights,
             wasm=wasm,

@@ -268,7 +268,7 @@ def test_outputs_that_are_refused(run, tmp_path):
     (tmp_path / "model.html").write_text("mine")
     refuse("already exists", run, tmp_path / "model.html")
     assert (tmp_path / "model.html").read_text() == "mine"
-    with pytest.raises(UserError, match="writes a folder; choose a name without .html"):
+    with pytest.raises(UserError, match="writes a folder; choose a name without \\.html"):
         run_export(run, tmp_path / "other.html", "--to=hf")
     with pytest.raises(UserError, match="dtype=int8: it needs --to=html"):
         run_export(run, tmp_path / "other", "--dtype=int8")

@@ -231,6 +231,7 @@ class GPT {
     this.cacheSize = L * C * (S + this.valueStride);
     this.freeCaches = [];
     this.rotation = this.config.position === "rotary" ? new Rotation(C / H) : null;
+    this.canSlide = ["rotary", "relative", "alibi"].includes(this.config.position); // a full context, over the cache
     this.biases = null; // (H, S): what the position method adds to the score of a key at each distance
     this.work = 0; // multiplications since the last pause
   }
@@ -243,11 +244,7 @@ class GPT {
 
   // bytes: all parameters as a file stores them, little-endian, each from its offset on. float16 is IEEE's. int8 has a
   // float32 scale for each row, from the offset `scales` on: a weight is its integer times the scale of its row.
-  setWeights(bytes) {
-    for (const _ of this.setWeightsInSlices(bytes));
-  }
-
-  *setWeightsInSlices(bytes) {
+  *setWeights(bytes) {
     const m = this.kernels.floats, at = bytes.byteOffset;
     for (const {name, shape, dtype, offset, scales} of this.header.parameters) {
       const begin = this.parameters.get(name).at, size = shape.reduce((product, n) => product * n, 1);
@@ -266,7 +263,7 @@ class GPT {
       } else {
         throw new Error(`${name} is stored as ${dtype}, which is unknown`);
       }
-      yield;
+      if (this.needsPause(size)) yield;
     }
     this.biases = this.distanceBiases();
   }
@@ -402,6 +399,11 @@ class GPT {
 
   freeCache(cache) {
     this.freeCaches.push(cache);
+  }
+
+  copyCache(to, from) {
+    to.length = from.length;
+    this.kernels.floats.copyWithin(to.at, from.at, from.at + this.cacheSize);
   }
 
   // Empty the cache and fill it with a context of at most S tokens. Returns the logits (V,) after the last one.

@@ -86,7 +86,7 @@ class Host {
     if (at !== size) throw new Error(`The file is incomplete: it has ${at} of ${size} bytes of weights.`);
     this.tokenizer = makeTokenizer(header.tokenizer);
     this.gpt = new GPT(header, await makeKernels(this.kernel));
-    await this.next(this.gpt.setWeightsInSlices(bytes));
+    await this.next(this.gpt.setWeights(bytes));
     const difference = (await this.next(this.difference(header.check))).value;
     if (!(difference <= TOLERANCE)) { // also if it is NaN
       throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);
