@@ -98,6 +98,32 @@ def test_long_computations_pause(engine, seed):
 
 
 @in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_other_things_may_be_computed_in_the_pauses(simd, engine, seed):
+    """Parts of a forward pass over other tokens, and a new cache, for which the memory moves."""
+    model = random_model(seed, block_size=40, vocab_size=300)
+    engine.load(model, simd=simd)
+    rows = torch.randint(300, (2, 40)).tolist()
+    script = """(() => {
+      gpt.kernels.slice = 1000;
+      const pass = gpt.prefill(gpt.newCache(), rows[0]), positions = rows[1].map((_, t) => t), others = [];
+      for (;;) {
+        const {done, value} = pass.next();
+        if (done) return {logits: value, others: others.at(-1)};
+        if (others.length % 20 === 0) gpt.newCache();
+        const x = gpt.layerNorm(gpt.embed(rows[1], positions), "transformer.h.0.ln_1", 40);
+        others.push(gpt.linear(x, "transformer.h.0.mlp.c_fc", 40));
+      }
+    })()"""
+    ours, transformer = engine(script, rows=rows), model.transformer
+    assert np.abs(ours["logits"] - logits_of(model, rows[0])[-1]).max() <= 1e-4
+    first = transformer.h[0]
+    with torch.no_grad():
+        expected = first.mlp.c_fc(first.ln_1(model.embed(torch.tensor(rows[1]), torch.arange(40))))
+    np.testing.assert_allclose(ours["others"], expected.flatten(), rtol=1e-4, atol=1e-4)
+
+
+@in_browser
 def test_its_parts_are_those_of_a_forward_pass(engine, seed):
     """For more tokens than are computed together, and a vocabulary smaller than the MLP."""
     for position in ("learned", "sinusoidal"):
