@@ -27,7 +27,7 @@ BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js") as engine:
+    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js", "host.js") as engine:
         yield engine
 
 
@@ -339,3 +339,31 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
     engine.load(model)
     script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1]})))"
     assert "NaN" in engine(script)
+
+
+@in_browser
+def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
+    """Also two texts at the same time, of which each is the same as alone."""
+    engine.load(random_model(seed, vocab_size=257))
+    questions = [dict(ids=[1, 2], max_new_tokens=20, seed=k, num_samples=2) for k in range(2)]
+    script = """new Promise(resolve => {
+      const messages = [], host = new Host(message => {
+        messages.push(message);
+        if (messages.filter(({done, answer}) => done || answer).length === 3) resolve(messages);
+      });
+      const answer = function* () {
+        for (let slice = 0; slice < 100; slice++) {
+          for (const began = performance.now(); performance.now() < began + 5;);
+          yield;
+        }
+        return {facts: {}, tensors: {}};
+      };
+      Object.assign(host, {loaded: Promise.resolve(), gpt, tokenizer: makeTokenizer({kind: "byte"}), answers: {answer}});
+      host.receive({kind: "ask", id: 0, question: {}});
+      questions.forEach((question, k) => host.receive({kind: "generate", id: k + 1, question}));
+    })"""
+    messages = engine(f"await {script}", questions=questions)
+    assert messages[-1].keys() == {"id", "answer"}
+    for k, question in enumerate(questions):
+        events = [event for message in messages if message["id"] == k + 1 for event in message.get("events", [])]
+        assert events == sample(engine, ByteTokenizer(), **question)
