@@ -358,7 +358,8 @@ def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
         }
         return {facts: {}, tensors: {}};
       };
-      Object.assign(host, {loaded: Promise.resolve(), gpt, tokenizer: makeTokenizer({kind: "byte"}), answers: {answer}});
+      const tokenizer = makeTokenizer({kind: "byte"});
+      Object.assign(host, {loaded: Promise.resolve(), gpt, tokenizer, answers: {answer}});
       host.receive({kind: "ask", id: 0, question: {}});
       questions.forEach((question, k) => host.receive({kind: "generate", id: k + 1, question}));
     })"""
