@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from decoding import random_model
 from numpy_gpt import NumpyGPT, assert_same
 from test_page_music import SCORE, tokenizer_of
+from test_page_playground import generate, wait_until
 from test_view import Viewer, browser, in_browser, new_viewer  # noqa: F401
 from tiny_tokenizers import bpe, trained
 from viewed_models import STRANGE, TEXT, save_random_run
@@ -163,15 +165,17 @@ class Elements(HTMLParser):
 
     def __init__(self, path: Path):
         super().__init__()
-        self.found: list[tuple[str, dict[str, Any], list[str]]] = []
+        self.found: list[tuple[str, dict[str, Any], list[str]]] = [("", {}, [])]
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
         self.found.append((tag, dict(attributes), []))
 
+    def handle_endtag(self, tag: str) -> None:
+        self.found.append((f"/{tag}", {}, []))
+
     def handle_data(self, data: str) -> None:
-        if self.found:
-            self.found[-1][2].append(data)
+        self.found[-1][2].append(data)
 
     def texts(self, tag: str) -> list[str]:
         """Of the elements without a type."""
@@ -218,11 +222,15 @@ def test_the_policy_allows_the_scripts_of_the_file_and_nothing_else(exported):
 
 
 def test_the_engine_is_one_scope(exported):
-    """A name that two scripts declare is an error of syntax."""
-    engine = read_html(exported("char").path).code["engine"]
-    names = re.findall(r"^(?:async )?(?:function\*?|class|const|let) (\w+)", engine, re.MULTILINE)
-    assert len(names) == len(set(names)) > 20
-    assert engine.startswith('"use strict";\n{')  # so that its functions are not the page's
+    """A name that two scripts declare is an error of syntax; and its functions must not become the page's."""
+    source = "\n".join((html_file.ENGINE / name).read_text(encoding="utf-8") for name in html_file.ENGINE_SCRIPTS)
+    names = re.findall(r"^(?:async )?(?:function\*?|class|const|let) (\w+)", source, re.MULTILINE)
+    assert sorted(names) == sorted(set(names)) and {*html_file.ENGINE.glob("*.js")} == {
+        html_file.ENGINE / name for name in html_file.ENGINE_SCRIPTS
+    }
+    assert (
+        read_html(exported("char").path).code["engine"].startswith('"use strict";\n{')
+    )  # so that its functions are not the page's
 
 
 @pytest.mark.parametrize("dtype", html_file.DTYPES)
@@ -268,7 +276,7 @@ def test_outputs_that_are_refused(run, tmp_path):
     (tmp_path / "model.html").write_text("mine")
     refuse("already exists", run, tmp_path / "model.html")
     assert (tmp_path / "model.html").read_text() == "mine"
-    with pytest.raises(UserError, match="writes a folder; choose a name without .html"):
+    with pytest.raises(UserError, match="writes a folder; choose a name without \\.html"):
         run_export(run, tmp_path / "other.html", "--to=hf")
     with pytest.raises(UserError, match="dtype=int8: it needs --to=html"):
         run_export(run, tmp_path / "other", "--dtype=int8")
@@ -329,7 +337,7 @@ def test_a_file_without_its_training_data(run, tmp_path, capsys):
 
 def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
     """Of a masked data set, with a context that begins every block_size tokens."""
-    model, random = save_like(seed), np.random.default_rng(seed)
+    model, random = random_model(seed), np.random.default_rng(seed)
     stored = GPT.from_tensors(model.config, unpack_weights(pack_weights(dict(model.named_parameters()), "int8"))).eval()
     ids, mask = random.integers(0, 20, 50), random.integers(0, 2, 50)
     monkeypatch.setattr(export, "LOSS_TOKENS", 30)
@@ -341,7 +349,9 @@ def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
         losses = []
         for start in range(0, 29, 8):
             window = ids[start : min(start + 9, 30)]
-            of_window = NumpyGPT(of).run(window.tolist()).losses
+            of_window = -np.log(
+                NumpyGPT(of).run(window[:-1].tolist()).probabilities[range(len(window) - 1), window[1:]]
+            )
             losses += [x for x, counts in zip(of_window, mask[start + 1 : start + 9], strict=False) if counts]
         assert measured[name] == pytest.approx(np.mean(losses), rel=1e-5)
     assert measured["tokens"] == mask[1:30].sum() and measured["of"] == "data"
@@ -349,12 +359,6 @@ def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
     assert line == (
         "loss on 1,234 validation tokens of x: 1.2500 nats per token before, 1.2512 as stored in int8 (+0.0012)"
     )
-
-
-def save_like(seed: int) -> GPT:
-    from decoding import random_model
-
-    return random_model(seed)
 
 
 def test_languages_are_those_of_the_pairs():
@@ -366,3 +370,189 @@ def test_languages_are_those_of_the_pairs():
     }
     assert find_languages([]) is None
     assert find_languages([make_pair({"prompt": "Q: 1 + 1", "completion": " 2"})]) is None
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+NO_WORKER = "delete self.Worker"
+NO_WASM = "delete self.WebAssembly"
+LONG_TASKS = """
+self.longTasks = [];
+new PerformanceObserver(list => longTasks.push(...list.getEntries().map(entry => Math.round(entry.duration))))
+  .observe({type: "longtask", buffered: true});
+"""
+LANGUAGES = {
+    "pairs": [["ab", "cd"], ["ab", "ef"], ["cd", "ab"]],
+    "template": "{source}: {text} | {target}:",
+    "example": {"source": "ab", "target": "cd", "text": "face"},
+}
+
+
+@pytest.fixture
+def open_file(new_viewer) -> Callable[..., Viewer]:  # noqa: F811
+    """A function that opens a file without a network, after the scripts, and waits until it is drawn."""
+
+    def open_file(file: Exported, *scripts: str, hash: str = "", fails: bool = False) -> Viewer:
+        """fails: it shows an error instead."""
+        viewer = new_viewer(file, offline=True)
+        for script in scripts:
+            viewer.page.add_init_script(script)
+        if fails:
+            viewer.page.goto(file.url + hash)
+            viewer.page.locator("#view .error").wait_for()
+            return viewer
+        return viewer.follow(file.url + hash)
+
+    return open_file
+
+
+@in_browser
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_generates_what_the_command_line_does(kind, exported, open_file, seed):
+    """From the same seed, whatever the tokenizer and the position method, also when the context is full."""
+    file = exported(kind)
+    viewer = open_file(file, hash=f"#view=playground&seed={seed}&max_new_tokens=70")
+    text = viewer("state.text")
+    assert text == ("" if kind == "midi" else TEXT)
+    settings = dict(num_samples=3, max_new_tokens=70, seed=seed, on_unknown="skip")
+    assert generate(viewer) == file.language_model().generate(text, **settings)
+    assert "tokens/s" in viewer.find("speed").inner_text()
+    assert viewer.page.title() == NAME
+    assert "1.2504 nats per token; before rounding, it was 1.2500." in viewer.find("stored").inner_text()
+
+
+@in_browser
+@pytest.mark.parametrize("scripts", [[NO_WORKER], [NO_WASM, NO_WORKER]], ids=["in-page", "plain-javascript"])
+def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, seed):
+    file = exported("char")
+    viewer = open_file(file, LONG_TASKS, *scripts, hash=f"#view=playground&seed={seed}&temperature=0.9&top_p=0.9")
+    assert viewer("fileFacts.then(({simd}) => simd)") == (NO_WASM not in scripts)
+    settings = dict(num_samples=3, max_new_tokens=200, seed=seed, temperature=0.9, top_p=0.9)
+    assert generate(viewer) == file.language_model().generate(TEXT, **settings)
+    print(f"long tasks: {viewer('longTasks')} ms")
+
+
+@in_browser
+def test_a_link_restores_the_prompt_and_the_settings(exported, open_file, seed):
+    viewer = open_file(exported("char"), "navigator.clipboard.writeText = async text => { self.copied = text; }")
+    assert viewer("fileFacts.then(({simd}) => simd)") and viewer.state("view") == ["playground"]
+    settings = dict(samples=2, temperature=1.3, top_k=40, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=seed)
+    for name, value in {**settings, "max_new_tokens": 25, "stop": "q\\n"}.items():
+        viewer.find(f"setting-{name}").fill(str(value))
+    before = viewer("drawing")
+    viewer.page.locator("#text").fill("not to be:\n")
+    wait_until(lambda: viewer("drawing") > before and viewer("+document.body.dataset.drawn === drawing"))
+    texts = generate(viewer)
+    viewer.find("copy-link").click()
+    wait_until(lambda: viewer("self.copied !== undefined"))
+    other = open_file(exported("char"), hash=viewer("new URL(self.copied).hash"))
+    assert other("state") == viewer("state") and other.page.locator("#text").input_value() == "not to be:\n"
+    assert generate(other) == texts and len(texts) == 2
+
+
+@in_browser
+@pytest.mark.parametrize("hash", ["#view=run", "#view=nothing", "#%00&=&&&samples=x&text=%E2", "#token=1e9&layer=-7"])
+def test_a_strange_address_shows_the_playground(hash, exported, open_file):
+    viewer = open_file(exported("char"), hash=hash)
+    assert viewer.state("view") == ["playground"] and viewer.find("generate").is_visible()
+
+
+@in_browser
+def test_settings_out_of_range_are_refused(exported, open_file):
+    viewer = open_file(exported("char"), hash="#samples=1e9&ids=1,2,3")
+    viewer.find("generate").click()
+    wait_until(lambda: "num_samples" in viewer.find("playground-error").inner_text())
+    viewer.show("playground", ids="1,99999")
+    assert "ids: it takes a list of token ids" in viewer.page.locator("#view .error").inner_text()
+
+
+@in_browser
+def test_the_stop_button_stops_the_engine(exported, open_file):
+    """Also its computation: what is asked next is answered at once."""
+    viewer = open_file(exported("char"), hash="#max_new_tokens=4096&samples=16")
+    viewer.find("generate").click()
+    viewer.page.locator("[data-t='30']").first.wait_for()
+    viewer.find("stop").click()
+    wait_until(lambda: viewer("playground.running.size === 0"))
+    assert viewer("requests.size") == 0
+    counts = viewer("playground.samples.map(sample => sample.tokens.length)")
+    assert len(counts) == 16 and 30 < min(counts) and max(counts) < 4096
+    settings = dict(num_samples=16, max_new_tokens=3)
+    viewer.find("setting-max_new_tokens").fill("3")
+    assert generate(viewer) == exported("char").language_model().generate(TEXT, **settings)
+
+
+@in_browser
+@pytest.mark.parametrize("kind", ["char", "gpt2", "midi"])
+def test_every_view_is_drawn(kind, exported, open_file):
+    """Those that need the folder of the run are not offered."""
+    viewer = open_file(exported(kind), LONG_TASKS)
+    views = viewer.views()
+    assert len(views) >= 17 and not {"checkpoints", "compare", "memorized", "run", "translate"} & {*views}
+    for view in views:
+        viewer.show(view)
+        assert viewer("document.querySelector('#view .error')?.textContent ?? null") is None, view
+        assert viewer.find(f"view-{view}").is_visible() and len(viewer.find(f"view-{view}").inner_text()) > 50
+    print(f"long tasks: {viewer('longTasks')} ms")
+
+
+@in_browser
+def test_music_is_shown_as_a_piano_roll(exported, open_file):
+    file = exported("midi")
+    viewer = open_file(file, hash="")
+    assert viewer.state("view") == ["roll"]
+    before = viewer("byId('text').value")
+    viewer.page.get_by_role("button", name="Let the model continue").click()
+    wait_until(lambda: viewer("!writing && state.ids.split(',').length === described.models[0].limit"))
+    assert viewer("document.querySelectorAll('#view rect').length") > 0 and before == ""
+    viewer.wait()
+
+
+@in_browser
+def test_a_translation(exported, open_file):
+    """The page writes the prompt, and the answer is the most likely one."""
+    file = exported("phrases", languages=LANGUAGES)
+    viewer = open_file(file)
+    assert viewer.state("view") == ["translate"] and viewer.find("phrase").input_value() == "face"
+    assert viewer.find("target").locator("option").all_inner_texts() == ["cd", "ef"]
+    viewer.find("target").select_option("ef")
+    viewer.wait()
+    viewer.find("phrase").fill("a bad idea? ")
+    viewer.find("translate").click()
+    prompt = "ab: a bad idea?  | ef:"
+    wait_until(lambda: "tokens/s" in viewer.page.locator("#view").inner_text())
+    expected = file.language_model().generate(
+        prompt, temperature=0, on_unknown="skip", max_new_tokens=max(1, 48 - len(prompt) + 1)
+    )
+    assert viewer.find("translation").text_content() == expected.strip()
+    assert "1 characters are not in the vocabulary" in viewer.page.locator("#view").inner_text()
+    again = open_file(file, hash=viewer("location.hash"))
+    assert again.find("target").input_value() == "ef" and again.find("phrase").input_value() == "a bad idea? "
+    viewer.find("look-inside").click()
+    viewer.wait()
+    assert viewer.state("view", "text") == ["looking-back", prompt + expected]
+
+
+@in_browser
+def test_a_large_model_only_generates(exported, open_file, seed):
+    file = exported("char", traced=False)
+    viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
+    assert viewer.views() == ["playground"] and "too large to look inside" in viewer.find("too-large").inner_text()
+    assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
+
+
+@in_browser
+def test_a_file_that_computes_something_else_says_so(exported, open_file):
+    header = read_html(exported("char").path).header
+    logits = [[token, 1.001 * logit] for token, logit in header["check"]["logits"]]
+    viewer = open_file(exported("char", check=header["check"] | {"logits": logits}), fails=True)
+    message = "The logits differ by 1.0e-3 of the largest from those of model.py."
+    assert viewer.page.locator("#view .error").inner_text() == message
+
+
+@in_browser
+def test_an_incomplete_file_says_so(exported, open_file, tmp_path):
+    text = exported("char").path.read_text(encoding="utf-8")
+    (tmp_path / "part.html").write_text(text[: text.index('data-kind="weights">') + 400], encoding="utf-8")
+    viewer = open_file(replace(exported("char"), path=tmp_path / "part.html"), fails=True)
+    assert viewer.page.locator("#view .error").inner_text().startswith("The file is incomplete")

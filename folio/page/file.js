@@ -7,9 +7,10 @@ const requests = new Map(); // the controllers of the streams of messages from t
 let lastId = 0;
 
 // A function that sends messages to the engine.
-const engine = new Promise(resolve => {
+const engine = new Promise((resolve, reject) => {
   const inPage = () => {
     runScript(modelFile.engine);
+    if (!self.EngineHost) return reject(new Error("The engine cannot run in this browser."));
     const host = new EngineHost(receive);
     resolve(message => host.receive(message));
   };
