@@ -254,8 +254,7 @@ class TraceProvider:
         viewed = self._viewed(question)
 
         def measure() -> Tensor:
-            ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
-            return ViewedTrace(viewed.at(question.step), tuple(ids), Switches()).scores["prefix"]
+            return ViewedTrace(viewed.at(question.step), tuple(probe_ids(viewed)), Switches()).scores["prefix"]
 
         return self.probes.get(self._version(question), measure)
 
@@ -482,6 +481,11 @@ class TraceProvider:
         facts, longest = training.search(np.array(question.ids))
         tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
         return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
+
+
+def probe_ids(viewed: ViewedModel) -> list[int]:
+    """The random tokens that repeat, at least one, on which the prefix-matching scores are measured."""
+    return repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
 
 
 def require_ids(question: Question | GenerationQuestion) -> None:

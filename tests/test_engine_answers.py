@@ -19,8 +19,7 @@ from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_r
 
 from folio import UserError
 from folio.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
-from folio.trace import repeated_random_ids
-from folio.trace_provider import PROBE_TOKENS, TraceProvider
+from folio.trace_provider import TraceProvider, probe_ids
 from folio.viewed_model import ViewedModel
 
 SEED = 5  # of the models and the texts: of random ones, a few have two tokens that are equally likely in float32
@@ -147,10 +146,9 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
 
 def header_of(provider: TraceProvider) -> dict[str, Any]:
     viewed = provider.models[0]
-    probe = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
     tokenizer = {**viewed.tokenizer.to_json(), "kind": viewed.tokenizer.kind}
     music = viewed.music and asdict(viewed.music)
-    return {**viewed.describe(), "tokenizer": tokenizer, "text": STRANGE, "music": music, "probe_ids": probe}
+    return {**viewed.describe(), "tokenizer": tokenizer, "text": STRANGE, "music": music, "probe_ids": probe_ids(viewed)}
 
 
 @pytest.fixture(params=[name for name in (*SHAPES, *OTHERS) if name != "large"])

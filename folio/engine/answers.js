@@ -37,8 +37,7 @@ const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {
   // header: what the file says about the model. That is what ViewedModel.describe says, but with the tokenizer as JSON;
-  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: repeated_random_ids of folio/trace.py,
-  // on which prefix matching is measured.
+  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py.
   constructor(gpt, tokenizer, header) {
     const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
     Object.assign(this, {gpt, tokenizer, header, config: gpt.config});
