@@ -148,7 +148,13 @@ def header_of(provider: TraceProvider) -> dict[str, Any]:
     viewed = provider.models[0]
     tokenizer = {**viewed.tokenizer.to_json(), "kind": viewed.tokenizer.kind}
     music = viewed.music and asdict(viewed.music)
-    return {**viewed.describe(), "tokenizer": tokenizer, "text": STRANGE, "music": music, "probe_ids": probe_ids(viewed)}
+    return {
+        **viewed.describe(),
+        "tokenizer": tokenizer,
+        "text": STRANGE,
+        "music": music,
+        "probe_ids": probe_ids(viewed),
+    }
 
 
 @pytest.fixture(params=[name for name in (*SHAPES, *OTHERS) if name != "large"])
