@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from decoding import generate_tokens, random_model
-from engine import FOLDER, Engine, engine_in_chromium, in_browser
+from engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
 from tiny_tokenizers import bpe
 
 from folio import UserError, configurator
@@ -20,6 +21,8 @@ from folio.runtime import Runtime, resolve_runtime
 from folio.sample_stream import GenerationQuestion, stream_samples
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, POSITIONS
+from tools import bench_html
+from tools.bench_html import HtmlBenchConfig, Size
 
 STORAGES = ("float32", "float16", "int8")
 BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may give either
@@ -342,6 +345,20 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
 
 
 @in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
+    model = random_model(seed, vocab_size=257)
+    engine.load(model, simd=simd)
+    sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
+    engine("gpt.kernels.grow = () => { throw new RangeError('out of memory'); }")
+    script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
+    for _ in range(2):
+        engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
+        assert engine(script) == "the model needs more memory than the browser gives it"
+    assert len(tokens_of(sample(engine, ByteTokenizer(), ids=[1], num_samples=2, max_new_tokens=9), 2)[1]) == 9
+
+
+@in_browser
 def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
     """Also two texts at the same time, of which each is the same as alone."""
     engine.load(random_model(seed, vocab_size=257))
@@ -368,3 +385,21 @@ def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
     for k, question in enumerate(questions):
         events = [event for message in messages if message["id"] == k + 1 for event in message.get("events", [])]
         assert events == sample(engine, ByteTokenizer(), **question)
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
+    """It fails if the two give different texts."""
+    shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
+    monkeypatch.setattr(bench_html, "MODELS", {"tiny": Size(shape, 0.3)})
+    cfg = HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM)
+    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
+        thread.submit(bench_html.main, cfg).result()
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
+    _, sample, file, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))
+    file, sample = (float(number.replace(",", "")) for number in (file, sample))
+    assert float(ratio) == pytest.approx(file / sample, rel=0.05)
+    assert bar == "0.5" and float(first_token) > 0 and most == "0.3"
