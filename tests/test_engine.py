@@ -342,6 +342,20 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
 
 
 @in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
+    model = random_model(seed, vocab_size=257)
+    engine.load(model, simd=simd)
+    sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
+    engine("gpt.kernels.grow = () => { throw new RangeError('out of memory'); }")
+    script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
+    for _ in range(2):
+        engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
+        assert engine(script) == "the model needs more memory than the browser gives it"
+    assert len(tokens_of(sample(engine, ByteTokenizer(), ids=[1], num_samples=2, max_new_tokens=9), 2)[1]) == 9
+
+
+@in_browser
 def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
     """Also two texts at the same time, of which each is the same as alone."""
     engine.load(random_model(seed, vocab_size=257))

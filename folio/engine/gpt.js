@@ -25,15 +25,19 @@ class PlainKernels {
 
   // The index of `size` floats that are 0. The memory may move: views of it are valid until the next call.
   allocate(size) {
-    const at = this.used;
-    this.used += Math.ceil(size / ALIGNMENT) * ALIGNMENT;
-    if (this.used > this.floats.length) this.grow(this.used);
+    const at = this.used, end = at + Math.ceil(size / ALIGNMENT) * ALIGNMENT;
+    try {
+      if (end > this.floats.length) this.grow(end);
+    } catch {
+      throw new Error("the model needs more memory than the browser gives it");
+    }
+    this.used = end;
     return at;
   }
 
   grow(size) {
     const before = this.floats;
-    this.floats = new Float32Array(size);
+    this.floats = new Float32Array(Math.ceil(1.25 * size)); // not for each allocation, because everything is copied
     this.floats.set(before);
   }
 
