@@ -254,7 +254,8 @@ class TraceProvider:
         viewed = self._viewed(question)
 
         def measure() -> Tensor:
-            return ViewedTrace(viewed.at(question.step), tuple(probe_ids(viewed)), Switches()).scores["prefix"]
+            ids = tuple(probe_ids(viewed.tokenizer.vocab_size, viewed.limit))
+            return ViewedTrace(viewed.at(question.step), ids, Switches()).scores["prefix"]
 
         return self.probes.get(self._version(question), measure)
 
@@ -483,9 +484,9 @@ class TraceProvider:
         return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
 
 
-def probe_ids(viewed: ViewedModel) -> list[int]:
-    """The random tokens that repeat, at least one, on which the prefix-matching scores are measured."""
-    return repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
+def probe_ids(vocab_size: int, limit: int) -> list[int]:
+    """Random tokens that repeat, at most `limit`, on which prefix matching is measured."""
+    return repeated_random_ids(vocab_size, min(PROBE_TOKENS, limit)).tolist() or [0]
 
 
 def require_ids(question: Question | GenerationQuestion) -> None:

@@ -153,7 +153,7 @@ def header_of(provider: TraceProvider) -> dict[str, Any]:
         "tokenizer": tokenizer,
         "text": STRANGE,
         "music": music,
-        "probe_ids": probe_ids(viewed),
+        "probe_ids": probe_ids(viewed.tokenizer.vocab_size, viewed.limit),
     }
 
 
