@@ -41,7 +41,9 @@ from folio.viewed_model import ViewedModel
 from model import GPT
 
 ENGINE = Path(__file__).resolve().parent / "engine"
-ENGINE_SCRIPTS = ("gpt.js", "tokenizers.js", "sampling.js", "music.js", "trace.js", "answers.js", "host.js")
+ENGINE_SCRIPTS = (
+    *("gpt.js", "tokenizers.js", "questions.js", "sampling.js", "music.js", "trace.js", "answers.js", "host.js"),
+)
 KERNEL = "matmul.wasm"
 START = "file_start.js"  # of the page's scripts for a file, the one that is stored as text
 DTYPES = ("float32", "float16", "int8")

@@ -17,7 +17,7 @@ from test_trace_provider import read
 from tiny_tokenizers import trained
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
-from folio import UserError
+from folio import UserError, html_file
 from folio.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from folio.trace_provider import TraceProvider, probe_ids
 from folio.viewed_model import ViewedModel
@@ -45,7 +45,7 @@ SWITCHES = [
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js", "music.js", "trace.js", "answers.js") as engine:
+    with engine_in_chromium(*html_file.ENGINE_SCRIPTS) as engine:
         engine("(globalThis.models = {}, 0)")
         yield engine
 
