@@ -122,9 +122,9 @@ class Answers {
       pieces.push(piece);
       if (id % 1000 === 0) yield;
     }
-    const {name, config, vocab_size, eot, step, limit, can_slide, num_params, text} = header;
-    const model = {name, config, tokenizer: tokenizer.kind, vocab_size, eot, step, limit, can_slide, num_params};
-    model.checkpoints = step === null ? [] : [step];
+    const {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params, text} = header;
+    const model = {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params};
+    model.tokenizer = tokenizer.kind;
     model.parameters = header.parameters.map(({name, shape}) => ({name, shape}));
     return {facts: {models: [model], pieces, bytes, text}};
   }
@@ -462,7 +462,10 @@ function* distribution(values) {
 // the variance.
 function* principalPlane(table, V, C, products) {
   const mean = new Float64Array(C), covariance = new Float64Array(C * C), axes = [], share = [];
-  for (let i = 0; i < V * C; i++) mean[i % C] += table[i] / V;
+  for (let i = 0; i < V * C; i++) {
+    mean[i % C] += table[i] / V;
+    if (i % PAUSE === 0) yield;
+  }
   for (let first = 0; first < V; first += TABLE_ROWS) {
     const n = Math.min(TABLE_ROWS, V - first), rows = table.subarray(first * C, (first + n) * C);
     const columns = transposed(rows.map((x, i) => x - mean[i % C]), n, C); // (C, n)
