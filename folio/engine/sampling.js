@@ -140,8 +140,8 @@ function readSettings(question, vocabSize) {
     }
     if (given >= below) problems.push(`${name}=${BigInt(given)}: it must be less than 2**63`);
     if (given < least || given <= above || given > most) {
-      const bounds = Object.entries({"at least": least, above, "at most": most}).filter(([, bound]) => bound !== undefined);
-      const rule = bounds.map(bound => bound.join(" ")).join(" and ");
+      const bounds = Object.entries({"at least": least, above, "at most": most});
+      const rule = bounds.filter(([, bound]) => bound !== undefined).map(bound => bound.join(" ")).join(" and ");
       problems.push(`${name}=${given}: it must be ${rule}${orNone && ", or None"}`);
     }
   }
@@ -177,8 +177,8 @@ class Sample {
     for (const id of settings.ids) this.occurred[id] = 1;
   }
 
-  // Sample a token from its logits (V,), which become something else. Returns what an event says of it, without its
-  // text: the probability is the model's own, before temperature and filters, as are those of the most likely others.
+  // Sample a token from logits (V,), which become something else, and keep what its event says: the probabilities of
+  // the token and of the most likely others are the model's own, before temperature and filters.
   sample(logits) {
     const own = logits.slice();
     softmax(own, 0, own.length);
