@@ -349,13 +349,13 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
 def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
     model = random_model(seed, vocab_size=257)
     engine.load(model, simd=simd)
-    sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
+    expected = sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
     engine("gpt.kernels.grow = () => { throw new RangeError('out of memory'); }")
     script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
     for _ in range(2):
         engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
         assert engine(script) == "the model needs more memory than the browser gives it"
-    assert len(tokens_of(sample(engine, ByteTokenizer(), ids=[1], num_samples=2, max_new_tokens=9), 2)[1]) == 9
+    assert sample(engine, ByteTokenizer(), ids=[1], num_samples=2) == expected
 
 
 @in_browser

@@ -159,8 +159,8 @@ class Sample {
     for (const id of settings.ids) this.occurred[id] = 1;
   }
 
-  // Sample a token from its logits (V,), which become something else. Returns what an event says of it, without its
-  // text: the probability is the model's own, before temperature and filters, as are those of the most likely others.
+  // Sample a token from logits (V,), which become something else, and keep what its event says: the probabilities of
+  // the token and of the most likely others are the model's own, before temperature and filters.
   sample(logits) {
     const own = logits.slice();
     softmax(own, 0, own.length);
