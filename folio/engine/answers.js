@@ -120,7 +120,7 @@ class Answers {
       const piece = tokenizer.piece(id), hex = id < tokenizer.vocabSize ? hexOf(tokenizer.tokenBytes(id)) : "";
       if (!piece || hex !== hexOf(bytesOf(piece))) bytes[id] = hex;
       pieces.push(piece);
-      if (id % 1000 === 0) yield;
+      if (id % 256 === 0) yield;
     }
     const {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params, text} = header;
     const model = {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params};
