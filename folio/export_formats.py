@@ -4,7 +4,7 @@ FORMATS has one entry per format: tools/export.py offers whatever is in it.
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -351,6 +351,16 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
 
     allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
     required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)
+    check_parameters(loaded, allowed, required, source)
+
+
+def check_parameters(
+    loaded: Checkpoint, allowed: dict[str, tuple[int, ...]], required: Iterable[str], source: str
+) -> None:
+    """Raise UserError if a checkpoint lacks a required parameter, or has another one than allowed, by name and shape.
+
+    source: the beginning of the message.
+    """
     for name, tensor in loaded.model.items():
         if name not in allowed:
             raise UserError(f"{source} has no place for the parameter {name}, which GPT-2 does not have")

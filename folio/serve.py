@@ -14,7 +14,7 @@ import re
 import socket
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,29 +36,36 @@ SENDING_INTERVAL = 0.01  # seconds: tokens that are generated in this time are s
 FAILURE = "the server could not answer; its terminal shows why"
 
 
-def read_page() -> str:
-    """page.html with its style sheet and its scripts inside, without their indentation and comments.
+def read_scripts(paths: Iterable[Path]) -> str:
+    """Scripts or style sheets as one, without their indentation and comments.
 
-    Scripts that follow each other are one. A comment at the end of a line begins with " // ", which must not occur in
-    strings of the scripts.
+    A comment at the end of a line begins with " // ", which must not occur in strings of the scripts.
     """
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    return re.sub(r"^\s*(//.*\s+)*| // .*", "", text, flags=re.MULTILINE).rstrip()
+
+
+def read_page() -> str:
+    """page.html with its style sheet and its scripts inside. Scripts that follow each other are one."""
 
     def content(match: re.Match) -> str:
-        names = re.findall(r'(?:href|src)="([\w.-]+)"', match.group())
-        text = "".join((PAGE / name).read_text(encoding="utf-8") for name in names)
-        return re.sub(r"^\s*(//.*\s+)*| // .*", "", text, flags=re.MULTILINE).rstrip()
+        return read_scripts(PAGE / name for name in re.findall(r'(?:href|src)="([\w.-]+)"', match.group()))
 
     page = (PAGE / "page.html").read_text(encoding="utf-8")
     page = re.sub(r"<link rel.*>", lambda m: f"<style>\n{content(m)}\n</style>", page)
     return re.sub(r"(<script src.*\s+)+", lambda m: f"<script>\n{content(m)}\n</script>\n", page)
 
 
+def hash_source(text: str) -> str:
+    """What a content security policy allows an inline script or style by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 def content_security_policy(page: str) -> str:
     """Only the page's own scripts and styles, and requests to the server that it came from."""
 
     def sources(tag: str) -> str:
-        blocks = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(b.encode()).digest()).decode()}'" for b in blocks)
+        return " ".join(map(hash_source, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
 
     return (
         f"default-src 'none'; script-src {sources('script')}; style-src {sources('style')}; img-src data: blob:; "

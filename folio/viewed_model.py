@@ -1,4 +1,4 @@
-"""A model that the viewer shows: its weights, its tokenizer, and the checkpoints and the progress of its run."""
+"""A model that the viewer shows: weights, tokenizer, checkpoints and progress of its run, and a text to show first."""
 
 import math
 import time
@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +17,17 @@ from safetensors.torch import load_file
 
 from folio import UserError, checkpoint, convert
 from folio.checkpoint import Checkpoint
+from folio.language_model import LanguageModel
 from folio.metrics import read_lines
 from folio.music import EventFormat
+from folio.overlap import open_training_data
 from folio.runs import resolve
 from folio.snapshots import find_snapshots
 from folio.tokenizer import MidiTokenizer
 from model import GPT
 
+KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
+FIRST_TOKENS = 100  # of a text that is chosen
 MOST_TOKENS = 2048  # of a text, if the context is longer
 MODEL_BYTES = 2**30  # weights of other checkpoints to keep in memory
 RUN_METRICS = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second")  # of metrics.jsonl
@@ -161,3 +166,32 @@ class ViewedModel:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def choose_text(viewed: ViewedModel, data_dir: str | None = None) -> str:
+    """A text for a model of Shakespeare or of general English, a held-out one for a model of music or of prompts and
+    completions, and a sample of any other model.
+    """
+    dataset = str(viewed.settings.get("dataset", "shakespeare"))
+    if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
+        return KNOWN_TEXT
+    with suppress(UserError):  # the data is not here
+        if text := held_out_text(viewed, data_dir):
+            return text
+    try:
+        model = LanguageModel(viewed.opened, viewed.tokenizer, str(viewed.device))
+        return model.generate("", max_new_tokens=min(FIRST_TOKENS, viewed.limit))
+    except UserError:  # such as a model that computes NaN
+        return "" if viewed.music else KNOWN_TEXT
+
+
+def held_out_text(viewed: ViewedModel, data_dir: str | None) -> str:
+    """The beginning of the first piece for validation, or the first prompt with its completion; "" for a model of text
+    alone. Raises UserError if the data is not available.
+    """
+    shard = open_training_data(viewed.saved, data_dir)[0].val[0]
+    if not viewed.music and shard.mask is None:
+        return ""
+    most = min(FIRST_TOKENS, viewed.limit) if viewed.music else viewed.limit
+    document = takewhile(lambda token: token != viewed.tokenizer.eot, shard.ids[:most].tolist())
+    return viewed.tokenizer.decode([*document]).strip()

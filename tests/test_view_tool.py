@@ -21,12 +21,12 @@ from folio.checkpoint import NoCheckpointError
 from folio.language_model import LanguageModel
 from folio.music import EventFormat, events_of_file
 from folio.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
-from folio.viewed_model import ViewedModel
+from folio.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
 from prepare import midi, pairs
 from prepare.midi import MidiConfig
 from prepare.pairs import PairsConfig
 from tools import view
-from tools.view import KNOWN_TEXT, ViewConfig
+from tools.view import ViewConfig
 from train import train
 
 SEED = 3
@@ -172,15 +172,15 @@ def sample_of(viewed: ViewedModel) -> str:
 
 def test_the_first_text_is_known_for_shakespeare_and_pretrained_models(tmp_path):
     characters = CharTokenizer.of(KNOWN_TEXT)
-    assert view.choose_text(viewed_run(tmp_path / "a", characters, {"dataset": "shakespeare_char"})) == KNOWN_TEXT
-    assert view.choose_text(viewed_run(tmp_path / "b", trained(), {})) == KNOWN_TEXT
+    assert choose_text(viewed_run(tmp_path / "a", characters, {"dataset": "shakespeare_char"})) == KNOWN_TEXT
+    assert choose_text(viewed_run(tmp_path / "b", trained(), {})) == KNOWN_TEXT
     pretrained = viewed_run(tmp_path / "c", CharTokenizer("日本語\n"), {})  # lacks its characters
-    assert view.choose_text(pretrained) == sample_of(pretrained) != ""
+    assert choose_text(pretrained) == sample_of(pretrained) != ""
 
 
 def test_the_first_text_of_other_models_is_a_sample(tmp_path):
     viewed = viewed_run(tmp_path / "run", CharTokenizer("abcdef\n"), {"dataset": "verse"})
-    assert view.choose_text(viewed) == sample_of(viewed) != ""
+    assert choose_text(viewed) == sample_of(viewed) != ""
 
 
 def test_the_first_text_of_a_model_of_music_is_the_beginning_of_a_held_out_piece(tiny, tmp_path):
@@ -190,14 +190,14 @@ def test_the_first_text_of_a_model_of_music_is_the_beginning_of_a_held_out_piece
     train(tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
     viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
     held_out = [pair.split() for pair in pieces_of(tmp_path / "data" / "pieces", "val")]
-    assert view.choose_text(viewed).split() == held_out[0][:64]
+    assert choose_text(viewed).split() == held_out[0][:64]
     (tmp_path / "data").rename(tmp_path / "moved")
-    assert view.choose_text(viewed, str(tmp_path / "moved")).split() == held_out[0][:64]
-    assert view.choose_text(viewed) == sample_of(viewed) != ""
+    assert choose_text(viewed, str(tmp_path / "moved")).split() == held_out[0][:64]
+    assert choose_text(viewed) == sample_of(viewed) != ""
     viewed.opened.transformer.ln_f.weight.data[0] = torch.nan
-    assert view.choose_text(viewed) == ""
+    assert choose_text(viewed) == ""
     untrained = viewed_run(tmp_path / "untrained", viewed.tokenizer, {})
-    assert view.choose_text(untrained) == sample_of(untrained)
+    assert choose_text(untrained) == sample_of(untrained)
 
 
 def test_the_first_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
@@ -207,7 +207,7 @@ def test_the_first_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
     pairs.main(PairsConfig(inputs=(str(tmp_path / "pairs.jsonl"),), data_dir=data, tokenizer="byte", num_workers=0))
     train(tiny(dataset="pairs", data_dir=data, out_dir=str(tmp_path / "out")))
     viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
-    assert view.choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
+    assert choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
 
 
 def test_the_first_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
@@ -240,4 +240,4 @@ def test_a_damaged_format_of_music_is_one_line(tmp_path):
 def test_a_model_that_computes_nan_is_shown_with_some_text(tmp_path):
     viewed = viewed_run(tmp_path / "run", ByteTokenizer(), {"dataset": "gone"})
     viewed.opened.transformer.ln_f.weight[0] = torch.nan
-    assert view.choose_text(viewed) == KNOWN_TEXT
+    assert choose_text(viewed) == KNOWN_TEXT

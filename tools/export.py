@@ -3,27 +3,33 @@
     python tools/export.py --to=hf out-shakespeare-char exported
     python tools/export.py --to=gguf gpt2 gpt2.gguf
     python tools/export.py --to=nanogpt out-shakespeare-char exported --checkpoint=last
+    python tools/export.py --to=html out-shakespeare-char model.html               generates text in a browser, offline
 
 A checkpoint with a parameter or a setting that the format cannot hold is refused, and so is one whose logits are not
 those of transformers' GPT-2 with the same weights. The export is then checked: its logits and its tokenizer are
 compared with Folio's, on train.py and on a text that the model generates. If they differ, the export is removed and the
 command fails.
+
+An HTML file also holds models with other positions than GPT-2's. Its weights are read back and compared, the loss on
+the validation set is printed before and after they were rounded, and in the browser the file compares its logits with
+those of model.py. docs/inside.md shows such a file.
 """
 
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, convert  # noqa: E402
+from folio import UserError, convert, html_file  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
 from folio.export_formats import (  # noqa: E402
@@ -34,31 +40,74 @@ from folio.export_formats import (  # noqa: E402
     with_position_table,
 )
 from folio.generate import default_prompt, generate  # noqa: E402
+from folio.html_file import Weights  # noqa: E402
+from folio.language_model import encode_prompt, read_prompt  # noqa: E402
+from folio.measures import LOSS  # noqa: E402
+from folio.overlap import open_training_data  # noqa: E402
+from folio.pairs import Pair, validation_pairs  # noqa: E402
 from folio.runs import resolve  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
+from folio.shards import Dataset  # noqa: E402
+from folio.text_loss import Stream, measure_text, shard_streams  # noqa: E402
+from folio.trace_provider import MOST_CHARACTERS  # noqa: E402
+from folio.viewed_model import ViewedModel, choose_text  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
 OTHER_GELU_TOLERANCE = 1e-2  # the same where one computes exact GELU and the other one GPT-2's approximation
+HTML = ".html"
+LOSS_TOKENS = 100_000  # for validation, the first ones, on which the loss of an HTML file's weights is measured
+LOSS_WORK = 2e11  # parameters times tokens: fewer tokens of a large model, but at least LEAST_LOSS_TOKENS
+LEAST_LOSS_TOKENS = 10_000
 
 
 @dataclass(frozen=True)
 class ExportConfig(Settings):
     # --- files ---
     paths: tuple[str, ...] = ()  # RUN OUTPUT: a run, a checkpoint, or what --init_from takes; the path to write
-    to: Literal[tuple(FORMATS)] = "hf"  # a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder, ckpt.pt
+    to: Literal[(*FORMATS, "html")] = "hf"  # a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder; html
     checkpoint: Literal["best", "last"] = "best"  # of a run
+    # --- an HTML file ---
+    dtype: Literal[html_file.DTYPES] = "float16"  # of its weights; with float32, it generates what sample.py does
+    text: str = ""  # to show first, as in tools/view.py
+    data_dir: str | None = None  # where to look for the training data if it is not where it was
 
     def problems(self) -> list[tuple[str, str]]:
-        """There are two paths."""
+        """There are two paths, and the settings of an HTML file are for one."""
+        problems = []
         if len(self.paths) != 2:
-            return [("paths", "give two, RUN OUTPUT: python tools/export.py --to=hf out-shakespeare-char exported")]
-        return []
+            problems = [("paths", "give two, RUN OUTPUT: python tools/export.py --to=hf out-shakespeare-char exported")]
+        of_html = [name for name in ("dtype", "text", "data_dir") if self.is_set(name)]
+        return problems + [(name, "it needs --to=html") for name in of_html if self.to != "html"]
 
 
 def main(cfg: ExportConfig) -> None:
-    run, output, target = resolve(cfg.paths[0]), Path(cfg.paths[1]), FORMATS[cfg.to]
+    output = Path(cfg.paths[1])
     check_output(output, cfg.to)
+    if cfg.to == "html":
+        export_html(cfg, output)
+    else:
+        export_gpt2(cfg, output)
+
+
+def check_output(output: Path, to: str) -> None:
+    """Raise UserError if the output exists, or is a folder where the format is a file or the other way around."""
+    if output.exists():
+        raise UserError(f"{output} already exists; choose another path")
+    suffixes = {name: target.suffix for name, target in FORMATS.items()} | {"html": HTML}
+    suffix, is_file = suffixes[to], output.suffix in {*suffixes.values()} - {""}
+    if suffix and output.suffix != suffix:
+        raise UserError(f"{output}: --to={to} writes a file; choose a name that ends in {suffix}")
+    if is_file and not suffix:
+        raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
+
+
+# --- formats of GPT-2 -------------------------------------------------------------------------------------------------
+
+
+def export_gpt2(cfg: ExportConfig, output: Path) -> None:
+    """Export to one of FORMATS."""
+    run, target = resolve(cfg.paths[0]), FORMATS[cfg.to]
     loaded = convert.load(run, cfg.checkpoint)
     gpt2 = with_position_table(loaded)
     check_fits(gpt2, cfg.to)
@@ -80,18 +129,6 @@ def main(cfg: ExportConfig) -> None:
     print(f"checked: {checked}")
     if target.card:
         print(f"{output / 'README.md'} says how to use it, and what the model is")
-
-
-def check_output(output: Path, to: str) -> None:
-    """Raise UserError if the output exists, or is a folder where the format is a file or the other way around."""
-    if output.exists():
-        raise UserError(f"{output} already exists; choose another path")
-    suffix = FORMATS[to].suffix
-    is_file = output.suffix in {target.suffix for target in FORMATS.values()} - {""}
-    if suffix and output.suffix != suffix:
-        raise UserError(f"{output}: --to={to} writes a file; choose a name that ends in {suffix}")
-    if is_file and not suffix:
-        raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
 
 
 def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
@@ -145,6 +182,108 @@ def generate_text(model: GPT, loaded: Checkpoint) -> str:
     runtime = resolve_runtime("cpu", "float32", False)
     steps = generate(model, [default_prompt(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
     return tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
+
+
+# --- an HTML file -----------------------------------------------------------------------------------------------------
+
+
+def export_html(cfg: ExportConfig, output: Path) -> None:
+    """Export to an HTML file."""
+    viewed = ViewedModel(cfg.paths[0], cfg.checkpoint, torch.device("cpu"))
+    loaded = replace(viewed.saved, model=dict(viewed.opened.named_parameters()))
+    html_file.check_fits(loaded)
+    gpt2 = with_position_table(loaded)
+    if gpt2.config().position == "learned":
+        check_computes_gpt2(loaded, gpt2, cfg.to)
+    text = read_prompt("text", cfg.text, viewed.tokenizer) or choose_text(viewed, cfg.data_dir)
+    if len(text) > MOST_CHARACTERS:
+        raise UserError(f"text: it has {len(text):,} characters; the limit is {MOST_CHARACTERS:,}")
+    encode_prompt(viewed.tokenizer, text, "skip")  # raises UserError if it is not music, but should be
+    weights = html_file.pack_weights(loaded.model, cfg.dtype)
+    stored = replace(loaded, model=html_file.unpack_weights(weights)).build()
+    losses, languages = [], None
+    try:
+        datasets = open_training_data(viewed.saved, cfg.data_dir)
+        losses = [measure_losses(dataset, viewed.opened, stored) for dataset in datasets]
+        languages = html_file.find_languages(held_out_pairs(datasets))
+    except UserError as problem:
+        print(f"the loss before and after rounding is not measured: {problem}")
+    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages)
+    try:
+        html_file.write_html(output, header, weights)
+        check_weights(loaded.model, html_file.read_html(output).weights)
+    except BaseException as error:
+        with suppress(OSError):
+            output.unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{output} cannot be written ({error}); choose another path") from None
+        raise
+    size = f"{output.stat().st_size / 1e6:.1f} MB, of which weights: {len(weights.content) / 1e6:.1f} MB {cfg.dtype}"
+    print(f"{output}: {size}")
+    for loss in losses:
+        print(describe_losses(loss, cfg.dtype))
+    if languages:
+        codes = sorted({code for pair in languages["pairs"] for code in pair})
+        print(f"it translates between {', '.join(codes)}")
+    if not header["traced"]:
+        print(f"it only generates: views of what is inside are for at most {html_file.MOST_TRACED:,} parameters")
+    print(f"open it in a browser: {output.resolve().as_uri()}")
+
+
+def held_out_pairs(datasets: list[Dataset]) -> list[Pair]:
+    """The pairs for validation of the first data set that has some."""
+    for dataset in datasets:
+        with suppress(UserError):  # a data set of text
+            return validation_pairs(dataset)
+    return []
+
+
+def measure_losses(dataset: Dataset, model: GPT, stored: GPT) -> dict[str, Any]:
+    """The loss on the first tokens for validation, before and after the weights were rounded.
+
+    of: the data set. tokens: that count.
+    """
+    runtime, tokenizer = resolve_runtime("cpu", "float32", False), dataset.load_tokenizer()
+    most = int(max(LEAST_LOSS_TOKENS, min(LOSS_TOKENS, LOSS_WORK // model.num_params()["total"])))
+    streams = []
+    for stream in shard_streams(dataset.val, tokenizer):
+        streams.append(Stream(*(column[:most] for column in stream)))
+        most -= len(streams[-1].ids)
+        if most < 2:
+            break
+    losses = {}
+    for name, measured in (("before", model), ("after", stored)):
+        name_of_set = f"{dataset.folder.name}, validation"
+        measures = measure_text(measured, tokenizer, runtime, name_of_set, streams, measured.config.block_size)
+        (loss,) = (measure for measure in measures if measure.name == LOSS)
+        losses[name] = loss.ratio
+    counted = sum(int(np.count_nonzero(stream.counted[1:])) for stream in streams)
+    return {"of": dataset.folder.name, "tokens": counted, **losses}
+
+
+def describe_losses(loss: dict[str, Any], dtype: str) -> str:
+    """A line about what measure_losses returned."""
+    return (
+        f"loss on {loss['tokens']:,} validation tokens of {loss['of']}: {loss['before']:.4f} nats per token before, "
+        f"{loss['after']:.4f} as stored in {dtype} ({loss['after'] - loss['before']:+.4f})"
+    )
+
+
+def check_weights(tensors: dict[str, Tensor], weights: Weights) -> None:
+    """Raise UserError unless weights that were read from a file are the tensors, rounded to their dtypes."""
+    stored = html_file.unpack_weights(weights)
+    for parameter in weights.parameters:
+        name, dtype = parameter["name"], parameter["dtype"]
+        expected = tensors[name].detach()
+        limit = torch.zeros_like(expected)
+        if dtype == "float16":  # half the distance of two numbers that it has
+            limit = expected.abs() * 2.0**-11 + 2.0**-25
+        elif dtype == "int8":  # half a step, of which a row has 127 up to its largest weight
+            limit = expected.abs().amax(dim=1, keepdim=True).expand_as(expected) / 127 * 0.5001
+        if not ((stored[name] - expected).abs() <= limit).all():
+            raise UserError(f"{name} was written wrongly, and the file was removed; please report this")
+    if stored.keys() != tensors.keys():
+        raise UserError("parameters are missing in the file, which was removed; please report this")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,15 +24,12 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
-from folio.language_model import LanguageModel, encode_prompt, read_prompt  # noqa: E402
-from folio.overlap import open_training_data  # noqa: E402
+from folio.language_model import encode_prompt, read_prompt  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.serve import make_app, make_server  # noqa: E402
 from folio.trace_provider import MOST_CHARACTERS, TraceProvider  # noqa: E402
-from folio.viewed_model import ViewedModel  # noqa: E402
+from folio.viewed_model import ViewedModel, choose_text  # noqa: E402
 
-KNOWN_TEXT = "ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun."
-FIRST_TOKENS = 100  # of a text that is chosen
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -80,35 +75,6 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             problem = error
     raise UserError(f"host={host}: no port can be opened there ({problem})")
-
-
-def choose_text(viewed: ViewedModel, data_dir: str | None = None) -> str:
-    """A text for a model of Shakespeare or of general English, a held-out one for a model of music or of prompts and
-    completions, and a sample of any other model.
-    """
-    dataset = str(viewed.settings.get("dataset", "shakespeare"))
-    if "shakespeare" in dataset and not viewed.music and not viewed.tokenizer.count_unknown(KNOWN_TEXT):
-        return KNOWN_TEXT
-    with suppress(UserError):  # the data is not here
-        if text := held_out_text(viewed, data_dir):
-            return text
-    try:
-        model = LanguageModel(viewed.opened, viewed.tokenizer, str(viewed.device))
-        return model.generate("", max_new_tokens=min(FIRST_TOKENS, viewed.limit))
-    except UserError:  # such as a model that computes NaN
-        return "" if viewed.music else KNOWN_TEXT
-
-
-def held_out_text(viewed: ViewedModel, data_dir: str | None) -> str:
-    """The beginning of the first piece for validation, or the first prompt with its completion; "" for a model of text
-    alone. Raises UserError if the data is not available.
-    """
-    shard = open_training_data(viewed.saved, data_dir)[0].val[0]
-    if not viewed.music and shard.mask is None:
-        return ""
-    most = min(FIRST_TOKENS, viewed.limit) if viewed.music else viewed.limit
-    document = takewhile(lambda token: token != viewed.tokenizer.eot, shard.ids[:most].tolist())
-    return viewed.tokenizer.decode([*document]).strip()
 
 
 def main(cfg: ViewConfig) -> None:

@@ -124,6 +124,7 @@ function readState() {
     state[name] = text === null ? value : typeof value === "number" ? Number(text) || 0 : text;
   }
   state.text ??= described.text;
+  if (!views[state.view]) state.view = DEFAULTS.view;
 }
 
 // The step of the checkpoint that is shown.
@@ -176,7 +177,7 @@ async function draw() {
     if (mine !== drawing) return;
     drawSurroundings(context);
     giveFocusBack();
-    const view = views[state.view] ?? views.tokens;
+    const view = views[state.view];
     const content = element("div", {testid: `view-${view.id}`},
       element("h2", {}, view.title), element("p", {}, view.about));
     await view.draw(content, context);

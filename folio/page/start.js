@@ -10,7 +10,6 @@ const COLORINGS = {
 
 function drawSurroundings(context) {
   const {model, note} = context;
-  document.title = `Folio: ${described.models.map(({name}) => name).join(" and ")}`;
   byId("model-facts").replaceChildren(...described.models.map(({name, num_params, config, vocab_size, tokenizer}, i) =>
     element("div", {}, `${i ? "compared with " : ""}${name} · ${short(num_params.total)} parameters · `
       + `${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context ${config.block_size} · `
@@ -145,7 +144,7 @@ document.addEventListener("keydown", event => {
     event.preventDefault();
     return views[state.view].keys[event.key]();
   }
-  const menu = Object.values(MENU).flat().filter(isOffered), view = Math.max(0, menu.indexOf(state.view));
+  const menu = Object.values(MENU).flat().filter(isOffered), view = menu.indexOf(state.view);
   const move = (name, to, length) => ({[name]: clamp(to, 0, length - 1)});
   const choose = (name, values, to) => values.length ? {[name]: values[clamp(to, 0, values.length - 1)]} : {};
   const changes = {
@@ -167,6 +166,7 @@ async function start() {
     return byId("view").replaceChildren(errorBox(problem));
   }
   pieces = described.pieces;
+  document.title ||= `Folio: ${described.models.map(({name}) => name).join(" and ")}`;
   if (isOffered("roll")) DEFAULTS.view = "roll"; // of music
   readState();
   await draw();

@@ -186,7 +186,7 @@ function append({text}, node) {
 }
 
 function tokenSpan({text, probability, chosen}, t) {
-  const kind = text === "\n" ? "break" : text === "" ? "part" : "";
+  const kind = text === "\n" ? "break" : text ? "" : "part";
   return element("span", {class: `token ${kind} ${chosen ? "replaced" : ""}`, "data-t": t,
     style: onColor("sequential", Math.min(1, -Math.log(probability) / MOST_LOSS))}, text);
 }

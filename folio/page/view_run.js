@@ -48,9 +48,8 @@ defineView({
     function show() {
       status.textContent = describeProgress();
       figures.forEach((figure, i) => figure.querySelector("svg").replaceWith(runChart(i, curves[i][2])));
-      samples.replaceChildren(...run.facts.samples.toReversed().map(([step, text]) =>
-        element("div", {}, div("note", `step ${short(step)}`),
-          div("token-strip", text))));
+      samples.replaceChildren(...run.facts.samples.toReversed().flatMap(([step, text]) =>
+        [div("note", `step ${short(step)}`), div("token-strip", text)]));
     }
 
     async function refresh() {

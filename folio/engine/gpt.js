@@ -1,0 +1,467 @@
+"use strict";
+// The forward pass of a GPT in plain JavaScript, as in model.py: a few tokens at a time, with a key-value cache.
+//
+// Dimensions: n tokens that are computed together, T time, S keys, C channels, H heads, D head size (C / H),
+// V vocabulary, L layers. All numbers are float32 in one memory, `kernels.floats`; variables such as `x` or `weight`
+// are indices of their first elements there, and matrices are stored row after row.
+
+// --- kernels ---------------------------------------------------------------------------------------------------------
+//
+// Nearly all time is spent in one function:
+//
+//   matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride)   y[i, r] = bias[r] + sum over c of x[i, c] w[r, c]
+//
+// for i < n, r < rows, c < cols. A stride is the distance between two rows of a matrix; bias 0 means none. The kernel
+// is matmul.wasm (written in matmul.wat), or the same in JavaScript where there is no WebAssembly with SIMD.
+
+const PAGE = 65536; // bytes of a page of WebAssembly's memory
+const ALIGNMENT = 16; // floats; a cache line
+
+class PlainKernels {
+  simd = false;
+  slice = 4e6; // multiplications in about 5 ms
+  used = ALIGNMENT; // floats of the memory; index 0 stands for nothing
+  floats = new Float32Array(this.used);
+
+  // The index of `size` floats that are 0. The memory may move: views of it are valid until the next call.
+  allocate(size) {
+    const at = this.used;
+    this.used += Math.ceil(size / ALIGNMENT) * ALIGNMENT;
+    if (this.used > this.floats.length) this.grow(this.used);
+    return at;
+  }
+
+  grow(size) {
+    const before = this.floats;
+    this.floats = new Float32Array(size);
+    this.floats.set(before);
+  }
+
+  matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride) {
+    const m = this.floats, unrolled = cols - cols % 4;
+    for (let r = 0; r < rows; r++) {
+      const begin = w + r * wStride, start = bias ? m[bias + r] : 0;
+      for (let i = 0; i < n; i++) { // the row of weights stays in the cache of the processor
+        let a = x + i * xStride, b = begin, sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
+        for (const end = b + unrolled; b < end; a += 4, b += 4) {
+          sum0 += m[a] * m[b];
+          sum1 += m[a + 1] * m[b + 1];
+          sum2 += m[a + 2] * m[b + 2];
+          sum3 += m[a + 3] * m[b + 3];
+        }
+        for (const end = begin + cols; b < end; a++, b++) sum0 += m[a] * m[b];
+        m[y + i * yStride + r] = start + (sum0 + sum1) + (sum2 + sum3);
+      }
+    }
+  }
+}
+
+class WasmKernels extends PlainKernels {
+  simd = true;
+  slice = 2e7;
+
+  constructor(memory, instance) {
+    super();
+    this.memory = memory;
+    this.instance = instance;
+    this.floats = new Float32Array(memory.buffer);
+  }
+
+  grow(size) {
+    this.memory.grow(Math.ceil((4 * size - this.memory.buffer.byteLength) / PAGE));
+    this.floats = new Float32Array(this.memory.buffer);
+  }
+
+  matmul(y, x, w, bias, n, rows, cols, xStride, wStride, yStride) {
+    this.instance.exports.matmul(4 * y, 4 * x, 4 * w, 4 * bias, n, rows, cols, 4 * xStride, 4 * wStride, 4 * yStride);
+  }
+}
+
+// wasm: the bytes of matmul.wasm, or null for plain JavaScript.
+async function makeKernels(wasm) {
+  if (!wasm || typeof WebAssembly !== "object" || !WebAssembly.validate(wasm)) return new PlainKernels();
+  const memory = new WebAssembly.Memory({initial: 1});
+  const {instance} = await WebAssembly.instantiate(wasm, {memory: {memory}});
+  return new WasmKernels(memory, instance);
+}
+
+// --- functions of a number -------------------------------------------------------------------------------------------
+
+// Coefficients of t, t^2, ... for t = 1 / (1 + 0.3 |x|), fitted to exp(x^2 / 2) times the probability that a standard
+// normal variable exceeds |x|; the relative error is below 5e-9.
+const NORMAL_TAIL = [
+  0.1196874067, 0.1195572413, 0.1103611909, 0.07778385839, 0.09795569746,
+  -0.08284755081, 0.1959741857, -0.2314002865, 0.1138065163, -0.02087826143,
+];
+
+const ACTIVATIONS = {
+  gelu(x) { // x times the probability that a standard normal variable is below x
+    const t = 1 / (1 + 0.3 * Math.abs(x));
+    let tail = 0;
+    for (let i = NORMAL_TAIL.length - 1; i >= 0; i--) tail = (tail + NORMAL_TAIL[i]) * t;
+    tail *= Math.exp(-0.5 * x * x);
+    return x * (x < 0 ? tail : 1 - tail);
+  },
+  gelu_new(x) { // x / 2 (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), because (1 + tanh(u)) / 2 is
+    return x / (1 + Math.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x))); // the logistic function of 2u
+  },
+};
+
+// The number of an IEEE half float, given by its 16 bits.
+function halfToFloat(bits) {
+  const sign = bits & 0x8000 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return exponent ? sign * 2 ** (exponent - 15) * (1 + fraction / 1024) : sign * 2 ** -24 * fraction;
+}
+
+let halfFloats = null; // all 65,536 of them, by their bits
+
+// In place: `count` numbers of an array become their softmax.
+function softmax(array, at, count) {
+  let largest = -Infinity, sum = 0;
+  for (let i = at; i < at + count; i++) if (array[i] > largest) largest = array[i];
+  for (let i = at; i < at + count; i++) sum += array[i] = Math.exp(array[i] - largest);
+  for (let i = at; i < at + count; i++) array[i] /= sum;
+}
+
+// --- positions: as in model.py, in float32 ---------------------------------------------------------------------------
+
+// 10000^(2i / size) for i = 0 ... size / 2 - 1: at position p, the angles are p divided by these.
+function wavelengths(size) {
+  return Float32Array.from({length: Math.ceil(size / 2)}, (_, i) => 10000 ** Math.fround(2 * i / size));
+}
+
+// What position p adds to the embeddings (C,): PE(p) / sqrt(C), of Vaswani et al. 2017.
+function sinusoids(position, C) {
+  const angles = wavelengths(C).map(wavelength => position / wavelength);
+  const waves = Float32Array.from({length: C}, (_, c) => c % 2 ? Math.cos(angles[c >> 1]) : Math.sin(angles[c >> 1]));
+  return waves.map(wave => wave / Math.fround(Math.sqrt(C)));
+}
+
+// The rotation of queries and keys at a position: the cosines and sines of its angles, (D / 2,) each.
+class Rotation {
+  constructor(D) {
+    this.wavelengths = wavelengths(D);
+    [this.angles, this.cosines, this.sines] = [0, 1, 2].map(() => new Float32Array(D / 2));
+  }
+
+  moveTo(position) {
+    for (let i = 0; i < this.angles.length; i++) {
+      this.angles[i] = position / this.wavelengths[i];
+      this.cosines[i] = Math.cos(this.angles[i]);
+      this.sines[i] = Math.sin(this.angles[i]);
+    }
+  }
+
+  // Rotate a query or key (D,) in place: channels i and i + D / 2 are a plane (Su et al. 2021).
+  rotate(array, at) {
+    const half = this.angles.length;
+    for (let i = at; i < at + half; i++) {
+      const cos = this.cosines[i - at], sin = this.sines[i - at], a = array[i], b = array[i + half];
+      array[i] = a * cos - b * sin;
+      array[i + half] = b * cos + a * sin;
+    }
+  }
+}
+
+// T5's bucket of a distance in tokens: 16 of one distance each, and 16 that get exponentially wider.
+function relativeBucket(distance) {
+  if (distance < 16) return distance;
+  const logDistance = Math.fround(Math.fround(Math.log(distance / 16)) / Math.log(8));
+  return Math.min(16 + Math.floor(Math.fround(logDistance * 16)), 31);
+}
+
+// The penalty per token of distance of a head (Press et al. 2022).
+function alibiSlope(head, H) {
+  const power = 2 ** Math.floor(Math.log2(H));
+  const h = head < power ? head + 1 : head - power + 0.5;
+  return Math.fround(2 ** (-8 * h / power));
+}
+
+// --- the model -------------------------------------------------------------------------------------------------------
+
+const TOGETHER = 16; // tokens that are computed together, at most
+const EPSILON = 1e-5; // of the norms
+
+// Keys and values of the newest S tokens of a row: the token at position p is in slot p % S.
+class Cache {
+  length = 0; // tokens so far
+
+  constructor(at) {
+    this.at = at; // the index of its keys (L, H, S, D), and of its values after them (L, H, D, S)
+  }
+}
+
+class GPT {
+  // header: {config, parameters: [{name, shape, dtype, offset, scales}]}; see setWeights.
+  constructor(header, kernels) {
+    const {n_embd: C, n_head: H, n_layer: L, block_size: S, vocab_size: V} = header.config;
+    const n = TOGETHER;
+    this.header = header;
+    this.config = header.config;
+    this.kernels = kernels;
+    this.parameters = new Map(); // by name: {shape, at}
+    for (const {name, shape} of header.parameters) {
+      const at = kernels.allocate(shape.reduce((product, size) => product * size, 1));
+      this.parameters.set(name, {shape, at});
+    }
+    this.parameters.set("lm_head.weight", this.parameters.get("transformer.wte.weight")); // tied
+    this.blocks = Array.from({length: L}, (_, layer) => `transformer.h.${layer}`).map(block => ({
+      ln_1: this.module(`${block}.ln_1`),
+      c_attn: this.module(`${block}.attn.c_attn`),
+      c_proj: this.module(`${block}.attn.c_proj`),
+      ln_2: this.module(`${block}.ln_2`),
+      mlp_c_fc: this.module(`${block}.mlp.c_fc`),
+      mlp_c_proj: this.module(`${block}.mlp.c_proj`),
+    }));
+    this.ln_f = this.module("transformer.ln_f");
+    this.lm_head = this.module("lm_head");
+
+    // What a forward pass computes, in the order in which it is computed.
+    this.x = kernels.allocate(n * C); // the residual stream
+    this.normed = kernels.allocate(n * C);
+    this.qkv = kernels.allocate(n * 3 * C);
+    this.scores = kernels.allocate(S); // of one query; then its weights
+    this.z = kernels.allocate(n * C); // the heads' outputs
+    this.added = kernels.allocate(n * C); // to the residual stream
+    this.hidden = kernels.allocate(n * 4 * C); // the neurons of the MLP
+    this.logits = kernels.allocate(n * Math.max(V, 4 * C)); // also what inMemory computes
+
+    this.valueStride = Math.ceil(S / 4) * 4; // between two channels of the cached values
+    this.cacheSize = L * C * (S + this.valueStride);
+    this.freeCaches = [];
+    this.rotation = this.config.position === "rotary" ? new Rotation(C / H) : null;
+    this.canSlide = ["rotary", "relative", "alibi"].includes(this.config.position); // a full context, over the cache
+    this.biases = null; // (H, S): what the position method adds to the score of a key at each distance
+    this.work = 0; // multiplications since the last pause
+  }
+
+  // The weight of a linear layer or norm, (rows, cols) or (cols,), and its bias, 0 if it has none.
+  module(name) {
+    const {shape, at} = this.parameters.get(`${name}.weight`);
+    return {weight: at, bias: this.parameters.get(`${name}.bias`)?.at ?? 0, rows: shape[0], cols: shape.at(-1)};
+  }
+
+  // bytes: all parameters as a file stores them, little-endian, each from its offset on. float16 is IEEE's. int8 has a
+  // float32 scale for each row, from the offset `scales` on: a weight is its integer times the scale of its row.
+  *setWeights(bytes) {
+    const m = this.kernels.floats, at = bytes.byteOffset;
+    for (const {name, shape, dtype, offset, scales} of this.header.parameters) {
+      const begin = this.parameters.get(name).at, size = shape.reduce((product, n) => product * n, 1);
+      if (dtype === "float32") {
+        m.set(new Float32Array(bytes.buffer, at + offset, size), begin);
+      } else if (dtype === "float16") {
+        halfFloats ??= Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits));
+        const halves = new Uint16Array(bytes.buffer, at + offset, size);
+        for (let i = 0; i < size; i++) m[begin + i] = halfFloats[halves[i]];
+      } else if (dtype === "int8") {
+        const integers = new Int8Array(bytes.buffer, at + offset, size), cols = shape.at(-1);
+        const scaleOf = new Float32Array(bytes.buffer, at + scales, size / cols);
+        for (let row = 0, i = 0; row < scaleOf.length; row++) {
+          for (const end = i + cols; i < end; i++) m[begin + i] = integers[i] * scaleOf[row];
+        }
+      } else {
+        throw new Error(`${name} is stored as ${dtype}, which is unknown`);
+      }
+      if (this.needsPause(size)) yield;
+    }
+    this.biases = this.distanceBiases();
+  }
+
+  distanceBiases() {
+    const {position, n_head: H, block_size: S} = this.config;
+    if (position === "alibi") {
+      return Float32Array.from({length: H * S}, (_, i) => -alibiSlope(Math.floor(i / S), H) * (i % S));
+    }
+    if (position !== "relative") return null;
+    const {data} = this.param("transformer.relative_bias.weight"); // (32, H)
+    return Float32Array.from({length: H * S}, (_, i) => data[relativeBucket(i % S) * H + Math.floor(i / S)]);
+  }
+
+  // A parameter as {data, shape}. The data is valid until memory is allocated, as by newCache.
+  param(name) {
+    const {shape, at} = this.parameters.get(name);
+    return {data: this.kernels.floats.subarray(at, at + shape.reduce((product, n) => product * n, 1)), shape};
+  }
+
+  // --- the forward pass ----------------------------------------------------------------------------------------------
+
+  // Compute n tokens: the token ids[i] belongs to caches[i] and comes after the tokens in there. Several may belong to
+  // the same cache, in their order. The last `wanted` of them get logits: an array (wanted, V), which is valid until
+  // the next call.
+  *forward(caches, ids, wanted) {
+    const {n_embd: C, vocab_size: V} = this.config, n = ids.length, m = this.kernels.floats;
+    const positions = caches.map(cache => cache.length++);
+    for (let i = 0; i < n; i++) this.embedToken(this.x + i * C, ids[i], positions[i]);
+    for (const [layer, block] of this.blocks.entries()) {
+      this.norm(this.normed, this.x, block.ln_1, n);
+      yield* this.linearInSlices(this.qkv, this.normed, block.c_attn, n);
+      for (let i = 0; i < n; i++) {
+        this.attend(this.z + i * C, this.qkv + i * 3 * C, layer, caches[i], positions[i]);
+        if (this.needsPause(2 * C * Math.min(positions[i] + 1, this.config.block_size))) yield;
+      }
+      yield* this.linearInSlices(this.added, this.z, block.c_proj, n);
+      for (let j = 0; j < n * C; j++) m[this.x + j] += m[this.added + j];
+
+      this.norm(this.normed, this.x, block.ln_2, n);
+      yield* this.linearInSlices(this.hidden, this.normed, block.mlp_c_fc, n);
+      this.activate(this.hidden, n * 4 * C);
+      yield* this.linearInSlices(this.added, this.hidden, block.mlp_c_proj, n);
+      for (let j = 0; j < n * C; j++) m[this.x + j] += m[this.added + j];
+    }
+    this.norm(this.normed, this.x + (n - wanted) * C, this.ln_f, wanted);
+    yield* this.linearInSlices(this.logits, this.normed, this.lm_head, wanted);
+    return m.subarray(this.logits, this.logits + wanted * V);
+  }
+
+  // x (C,) = the embedding of a token, plus that of its position if the method adds any.
+  embedToken(x, id, position) {
+    const m = this.kernels.floats, C = this.config.n_embd;
+    const wte = this.parameters.get("transformer.wte.weight").at + id * C;
+    m.copyWithin(x, wte, wte + C);
+    if (this.config.position === "learned") {
+      const wpe = this.parameters.get("transformer.wpe.weight").at + position * C;
+      for (let c = 0; c < C; c++) m[x + c] += m[wpe + c];
+    } else if (this.config.position === "sinusoidal") {
+      const added = sinusoids(position, C);
+      for (let c = 0; c < C; c++) m[x + c] += added[c];
+    }
+  }
+
+  // y (n, C) = the rows of x (n, C), each with mean 0 and variance 1, times the weight, plus the bias.
+  norm(y, x, {weight, bias, cols: C}, n) {
+    const m = this.kernels.floats;
+    for (let i = 0; i < n; i++, x += C, y += C) {
+      let mean = 0, variance = 0;
+      for (let c = 0; c < C; c++) mean += m[x + c] / C;
+      for (let c = 0; c < C; c++) variance += (m[x + c] - mean) ** 2 / C;
+      const scale = 1 / Math.sqrt(variance + EPSILON);
+      for (let c = 0; c < C; c++) m[y + c] = (m[x + c] - mean) * scale * m[weight + c] + (bias && m[bias + c]);
+    }
+  }
+
+  // y (n, rows) = x (n, cols) times the weight, transposed, plus the bias.
+  *linearInSlices(y, x, {weight, bias, rows, cols}, n) {
+    const slice = Math.ceil(this.kernels.slice / (n * cols)); // rows of the weight
+    for (let row = 0; row < rows; row += slice) {
+      const count = Math.min(slice, rows - row), w = weight + row * cols;
+      this.kernels.matmul(y + row, x, w, bias && bias + row, n, count, cols, cols, cols, rows);
+      if (this.needsPause(n * count * cols)) yield;
+    }
+  }
+
+  // Whether enough has been computed since the last pause. work: multiplications.
+  needsPause(work) {
+    this.work += work;
+    if (this.work < this.kernels.slice) return false;
+    this.work = 0;
+    return true;
+  }
+
+  // z (C,) = attention of the token whose query, key and value are qkv (3C,). The key and the value join the cache.
+  attend(z, qkv, layer, cache, position) {
+    const {n_embd: C, n_head: H, block_size: S} = this.config, D = C / H, m = this.kernels.floats;
+    const slot = position % S, keyCount = Math.min(position + 1, S), stride = this.valueStride;
+    const scale = 1 / Math.sqrt(D), scores = this.scores;
+    const keys = cache.at + layer * C * (S + stride), values = keys + C * S; // (H, S, D) and (H, D, S)
+    this.rotation?.moveTo(position);
+    for (let h = 0; h < H; h++) {
+      const q = qkv + h * D, k = q + C, v = k + C, headKeys = keys + h * S * D, headValues = values + h * D * stride;
+      this.rotation?.rotate(m, q);
+      this.rotation?.rotate(m, k);
+      m.copyWithin(headKeys + slot * D, k, k + D);
+      for (let d = 0; d < D; d++) m[headValues + d * stride + slot] = m[v + d];
+
+      this.kernels.matmul(scores, q, headKeys, 0, 1, keyCount, D, D, D, keyCount);
+      for (let s = 0; s < keyCount; s++) {
+        m[scores + s] *= scale;
+        if (this.biases) m[scores + s] += this.biases[h * S + (position - s) % S]; // the distance of slot s
+      }
+      softmax(m, scores, keyCount);
+      this.kernels.matmul(z + h * D, scores, headValues, 0, 1, D, keyCount, keyCount, stride, D);
+    }
+  }
+
+  // In place: the activation of `count` numbers.
+  activate(x, count) {
+    const m = this.kernels.floats, activation = ACTIVATIONS[this.config.activation];
+    for (let i = x; i < x + count; i++) m[i] = activation(m[i]);
+  }
+
+  // --- decoding ------------------------------------------------------------------------------------------------------
+
+  // An empty cache for one row. Give it back with freeCache.
+  newCache() {
+    const cache = this.freeCaches.pop() ?? new Cache(this.kernels.allocate(this.cacheSize));
+    cache.length = 0;
+    return cache;
+  }
+
+  freeCache(cache) {
+    this.freeCaches.push(cache);
+  }
+
+  copyCache(to, from) {
+    to.length = from.length;
+    this.kernels.floats.copyWithin(to.at, from.at, from.at + this.cacheSize);
+  }
+
+  // Empty the cache and fill it with a context of at most S tokens. Returns the logits (V,) after the last one.
+  *prefill(cache, ids) {
+    let logits = null;
+    cache.length = 0;
+    for (let t = 0; t < ids.length; t += TOGETHER) {
+      const chunk = ids.slice(t, t + TOGETHER);
+      logits = yield* this.forward(chunk.map(() => cache), chunk, 1);
+    }
+    return logits;
+  }
+
+  // One token of each row: the logits (n, V) after the token ids[i] of caches[i]. At most TOGETHER rows.
+  step(caches, ids) {
+    return this.forward(caches, ids, ids.length);
+  }
+
+  // --- its parts, for all tokens of a text ---------------------------------------------------------------------------
+  //
+  // What is computed from arrays outside the memory, such as x (T, C), for trace.js.
+
+  // The output (T, rows) of the linear layer `name`: x (T, cols) times its weight, transposed, plus its bias.
+  linear(x, name, T) {
+    const {weight, bias, rows, cols} = this.module(name);
+    return this.inMemory(x, T, cols, rows, (y, input, n) =>
+      this.kernels.matmul(y, input, weight, bias, n, rows, cols, cols, cols, rows));
+  }
+
+  // The output (T, C) of the norm `name` for x (T, C).
+  layerNorm(x, name, T) {
+    const norm = this.module(name);
+    return this.inMemory(x, T, norm.cols, norm.cols, (y, input, n) => this.norm(y, input, norm, n));
+  }
+
+  activation(x) {
+    return x.map(ACTIVATIONS[this.config.activation]);
+  }
+
+  // The embeddings (T, C) of tokens at these positions: the first state of the residual stream.
+  embed(ids, positions) {
+    const C = this.config.n_embd, x = new Float32Array(ids.length * C);
+    ids.forEach((id, t) => {
+      this.embedToken(this.x, id, positions[t]);
+      x.set(this.kernels.floats.subarray(this.x, this.x + C), t * C);
+    });
+    return x;
+  }
+
+  // compute(y, x, n) for a few rows of x at a time, copied into the memory: (T, cols) to (T, rows).
+  inMemory(x, T, cols, rows, compute) {
+    const input = this.hidden, y = this.logits, m = this.kernels.floats, result = new Float32Array(T * rows);
+    for (let t = 0; t < T; t += TOGETHER) {
+      const n = Math.min(TOGETHER, T - t);
+      m.set(x.subarray(t * cols, (t + n) * cols), input);
+      compute(y, input, n);
+      result.set(m.subarray(y, y + n * rows), t * rows);
+    }
+    return result;
+  }
+}

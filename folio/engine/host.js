@@ -1,0 +1,143 @@
+// Loads a model from the blocks of its file, and answers the messages of the page: in a worker, or in the page itself.
+
+const SLICE = 12; // milliseconds of work before messages are read, and before the page is drawn
+const TOLERANCE = 1e-4; // largest difference of the logits from those of model.py, relative to the largest logit
+
+const {port1: pauses, port2: ends} = new MessageChannel();
+let worked = performance.now(); // since when, without a pause
+
+// Wait until other tasks have run. setTimeout would wait for 4 ms.
+function pause() {
+  return new Promise(resolve => {
+    pauses.onmessage = () => resolve(worked = performance.now());
+    ends.postMessage(null);
+  });
+}
+
+function decodeBase64(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+function* decodeBlock(base64) {
+  return decodeBase64(base64);
+}
+
+async function unzip(base64) {
+  const stream = new Blob([decodeBase64(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Messages to it are {kind, ...}: first "header" {text, kernel} and "weights" {text} for each block, then "load",
+// "ask" {question}, "generate" {question}, and "stop". Those with an id are answered by send({id, ...}): with the
+// answer, some events, done, or an error.
+class Host {
+  blocks = []; // of weights
+  generating = new Set(); // ids of what was not stopped
+  turn = Promise.resolve(); // ends when nothing computes: one question uses the engine at a time
+
+  constructor(send) {
+    this.send = send;
+  }
+
+  async receive({kind, id, ...message}) {
+    if (kind === "header") this.header = unzip(message.text), this.kernel = decodeBase64(message.kernel);
+    if (kind === "weights") this.blocks.push(this.next(decodeBlock(message.text)));
+    if (kind === "stop") this.generating.delete(id);
+    try {
+      if (kind === "load") this.send({id, answer: await (this.loaded = this.load())});
+      if (kind === "ask") await this.ask(id, message.question);
+      if (kind === "generate") await this.generate(id, message.question);
+    } catch (problem) {
+      this.send({id, error: problem.message});
+    }
+  }
+
+  // Run a generator to the next value that it yields, or to its end, with pauses. pausing() is called before each.
+  async next(generator, pausing = () => {}) {
+    const before = this.turn;
+    let end;
+    this.turn = new Promise(resolve => end = resolve);
+    await before;
+    try {
+      for (;;) {
+        const result = generator.next();
+        if (performance.now() - worked > SLICE) {
+          pausing();
+          await pause();
+        }
+        if (result.done || result.value !== undefined) return result;
+      }
+    } finally {
+      end();
+    }
+  }
+
+  async load() {
+    const header = await this.header, {bytes: size} = header.storage, bytes = new Uint8Array(size);
+    let at = 0;
+    for (const decoded of this.blocks.splice(0)) {
+      const {value: block} = await decoded;
+      if (at + block.length <= size) bytes.set(block, at);
+      at += block.length;
+    }
+    if (at !== size) throw new Error(`The file is incomplete: it has ${at} of ${size} bytes of weights.`);
+    this.tokenizer = makeTokenizer(header.tokenizer);
+    this.gpt = new GPT(header, await makeKernels(this.kernel));
+    await this.next(this.gpt.setWeights(bytes));
+    const difference = (await this.next(this.difference(header.check))).value;
+    if (!(difference <= TOLERANCE)) { // also if it is NaN
+      throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);
+    }
+    this.answers = new Answers(this.gpt, this.tokenizer, header, null);
+    const {name, languages, losses, storage, traced} = header;
+    return {name, languages, losses, storage, traced, difference, simd: this.gpt.kernels.simd};
+  }
+
+  // The largest difference of the logits from those of model.py that the header has, relative to the largest of them.
+  *difference({ids, logits: expected}) {
+    const cache = this.gpt.newCache(), logits = yield* this.gpt.prefill(cache, ids);
+    this.gpt.freeCache(cache);
+    const most = Math.max(...expected.map(([, logit]) => Math.abs(logit)));
+    return Math.max(...expected.map(([token, logit]) => Math.abs(logits[token] - logit))) / most;
+  }
+
+  async ask(id, question) {
+    await this.loaded;
+    const {facts, tensors} = (await this.next(this.answers.answer(question))).value;
+    for (const tensor of Object.values(tensors)) tensor.data = tensor.data.slice(); // it may be a view of all memory
+    const buffers = Object.values(tensors).map(({data}) => data.buffer);
+    this.send({id, answer: {facts, tensors}}, buffers);
+  }
+
+  // Send the events of sampling, those of a slice together.
+  async generate(id, question) {
+    this.generating.add(id);
+    await this.loaded;
+    const generator = generate(this.gpt, this.tokenizer, question);
+    let events = [];
+    const flush = () => events.length && this.send({id, events: events.splice(0)});
+    try {
+      while (this.generating.has(id)) {
+        const {done, value} = await this.next(generator, flush);
+        if (done) break;
+        events.push(value);
+      }
+    } finally {
+      flush();
+      generator.return();
+      this.generating.delete(id);
+    }
+    this.send({id, done: true});
+  }
+}
+
+if (self.document) {
+  self.EngineHost = Host;
+} else {
+  const host = new Host((message, buffers) => postMessage(message, buffers));
+  onmessage = ({data}) => host.receive(data);
+  postMessage({ready: true});
+}

@@ -1,0 +1,252 @@
+// Sampling: the filters and random numbers of folio/generate.py, and the events of folio/sample_stream.py.
+//
+// Dimensions: V vocabulary of the tokenizer; a model's logits may have more, its padding, which is never sampled.
+
+const MOST_SAMPLES = 16; // at a time
+const MOST_NEW_TOKENS = 4096;
+const RUNNERS_UP = 10; // tokens that could have been sampled instead
+
+// --- filters ---------------------------------------------------------------------------------------------------------
+//
+// Each changes logits (V,) in place, in float32 as torch does. They apply in this order.
+
+// Divide the logits of tokens that occurred by the penalty; negative ones are multiplied by it (Keskar et al. 2019).
+function penalize(logits, occurred, penalty) {
+  const divisor = Math.fround(penalty);
+  for (let id = 0; id < logits.length; id++) {
+    if (occurred[id]) logits[id] = logits[id] < 0 ? logits[id] * divisor : logits[id] / divisor;
+  }
+}
+
+function divideByTemperature(logits, temperature) {
+  const divisor = Math.fround(temperature);
+  for (let id = 0; id < logits.length; id++) logits[id] /= divisor;
+}
+
+// Set all but the k largest logits to -Infinity. Ties with the k-th largest are kept.
+function keepTopK(logits, k) {
+  if (k < logits.length) keepAtLeast(logits, logits[largest(logits, k)[k - 1]]);
+}
+
+// Keep the smallest set of most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020). The most
+// likely token is always kept; of equally likely ones, those with the lowest ids are, which torch leaves open.
+function keepTopP(logits, p) {
+  const ordered = logits.filter(logit => logit > -Infinity).sort().reverse(), probabilities = ordered.slice();
+  softmax(probabilities, 0, probabilities.length);
+  let kept = 0, sum = 0;
+  do sum += probabilities[kept++];
+  while (kept < ordered.length && Math.fround(Math.fround(sum + probabilities[kept]) - probabilities[kept])
+    < Math.fround(p));
+  const least = ordered[kept - 1], ties = kept - ordered.indexOf(least); // how many tokens with this logit are kept
+  keepAtLeast(logits, least);
+  for (let id = 0, tied = 0; id < logits.length; id++) {
+    if (logits[id] === least && ++tied > ties) logits[id] = -Infinity;
+  }
+}
+
+// Keep the tokens whose probability is at least p times the largest (Nguyen et al. 2024).
+function keepMinP(logits, p) {
+  const probabilities = logits.slice();
+  softmax(probabilities, 0, logits.length);
+  const least = Math.fround(Math.fround(p) * probabilities.reduce((a, b) => Math.max(a, b)));
+  for (let id = 0; id < logits.length; id++) if (probabilities[id] < least) logits[id] = -Infinity;
+}
+
+function keepAtLeast(logits, least) {
+  for (let id = 0; id < logits.length; id++) if (logits[id] < least) logits[id] = -Infinity;
+}
+
+// Logits (V,) become the distribution that the next token is sampled from. occurred: 1 for each token of the text so
+// far. Temperature 0 gives the most likely token probability 1.
+function toProbabilities(logits, occurred, {repetition_penalty, temperature, top_k, top_p, min_p}) {
+  if (repetition_penalty !== 1) penalize(logits, occurred, repetition_penalty);
+  if (temperature === 0) {
+    const [best] = largest(logits, 1);
+    logits.fill(0);
+    logits[best] = 1;
+    return;
+  }
+  divideByTemperature(logits, temperature);
+  if (top_k !== null) keepTopK(logits, top_k);
+  if (top_p !== null) keepTopP(logits, top_p);
+  if (min_p !== null) keepMinP(logits, min_p);
+  softmax(logits, 0, logits.length);
+}
+
+// The indices of the k largest values, the largest first; of equal ones the first.
+function largest(values, k) {
+  const indices = [];
+  for (let i = 0; i < values.length; i++) {
+    if (indices.length === k && !(values[i] > values[indices[k - 1]])) continue;
+    let place = Math.min(indices.length, k - 1);
+    for (; place > 0 && values[i] > values[indices[place - 1]]; place--) indices[place] = indices[place - 1];
+    indices[place] = i;
+  }
+  return indices;
+}
+
+// --- random numbers --------------------------------------------------------------------------------------------------
+
+const UINT64 = number => BigInt.asUintN(64, number);
+
+// hash64 of folio/randomness.py, of one more number after those with the hash h: splitmix64's finalizer.
+function hashNext(h, number) {
+  h = UINT64((h ^ UINT64(BigInt(number))) + 0x9E3779B97F4A7C15n);
+  h = UINT64((h ^ h >> 30n) * 0xBF58476D1CE4E5B9n);
+  h = UINT64((h ^ h >> 27n) * 0x94D049BB133111EBn);
+  return h ^ h >> 31n;
+}
+
+// A uniform number in [0, 1), a function of (seed, sample, position): sample k is the same however many there are.
+function uniform(seed, sample, position) {
+  return Number([seed, sample, position].reduce(hashNext, 0n) >> 11n) * 2 ** -53;
+}
+
+// The first token at which the cumulative probability exceeds `uniform` times the sum of all.
+function sampleToken(probabilities, uniform) {
+  let sum = 0, id = 0;
+  for (const probability of probabilities) sum += probability;
+  const target = uniform * sum;
+  sum = probabilities[0];
+  while (sum <= target) sum += probabilities[++id];
+  return id;
+}
+
+// --- what is asked ---------------------------------------------------------------------------------------------------
+
+const SETTINGS = { // of a question: the default, and what it takes
+  num_samples: {value: 1, integer: true, least: 1, most: MOST_SAMPLES},
+  max_new_tokens: {value: 200, integer: true, least: 1, most: MOST_NEW_TOKENS},
+  context_stride: {value: null, optional: true, integer: true, least: 1},
+  begun: {value: 0, integer: true, least: 0}, // how many of the ids, the last ones, are the beginning of the samples
+  temperature: {value: 0.8, least: 0},
+  top_k: {value: 200, optional: true, integer: true, least: 1},
+  top_p: {value: null, optional: true, above: 0, most: 1},
+  min_p: {value: null, optional: true, above: 0, most: 1},
+  repetition_penalty: {value: 1, least: 1e-6, most: 1e6},
+  seed: {value: 1337, integer: true, least: 0, below: 2 ** 63},
+};
+
+// The settings of a question, with defaults. Throws an Error for a value that makes no sense, with the server's words.
+function readSettings(question, vocabSize) {
+  const settings = {stop: question.stop ?? null, ids: question.ids ?? []}, problems = [];
+  for (const [name, {value, optional, integer, least, above, most, below}] of Object.entries(SETTINGS)) {
+    const given = settings[name] = question[name] === undefined ? value : question[name];
+    const orNone = optional ? "None" : "", isRight = integer ? Number.isInteger : Number.isFinite;
+    if (optional && given === null) continue;
+    if (!isRight(given)) {
+      const shown = JSON.stringify(given).replace("null", "None");
+      throw new Error(`${name}=${shown}: it takes ${integer ? "an integer" : "a number"}${orNone && " or None"}`);
+    }
+    if (given >= below) problems.push(`${name}=${BigInt(given)}: it must be less than 2**63`);
+    if (given < least || given <= above || given > most) {
+      const bounds = Object.entries({"at least": least, above, "at most": most}).filter(([, bound]) => bound !== undefined);
+      const rule = bounds.map(bound => bound.join(" ")).join(" and ");
+      problems.push(`${name}=${given}: it must be ${rule}${orNone && ", or None"}`);
+    }
+  }
+  const {temperature, stop, ids} = settings;
+  if (temperature > 0 && !(temperature >= 1e-6 && temperature <= 1e6)) {
+    problems.push(`temperature=${temperature}: it must be from 1e-6 to 1e6, or 0 for the most likely token`);
+  }
+  if (stop !== null && typeof stop !== "string") throw new Error(`stop=${stop}: it takes text or None`);
+  if (stop === "") problems.push("stop=: it must not be empty; None turns it off");
+  if (problems.length) throw new Error(problems.join("\n"));
+  if (!Array.isArray(ids) || !ids.every(id => Number.isInteger(id) && id >= 0 && id < vocabSize)) {
+    throw new Error(`ids: it takes a list of token ids from 0 to ${vocabSize - 1}`);
+  }
+  if (!ids.length) throw new Error("ids: there must be at least one token");
+  return settings;
+}
+
+// --- samples ---------------------------------------------------------------------------------------------------------
+
+// A sample while it is generated.
+class Sample {
+  count = 0; // tokens so far
+  ended = false;
+  reported = false; // whether its end has been
+
+  constructor(gpt, tokenizer, settings, index) {
+    this.settings = settings;
+    this.index = index; // of the sample, for its random numbers
+    this.cache = gpt.newCache();
+    this.context = settings.ids.slice(-gpt.config.block_size); // tokens that it may depend on
+    this.text = new TextStream(tokenizer, settings.stop);
+    this.occurred = new Uint8Array(tokenizer.vocabSize); // 1 for each token of the text so far
+    for (const id of settings.ids) this.occurred[id] = 1;
+  }
+
+  // Sample a token from its logits (V,), which become something else. Returns what an event says of it, without its
+  // text: the probability is the model's own, before temperature and filters, as are those of the most likely others.
+  sample(logits) {
+    const own = logits.slice();
+    softmax(own, 0, own.length);
+    const top = largest(own, Math.min(RUNNERS_UP + 1, own.length));
+    if (!Number.isFinite(own[top[0]])) throw new Error("the model computes NaN or infinity: use another checkpoint");
+    toProbabilities(logits, this.occurred, this.settings);
+    const id = this.token = sampleToken(logits, uniform(this.settings.seed, this.index, this.count));
+    this.runnersUp = top.filter(other => other !== id).slice(0, RUNNERS_UP).map(other => [other, own[other]]);
+    this.probability = own[id];
+  }
+
+  // The event of the token that was sampled.
+  push() {
+    this.count++;
+    this.context.push(this.token);
+    this.occurred[this.token] = 1;
+    return [this.token, this.text.push(this.token), this.probability, this.runnersUp];
+  }
+
+  // The event of its end, which there is only once.
+  end() {
+    if (this.reported) return null;
+    this.reported = true;
+    const length = this.count === this.settings.max_new_tokens ? "max_new_tokens" : "end of text";
+    const why = this.text.ended ? "stop" : length;
+    return [null, this.text.push(null), why];
+  }
+}
+
+// The events of samples that continue the ids of a question, as TraceProvider.generate describes them; and nothing
+// (undefined) where the caller may pause.
+function* generate(gpt, tokenizer, question) {
+  const settings = readSettings(question, tokenizer.vocabSize), {ids, begun, context_stride: stride} = settings;
+  const {block_size: S, vocab_size} = gpt.config, V = tokenizer.vocabSize;
+  // When a context is full, its newest tokens are computed again at positions 0, 1, ..., so many of them. A model
+  // that knows only distances needs no such thing: a new token takes the place of the oldest one in the cache.
+  const slides = stride === null && gpt.canSlide;
+  const window = S - Math.min(stride ?? Math.max(1, Math.floor(S / 2)), S);
+  const samples = Array.from({length: settings.num_samples}, (_, index) =>
+    new Sample(gpt, tokenizer, settings, index));
+  try {
+    const beginning = ids.slice(Math.max(0, ids.length - begun));
+    const texts = samples.map(sample => beginning.map(id => sample.text.push(id)));
+    for (const sample of samples) sample.ended = sample.text.ended;
+    yield {begun: texts[0]};
+
+    const first = (yield* gpt.prefill(samples[0].cache, samples[0].context)).slice(0, V);
+    for (const sample of samples) {
+      if (sample !== samples[0]) gpt.copyCache(sample.cache, samples[0].cache);
+      sample.sample(first.slice());
+    }
+    for (let count = 1; ; count++) {
+      for (const sample of samples) sample.ended ||= sample.token === tokenizer.eot;
+      if (samples.every(sample => sample.ended)) break;
+      yield {samples: samples.map(sample => sample.ended ? sample.end() : sample.push())};
+      for (const sample of samples) sample.ended ||= sample.text.ended || count === settings.max_new_tokens;
+      const going = samples.filter(sample => !sample.ended);
+      if (!going.length) break;
+      for (const {cache, context} of going) {
+        if (slides || cache.length < S) continue;
+        context.splice(0, context.length - 1 - window);
+        yield* gpt.prefill(cache, context.slice(0, -1)); // without the newest token, which follows
+      }
+      const logits = yield* gpt.step(going.map(({cache}) => cache), going.map(({token}) => token));
+      going.forEach((sample, i) => sample.sample(logits.slice(i * vocab_size, i * vocab_size + V)));
+    }
+    yield {samples: samples.map(sample => sample.end())};
+  } finally {
+    for (const sample of samples) gpt.freeCache(sample.cache);
+  }
+}

@@ -1,0 +1,129 @@
+// A model's file: the provider is an engine in a worker or, where the browser allows none, in the page itself. The page
+// then differs from the viewer's, too.
+
+// --- the engine ------------------------------------------------------------------------------------------------------
+
+const requests = new Map(); // the controllers of the streams of messages from the engine, by id
+let lastId = 0;
+
+// A function that sends messages to the engine.
+const engine = new Promise((resolve, reject) => {
+  const inPage = () => {
+    runScript(modelFile.engine);
+    if (!self.EngineHost) return reject(new Error("The engine cannot run in this browser."));
+    const host = new EngineHost(receive);
+    resolve(message => host.receive(message));
+  };
+  try {
+    const worker = new Worker(URL.createObjectURL(new Blob([modelFile.engine], {type: "text/javascript"})));
+    worker.onerror = inPage;
+    worker.onmessage = ({data}) => {
+      if (!data.ready) return receive(data);
+      worker.onerror = ({message}) => requests.forEach(controller => controller.error(new Error(message)));
+      resolve(message => worker.postMessage(message));
+    };
+  } catch {
+    inPage();
+  }
+});
+
+function receive({id, answer, events = [], done, error}) {
+  const controller = requests.get(id);
+  if (!controller) return; // it was stopped
+  if (error !== undefined) return controller.error(new Error(error));
+  for (const value of answer ? [answer] : events) controller.enqueue(value);
+  if (answer || done) controller.close();
+}
+
+// What the engine sends for a message, until it is done or the caller stops.
+async function* exchange(message, signal) {
+  const id = ++lastId, send = await engine;
+  const reader = new ReadableStream({start: controller => void requests.set(id, controller)}).getReader();
+  signal?.addEventListener("abort", () => requests.get(id)?.error(signal.reason));
+  send({id, ...message});
+  try {
+    for (;;) {
+      const {done, value} = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    requests.delete(id);
+    send({id, kind: "stop"});
+  }
+}
+
+async function answerOf(message) {
+  for await (const answer of exchange(message)) return answer;
+}
+
+provider = {
+  async ask(question) {
+    const {traced} = await fileFacts;
+    return question.kind === "overview" && !traced ? NOT_TRACED : answerOf({kind: "ask", question});
+  },
+
+  async *generate(question, signal) {
+    await fileFacts;
+    yield* exchange({kind: "generate", question}, signal);
+  },
+};
+
+const NOT_TRACED = { // of a large model, so that its tokens have no colors
+  facts: {}, tensors: Object.fromEntries(["loss", "rank", "entropy"].map(name => [name, {shape: [0], data: []}])),
+};
+
+// --- loading ---------------------------------------------------------------------------------------------------------
+
+// What host.js says about the file, when all of it has been read.
+const fileFacts = (async () => {
+  const send = await engine, {waiting, kernel} = modelFile;
+  let read = 0;
+  modelFile.send = message => {
+    send(message.kind === "header" ? {...message, kernel} : message);
+    if (message.kind === "weights") byId("view").textContent = `Loading the model: ${++read} of ${modelFile.blocks}`;
+  };
+  waiting.forEach(modelFile.send);
+  if (document.readyState === "loading") {
+    await new Promise(resolve => document.addEventListener("DOMContentLoaded", resolve));
+  }
+  const facts = await answerOf({kind: "load"});
+  arrange(facts);
+  return facts;
+})();
+
+// --- the page --------------------------------------------------------------------------------------------------------
+
+const IN_FILE = new Set(["playground", "translate"]); // views of large models, too
+const SERVED = ["checkpoints", "compare", "memorized", "run"]; // views that need the run's folder
+
+function arrange({losses, storage, traced, languages}) {
+  for (const id of Object.keys(views)) {
+    if (traced ? SERVED.includes(id) || id === "translate" && !languages : !IN_FILE.has(id)) delete views[id];
+  }
+  MENU.Sampling.unshift("translate");
+  DEFAULTS.view = languages ? "translate" : "playground";
+  byId("strip-bar").hidden = !traced;
+  const measured = losses.map(({of, tokens, before, after}) =>
+    ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token; before rounding, `
+    + `it was ${before.toFixed(4)}.`);
+  const stored = `The weights are stored as ${storage.dtype} (${short(storage.bytes / 1e6)} MB).`;
+  byId("header").append(element("div", {class: "note", testid: "stored"}, stored, measured),
+    element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
+  if (!traced) {
+    byId("header").append(element("div", {class: "note", testid: "too-large"},
+      "The model is too large to look inside it in a browser, so this page only generates. tools/view.py shows more."));
+  }
+}
+
+// Copy the address of what is shown: the text and all settings.
+async function copyLink({target}) {
+  const url = new URL(link({}), location.href).href;
+  try {
+    await navigator.clipboard.writeText(url);
+    target.textContent = "Copied";
+    setTimeout(() => target.textContent = "Copy link", 1500);
+  } catch {
+    prompt("The link", url);
+  }
+}

@@ -1,0 +1,40 @@
+"use strict";
+// The beginning of a model's file: takes the blocks of data that follow, while the browser reads them, and unpacks and
+// runs the scripts.
+
+// engine, kernel: of the block "code". blocks: how many of weights there are. waiting: messages for the engine that is
+// not there yet. send: where messages go.
+const modelFile = {
+  engine: "", kernel: "", blocks: 0, waiting: [], send: message => modelFile.waiting.push(message),
+};
+
+// Follows each block.
+function takeBlock() {
+  const {currentScript} = document, block = currentScript.previousElementSibling;
+  const {kind, blocks} = block.dataset, text = block.textContent;
+  block.remove();
+  currentScript.remove();
+  if (kind === "header") modelFile.blocks = blocks;
+  if (kind === "code") unpackCode(text).catch(showStartProblem);
+  else modelFile.send({kind, text});
+}
+
+async function unpackCode(base64) {
+  if (!self.DecompressionStream) throw new Error("This file needs a browser of 2023 or later.");
+  const bytes = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const {page, engine, kernel} = JSON.parse(await new Response(stream).text());
+  Object.assign(modelFile, {engine, kernel});
+  runScript(page);
+}
+
+// Run a script, which the content security policy must know.
+function runScript(text) {
+  const script = document.createElement("script");
+  script.textContent = text;
+  document.body.append(script);
+}
+
+function showStartProblem({message}) {
+  document.getElementById("view").textContent = message;
+}

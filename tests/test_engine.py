@@ -1,0 +1,315 @@
+"""The engine of a model in one HTML file, against model.py, folio.generate and folio.sample_stream."""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoding import generate_tokens, random_model
+from engine import FOLDER, Engine, engine_in_chromium, in_browser
+from tiny_tokenizers import bpe
+
+from folio import UserError, configurator
+from folio.generate import Sampling, next_token_probabilities, uniforms
+from folio.language_model import LanguageModel
+from folio.runtime import Runtime, resolve_runtime
+from folio.sample_stream import GenerationQuestion, stream_samples
+from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from model import GPT, POSITIONS
+
+STORAGES = ("float32", "float16", "int8")
+BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may give either
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return resolve_runtime("cpu", "float32", False)
+
+
+def test_the_kernel_is_built_from_its_source():
+    wasmtime = pytest.importorskip("wasmtime")
+    source = (FOLDER / "matmul.wat").read_text(encoding="utf-8")
+    assert bytes(wasmtime.wat2wasm(source)) == (FOLDER / "matmul.wasm").read_bytes()
+
+
+# --- the forward pass -------------------------------------------------------------------------------------------------
+
+
+def logits_of(model: GPT, ids: list[int]) -> np.ndarray:
+    """(T, V)."""
+    ids = torch.tensor([ids])
+    return model(ids, ids)[0][0].detach().numpy()
+
+
+@in_browser
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_logits_are_those_of_model_py(simd, position, engine, seed):
+    """After a prefill, and after each step, on the weights as they are stored."""
+    settings = itertools.cycle([dict(activation="gelu", bias=True), dict(activation="gelu_new", bias=False)])
+    for storage, n_embd in itertools.product(STORAGES, (12, 36)):
+        model = random_model(seed, block_size=40, n_embd=n_embd, n_head=3, position=position, **next(settings))
+        stored = engine.load(model, storage, simd)
+        ids = torch.randint(20, (40,)).tolist()
+        expected = logits_of(stored, ids)
+        actual = engine("(globalThis.cache = gpt.newCache(), finish(gpt.prefill(cache, ids)))", ids=ids[:21])
+        for t in range(20, 40):
+            assert np.abs(actual - expected[t]).max() <= 1e-4
+            if t < 39:
+                actual = engine("finish(gpt.step([cache], [id]))", id=ids[t + 1])
+
+
+@in_browser
+def test_rows_of_a_step_do_not_depend_on_each_other(engine, seed):
+    """Their contexts have different lengths. A cache that was given back is used again."""
+    model = random_model(seed, block_size=40, position="rotary")
+    engine.load(model)
+    rows = [torch.randint(20, (length,)).tolist() for length in (3, 40, 17, 1)]
+    for _ in range(2):
+        engine("globalThis.caches = rows.map(() => gpt.newCache())", rows=rows)
+        engine("rows.forEach((ids, i) => finish(gpt.prefill(caches[i], ids.slice(0, -1))))", rows=rows)
+        logits = engine("finish(gpt.step(caches, rows.map(ids => ids.at(-1))))", rows=rows).reshape(4, 20)
+        engine("caches.forEach(cache => gpt.freeCache(cache))")
+        for row, ids in zip(logits, rows, strict=True):
+            assert np.abs(row - logits_of(model, ids)[-1]).max() <= 1e-4
+
+
+@in_browser
+def test_long_computations_pause(engine, seed):
+    """The engine can be asked to pause after a little work, and computes the same."""
+    model = random_model(seed, block_size=40, vocab_size=300)
+    engine.load(model)
+    ids = torch.randint(300, (40,)).tolist()
+    engine("Object.assign(gpt.kernels, {slice: 1000})")
+    script = "Array.from((function* () { yield (yield* gpt.prefill(gpt.newCache(), ids)).slice(); })())"
+    *pauses, logits = engine(script, ids=ids)
+    assert len(pauses) > 100 and set(pauses) == {None}
+    assert np.abs(logits - logits_of(model, ids)[-1]).max() <= 1e-4
+
+
+@in_browser
+def test_its_parts_are_those_of_a_forward_pass(engine, seed):
+    """For more tokens than are computed together, and a vocabulary smaller than the MLP."""
+    for position in ("learned", "sinusoidal"):
+        model = random_model(seed, block_size=40, position=position).requires_grad_(False)
+        engine.load(model, simd=False)
+        x, ids = torch.randn(37, 16), torch.randint(20, (37,))
+        transformer, block = model.transformer, model.transformer.h[1]
+        expected = {
+            "gpt.linear(x, 'transformer.h.1.mlp.c_fc', 37)": block.mlp.c_fc(x),
+            "gpt.linear(x, 'lm_head', 37)": model.lm_head(x),
+            "gpt.layerNorm(x, 'transformer.ln_f', 37)": transformer.ln_f(x),
+            "gpt.activation(x)": block.mlp.activation(x),
+            "gpt.embed(ids, positions)": model.embed(ids, torch.arange(37).flip(0)),
+            "gpt.param('transformer.h.0.ln_1.bias').data": transformer.h[0].ln_1.bias,
+        }
+        for expression, value in expected.items():
+            ours = engine(expression, x=x, ids=ids.tolist(), positions=list(range(36, -1, -1)))
+            np.testing.assert_allclose(ours, value.flatten(), rtol=1e-5, atol=1e-5)
+
+
+@in_browser
+def test_activations_are_exact_to_float32(engine):
+    x = np.linspace(-14, 14, 20001)
+    ours = engine("Float64Array.from(x, ACTIVATIONS.gelu)", x=x)
+    expected = [0.5 * value * math.erfc(-value / math.sqrt(2)) for value in x]
+    np.testing.assert_allclose(ours, expected, rtol=2e-8, atol=0)
+    ours = engine("Float64Array.from(x, ACTIVATIONS.gelu_new)", x=x)
+    expected = torch.nn.functional.gelu(torch.tensor(x), approximate="tanh")
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-14)
+
+
+@in_browser
+def test_half_floats_are_those_of_numpy(engine):
+    bits = np.arange(65536, dtype=np.uint16)
+    ours = engine("Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits))")
+    np.testing.assert_array_equal(ours, bits.view(np.float16).astype(np.float32))
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+NO_FILTER = dict(repetition_penalty=1, temperature=1, top_k=None, top_p=None, min_p=None)
+FILTERS = [
+    dict(temperature=0),
+    dict(temperature=0.7, top_k=5),
+    dict(top_k=1),
+    dict(temperature=1.3, top_p=0.8),
+    dict(top_p=1e-9),
+    dict(top_p=1),
+    dict(temperature=0.5, top_k=20, top_p=0.6),
+    dict(temperature=1.5, min_p=0.1),
+    dict(min_p=1),
+    dict(repetition_penalty=0.8, temperature=0),
+    dict(repetition_penalty=1.3, temperature=0.9, top_k=40, top_p=0.9, min_p=0.02),
+]
+
+
+@in_browser
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_filters_are_those_of_generate(filters, engine, seed):
+    """Also where many logits are equal: then torch does not say which of them top-p keeps."""
+    torch.manual_seed(seed)
+    settings = {**NO_FILTER, **filters}
+    for logits in (torch.randn(300) * 3, torch.randint(-6, 7, (300,)) / 2):
+        occurred = torch.rand(300) < 0.3
+        expected = next_token_probabilities(logits, Sampling(**settings), occurred)
+        script = "(toProbabilities(logits, occurred, settings), logits)"
+        actual = torch.tensor(engine(script, logits=logits, occurred=occurred.to(torch.uint8), settings=settings))
+        if len(logits.unique()) == 300:
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual.sort().values, expected.sort().values, rtol=1e-5, atol=1e-6)
+
+
+@in_browser
+def test_random_numbers_are_those_of_generate(engine, seed):
+    seeds, samples, first = [0, seed, 2**53 - 1], [0, 1, 15], np.random.default_rng(seed).integers(2**20)
+    ours = engine(
+        "Float64Array.from(seeds.flatMap(seed => samples.flatMap(k => "
+        "Array.from({length: 50}, (_, i) => uniform(seed, k, first + i)))))",
+        seeds=seeds,
+        samples=samples,
+        first=int(first),
+    )
+    expected = torch.stack([uniforms(seed, samples, int(first), 50) for seed in seeds])
+    assert np.array_equal(ours, expected.numpy().ravel())
+    assert len(set(ours)) == 450
+
+
+def near_tokens(model: GPT, ids: list[int], sampling: Sampling, uniform: float) -> tuple[float, range]:
+    """The distance of a draw after `ids` from the nearest boundary, and the tokens that are BOUNDARY away or nearer.
+
+    Of a context that was full, folio.generate has dropped half, as often as it was full.
+    """
+    size = model.config.block_size
+    dropped = size // 2 * max(0, math.ceil((len(ids) - size) / (size // 2)))
+    logits = torch.from_numpy(logits_of(model, ids[dropped:])[-1])
+    sums = next_token_probabilities(logits, sampling).double().cumsum(0)
+    draws = torch.tensor([uniform - BOUNDARY, uniform + BOUNDARY], dtype=torch.float64)
+    first, last = torch.searchsorted(sums, draws, right=True).tolist()
+    return (sums - uniform).abs().min().item(), range(first, last + 1)
+
+
+@in_browser
+def test_20_samples_are_those_of_generate(engine, runtime, seed):
+    """500 tokens each, at temperature 0.8 and top_k 200, far beyond the context; see BOUNDARY."""
+    model = random_model(seed, block_size=96, vocab_size=65, n_embd=32)
+    prompt, settings = [1, 2, 3], dict(max_new_tokens=500, temperature=0.8, top_k=200)
+    engine.load(model)
+    tokenizer = CharTokenizer("".join(map(chr, range(33, 98))))
+    sampling, samples, differing = Sampling(temperature=0.8, top_k=200), range(10), []
+    for number in range(2):
+        ours = tokens_of(sample(engine, tokenizer, ids=prompt, seed=number, num_samples=10, **settings), 10)
+        theirs = generate_tokens(model, [prompt] * 10, runtime, max_new_tokens=500, sampling=sampling, seed=number)
+        for k in samples:
+            assert len(ours[k]) == 500
+            t = next((t for t in range(500) if ours[k][t] != theirs[k][t]), 499)  # where they differ, or the last one
+            ids, uniform = [*prompt, *theirs[k][:t]], uniforms(number, [k], t, 1).item()
+            distance, tokens = near_tokens(model, ids, sampling, uniform)
+            assert ours[k][t] in tokens and theirs[k][t] in tokens
+            if ours[k] != theirs[k]:
+                print(f"seed {number}, sample {k} differs at token {t}: the draw is {distance:.1e} from a boundary")
+                differing.append((number, k))
+    assert len(differing) <= 1
+
+
+def sample(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[dict]:
+    json_form = {**tokenizer.to_json(), "kind": tokenizer.kind}
+    script = "eventsOf(generate(gpt, makeTokenizer(json), question))"
+    return engine(script, json=json_form, question=question)
+
+
+def tokens_of(events: list[dict], samples: int) -> list[list[int]]:
+    entries = [event["samples"] for event in events[1:]]
+    return [[step[k][0] for step in entries if step[k] and step[k][0] is not None] for k in range(samples)]
+
+
+CHARACTERS = CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True)
+QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # the tokenizer, fields of GPTConfig, the question
+    (CHARACTERS, dict(vocab_size=32), dict(num_samples=3)),
+    (CHARACTERS, dict(vocab_size=32), dict(temperature=0, repetition_penalty=1.2)),
+    (CHARACTERS, {}, dict(num_samples=3, max_new_tokens=30, stop="a", begun=2, temperature=1.5, top_k=None)),
+    (CHARACTERS, {}, dict(ids=[2, 3, 4], begun=5, stop="b")),
+    (CHARACTERS, {}, dict(ids=[5] * 40, num_samples=2, top_p=0.9, repetition_penalty=1.1)),
+    (CHARACTERS, dict(position="rotary"), dict(num_samples=2, ids=[5] * 40, min_p=0.05)),
+    (CHARACTERS, dict(position="alibi"), dict(num_samples=2, max_new_tokens=1)),
+    (CHARACTERS, dict(position="relative", n_head=4), dict(num_samples=5, temperature=1.2)),
+    (CHARACTERS, dict(position="relative"), dict(context_stride=3, num_samples=2)),
+    (CHARACTERS, dict(position="sinusoidal", bias=False), dict(context_stride=1, num_samples=2)),
+    (CHARACTERS, dict(position="none", block_size=1), dict(num_samples=16, context_stride=20)),
+    (ByteTokenizer(), {}, dict(num_samples=16, max_new_tokens=20, temperature=1.5)),
+    (bpe(), dict(activation="gelu"), dict(num_samples=2, top_k=10)),
+]
+
+
+@in_browser
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_events_are_those_of_the_server(number, engine, seed):
+    tokenizer, sizes, question = QUESTIONS[number]
+    model = random_model(seed, **{"block_size": 16, "vocab_size": tokenizer.vocab_size, **sizes})
+    question = {"ids": [1, 2, 3], "max_new_tokens": 60, "seed": seed, **question}
+    lm = LanguageModel(model, tokenizer, "cpu", "float32")
+    asked = GenerationQuestion(**{**question, "ids": tuple(question["ids"])})
+    expected = list(stream_samples(lm, asked, contextlib.nullcontext()))
+    engine.load(model)
+    actual = sample(engine, tokenizer, **question)
+    assert [event.keys() for event in actual] == [event.keys() for event in expected]
+    assert actual[0] == expected[0]
+    for ours, theirs in zip(actual[1:], expected[1:], strict=True):
+        for entry, other in zip(ours["samples"], theirs["samples"], strict=True):
+            if entry is None or entry[0] is None:
+                assert entry == other
+                continue
+            assert entry[:2] == other[:2]
+            assert entry[2] == pytest.approx(other[2], abs=1e-5)
+            assert [p for _, p in entry[3]] == pytest.approx([p for _, p in other[3]], abs=1e-5)
+            assert {i for i, p in entry[3] if p > 1e-4} == {i for i, p in other[3] if p > 1e-4}
+
+
+BAD_QUESTIONS = [
+    dict(temperature=-0.5),
+    dict(temperature=1e6 + 0.5),
+    dict(temperature=None),
+    dict(num_samples=17),
+    dict(num_samples=1.5),
+    dict(num_samples=None, top_k=0),
+    dict(max_new_tokens=5000, top_k=0, stop=""),
+    dict(top_p=1.5),
+    dict(min_p=-0.25),
+    dict(stop=3),
+    dict(seed=-1),
+    dict(seed=2**63),
+    dict(begun=-1),
+    dict(context_stride=0),
+    dict(top_k="many"),
+]
+
+
+@in_browser
+def test_bad_questions_have_the_errors_of_the_server(engine, seed):
+    engine.load(random_model(seed))
+    for question in BAD_QUESTIONS:
+        with pytest.raises(UserError) as expected:
+            configurator.from_json(GenerationQuestion, question)
+        actual = engine("errorOf(() => readSettings(question, 20))", question={"ids": [1], **question})
+        assert actual.split("\n") == str(expected.value).replace("'many'", '"many"').split("\n")
+    for ids in ([], [20], [-1], ["1"], 3):
+        assert engine("errorOf(() => readSettings({ids}, 20))", ids=ids).startswith("ids: ")
+
+
+@in_browser
+def test_a_model_that_computes_nan_says_so(engine, seed):
+    model = random_model(seed, vocab_size=257)
+    model.transformer.ln_f.weight.data[0] = math.nan
+    engine.load(model)
+    script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1]})))"
+    assert "NaN" in engine(script)
