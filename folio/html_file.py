@@ -121,9 +121,9 @@ def pack_weights(tensors: dict[str, Tensor], dtype: str) -> Weights:
             parameter["offset"] = add(np.rint(rows / divisors).clip(-127, 127).astype(np.int8))
             parameter["scales"] = add(scales)
         else:
-            parameter["offset"] = add(rows.astype(parameter["dtype"]))
-            if not np.isfinite(rows).all() or np.abs(rows).max(initial=0) > np.finfo(parameter["dtype"]).max:
+            if np.abs(rows).max() > np.finfo(parameter["dtype"]).max:
                 raise UserError(f"{name} has weights that float16 cannot hold; use --dtype=float32")
+            parameter["offset"] = add(rows.astype(parameter["dtype"]))
         parameters.append(parameter)
     return Weights(parameters, b"".join(parts))
 

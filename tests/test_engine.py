@@ -27,7 +27,7 @@ BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js") as engine:
+    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js", "host.js") as engine:
         yield engine
 
 
@@ -95,6 +95,32 @@ def test_long_computations_pause(engine, seed):
     *pauses, logits = engine(script, ids=ids)
     assert len(pauses) > 100 and set(pauses) == {None}
     assert np.abs(logits - logits_of(model, ids)[-1]).max() <= 1e-4
+
+
+@in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_other_things_may_be_computed_in_the_pauses(simd, engine, seed):
+    """Parts of a forward pass over other tokens, and a new cache, for which the memory moves."""
+    model = random_model(seed, block_size=40, vocab_size=300)
+    engine.load(model, simd=simd)
+    rows = torch.randint(300, (2, 40)).tolist()
+    script = """(() => {
+      gpt.kernels.slice = 1000;
+      const pass = gpt.prefill(gpt.newCache(), rows[0]), positions = rows[1].map((_, t) => t), others = [];
+      for (;;) {
+        const {done, value} = pass.next();
+        if (done) return {logits: value, others: others.at(-1)};
+        if (others.length % 20 === 0) gpt.newCache();
+        const x = gpt.layerNorm(gpt.embed(rows[1], positions), "transformer.h.0.ln_1", 40);
+        others.push(gpt.linear(x, "transformer.h.0.mlp.c_fc", 40));
+      }
+    })()"""
+    ours, transformer = engine(script, rows=rows), model.transformer
+    assert np.abs(ours["logits"] - logits_of(model, rows[0])[-1]).max() <= 1e-4
+    first = transformer.h[0]
+    with torch.no_grad():
+        expected = first.mlp.c_fc(first.ln_1(model.embed(torch.tensor(rows[1]), torch.arange(40))))
+    np.testing.assert_allclose(ours["others"], expected.flatten(), rtol=1e-4, atol=1e-4)
 
 
 @in_browser
@@ -313,3 +339,46 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
     engine.load(model)
     script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1]})))"
     assert "NaN" in engine(script)
+
+
+@in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
+    model = random_model(seed, vocab_size=257)
+    engine.load(model, simd=simd)
+    sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
+    engine("gpt.kernels.grow = () => { throw new RangeError('out of memory'); }")
+    script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
+    for _ in range(2):
+        engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
+        assert engine(script) == "the model needs more memory than the browser gives it"
+    assert len(tokens_of(sample(engine, ByteTokenizer(), ids=[1], num_samples=2, max_new_tokens=9), 2)[1]) == 9
+
+
+@in_browser
+def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
+    """Also two texts at the same time, of which each is the same as alone."""
+    engine.load(random_model(seed, vocab_size=257))
+    questions = [dict(ids=[1, 2], max_new_tokens=20, seed=k, num_samples=2) for k in range(2)]
+    script = """new Promise(resolve => {
+      const messages = [], host = new Host(message => {
+        messages.push(message);
+        if (messages.filter(({done, answer}) => done || answer).length === 3) resolve(messages);
+      });
+      const answer = function* () {
+        for (let slice = 0; slice < 100; slice++) {
+          for (const began = performance.now(); performance.now() < began + 5;);
+          yield;
+        }
+        return {facts: {}, tensors: {}};
+      };
+      const tokenizer = makeTokenizer({kind: "byte"});
+      Object.assign(host, {loaded: Promise.resolve(), gpt, tokenizer, answers: {answer}});
+      host.receive({kind: "ask", id: 0, question: {}});
+      questions.forEach((question, k) => host.receive({kind: "generate", id: k + 1, question}));
+    })"""
+    messages = engine(f"await {script}", questions=questions)
+    assert messages[-1].keys() == {"id", "answer"}
+    for k, question in enumerate(questions):
+        events = [event for message in messages if message["id"] == k + 1 for event in message.get("events", [])]
+        assert events == sample(engine, ByteTokenizer(), **question)

@@ -46,7 +46,7 @@ SWITCHES = [
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "music.js", "trace.js", "answers.js") as engine:
+    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js", "music.js", "trace.js", "answers.js") as engine:
         engine("(globalThis.models = {}, 0)")
         yield engine
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, checkpoint  # noqa: E402
 from folio.configurator import comma_separated, run_script  # noqa: E402
 from folio.state import SCHEMA  # noqa: E402
-from folio.tokenizer import ByteTokenizer  # noqa: E402
+from folio.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_timing import BenchConfig, busy_processes, describe_device, unknown_names  # noqa: E402
 
@@ -91,19 +91,20 @@ def main(cfg: ViewBenchConfig) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         print(f"{describe_device(cfg.device)}, Chromium {browser.version}\n")
         for name in comma_separated(cfg.models):
-            run = write_run(Path(folder) / "run", MODELS[name])
+            run = write_run(Path(folder) / "run", MODELS[name], ByteTokenizer())
             with busy_processes(cfg.busy), serving(run, cfg) as url:
                 print_table(name, measure(browser, url, MODELS[name]["block_size"], cfg.repeats))
             shutil.rmtree(run)
         browser.close()
 
 
-def write_run(folder: Path, shape: dict[str, Any]) -> Path:
-    """A run's folder with random weights of that shape."""
-    weights = dict(GPT(GPTConfig(**shape)).named_parameters())
+def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    """A run's folder with random weights of that shape. shape: arguments of GPTConfig."""
+    config = GPTConfig(**{"vocab_size": tokenizer.vocab_size, **shape})
+    weights = dict(GPT(config).named_parameters())
     state = {name: kind() if isinstance(kind, type) else 0.0 for name, kind in SCHEMA.items()}
-    state |= {"model": asdict(GPTConfig(**shape)), "format_version": checkpoint.FORMAT_VERSION}
-    checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, ByteTokenizer(), state, best=True)
+    state |= {"model": asdict(config), "format_version": checkpoint.FORMAT_VERSION}
+    checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True)
     return folder
 
 

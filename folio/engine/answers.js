@@ -48,14 +48,14 @@ class Answers {
     this.plane = null; // of the map of the vocabulary
   }
 
-  // The answer {facts, tensors} to a question. A tensor is {shape, data}. Throws an Error if it makes no sense.
+  // The answer {facts, tensors} to a question. A tensor is {shape, data}, and nothing else uses its data. Throws an
+  // Error if the question makes no sense.
   *answer(asked) {
     const question = this.read(asked), {kind, ids} = question, {limit} = this.header;
     if (!KINDS.includes(kind)) throw new Error(`kind=${quoted(kind)}: it is none of ${KINDS.join(", ")}`);
     if (ids.length > limit) throw new Error(`ids: ${grouped(ids.length)} tokens are more than ${grouped(limit)}`);
     const {facts = {}, tensors = {}} = yield* this[kind](question);
-    const copied = Object.entries(tensors).map(([name, {shape, data}]) => [name, {shape, data: data.slice()}]);
-    return {facts: finite(facts), tensors: Object.fromEntries(copied)};
+    return {facts: finite(facts), tensors};
   }
 
   // --- what is asked about -------------------------------------------------------------------------------------------
@@ -183,11 +183,11 @@ class Answers {
   // Everything that a head computed.
   *head(question) {
     const {head} = question, trace = yield* this.trace(question), {T} = trace, D = trace.C / this.config.n_head;
-    const layer = yield* trace.layer(question.layer), bias = trace.bias(head);
+    const layer = yield* trace.layer(question.layer), {biases} = this.gpt;
     const scores = floats([T, T], yield* trace.scores(layer, head));
     const of = (name, cols) => floats([T, cols], layer[name].subarray(head * T * cols, (head + 1) * T * cols));
     const tensors = {q: of("q", D), k: of("k", D), v: of("v", D), scores};
-    if (bias) tensors.bias = floats([T, T], bias);
+    if (biases) tensors.bias = floats([T, T], upTo(T * T).map(i => trace.biasAt(head, Math.floor(i / T), i % T)));
     return {tensors: {...tensors, weights: of("weights", T), z: of("z", D)}};
   }
 
@@ -202,9 +202,14 @@ class Answers {
     const {data: weight} = this.gpt.param(`transformer.h.${index}.mlp.c_proj.weight`); // (C, 4C)
     const {data: hidden} = of("hidden", 4 * C), headOutputs = trace.headOutputs(index, layer, token);
     const column = neuron => Float32Array.from({length: C}, (_, c) => weight[4 * C * c + neuron]);
-    const columnNorms = hidden.map((_, neuron) => normOf(column(neuron)));
-    const written = Float32Array.from({length: C}, (_, c) => dot(weight.subarray(4 * C * c, 4 * C * (c + 1)), hidden));
-    const strongest = topK(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
+    const columnNorms = new Float32Array(4 * C), written = new Float32Array(C);
+    for (let c = 0; c < C; c++) {
+      const row = weight.subarray(4 * C * c, 4 * C * (c + 1));
+      for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] += row[neuron] ** 2;
+      written[c] = dot(row, hidden);
+    }
+    for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] = Math.sqrt(columnNorms[neuron]);
+    const strongest = largest(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
     const added = new Float32Array((H + strongest.length) * C);
     added.set(headOutputs);
     strongest.forEach((neuron, i) => added.set(column(neuron).map(x => x * hidden[neuron]), (H + i) * C));
@@ -243,13 +248,13 @@ class Answers {
     for (let layer = 0; layer < L; layer++) {
       const {weights: all} = yield* trace.layer(layer);
       for (let head = 0; head < H; head++) {
-        const largest = new Float32Array(S);
+        const best = new Float32Array(S);
         for (let n = 0; n < N; n++) {
           const begin = (head * T + token + n) * T, row = all.subarray(begin, begin + S);
-          row.forEach((weight, s) => largest[s] = Math.max(largest[s], weight));
+          row.forEach((weight, s) => best[s] = Math.max(best[s], weight));
           if (layer === question.layer && head === question.head) weights.set(row, n * S);
         }
-        heads.push([layer, head, meanOf(largest)]);
+        heads.push([layer, head, meanOf(best)]);
       }
     }
     return {facts: {heads: heads.sort((a, b) => b[2] - a[2])}, tensors: {weights: floats([N, S], weights)}};
@@ -353,7 +358,7 @@ class Answers {
       if (id % 1000 === 0) yield;
     }
     const placeOf = id => axes.map(axis => row(id).reduce((sum, x, c) => sum + (x - mean[c]) * axis[c], 0));
-    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = topK(similarity, NEIGHBORS + 1);
+    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = largest(similarity, NEIGHBORS + 1);
     return {tensors: {
       map: floats([ids.length, axes.length], ids.flatMap(placeOf)),
       share: floats([axes.length], share),
@@ -377,15 +382,18 @@ class Answers {
     const {n_embd: C, n_head: H, position: method, block_size: S} = this.config, {limit: T} = this.header, tensors = {};
     const {rotation, biases} = this.gpt, positions = upTo(T);
     if (method === "learned" || method === "sinusoidal") {
-      const embedding = this.embeddings().slice(0, C), normed = new Float32Array(T * C);
+      const embedding = this.embeddings().slice(0, C);
       const table = this.gpt.embed(positions.map(() => 0), positions).map((x, i) => x - embedding[i % C]);
+      const normed = new Float32Array(T * C), waves = new Float32Array(T * C);
       for (const t of positions) {
         const row = table.subarray(t * C, (t + 1) * C), length = Math.max(normOf(row), 1e-12);
         normed.set(row.map(x => x / length), t * C);
+        waves.set(sinusoids(t, C), t * C);
+        yield;
       }
       tensors.table = floats([T, C], table);
       tensors.similarity = floats([T, T], yield* this.products.multiply(normed, normed, T, T, C));
-      tensors.sinusoids = floats([T, C], positions.flatMap(t => Array.from(sinusoids(t, C))));
+      tensors.sinusoids = floats([T, C], waves);
     } else if (rotation) {
       const angles = positions.flatMap(t => (rotation.moveTo(t), Array.from(rotation.angles)));
       tensors.angles = floats([T, rotation.angles.length], angles);
@@ -411,6 +419,7 @@ function requireIds({ids}) {
   if (!ids.length) throw new Error("ids: there must be at least one token");
 }
 
+// Tensors, with a copy of the data.
 function floats(shape, data) {
   return {shape, data: Float32Array.from(data)};
 }
@@ -435,7 +444,7 @@ function hexOf(bytes) {
 function pushedTokens(effect, V) {
   return Array.from({length: effect.length / V}, (_, i) => {
     const row = effect.subarray(i * V, (i + 1) * V), withValues = ids => ids.map(id => [id, row[id]]);
-    return {up: withValues(topK(row, PUSHED)), down: withValues(topK(row.map(x => -x), PUSHED))};
+    return {up: withValues(largest(row, PUSHED)), down: withValues(largest(row.map(x => -x), PUSHED))};
   });
 }
 
@@ -521,6 +530,7 @@ function readFields(types, asked) {
   for (const [name, [{takes, accepts}, standard]] of Object.entries(types)) {
     const value = fields[name] = Object.hasOwn(asked, name) ? asked[name] : standard;
     if (!accepts(value)) throw new Error(`${name}=${inPython(value)}: it takes ${takes}`);
+    if (typeof value !== "number") continue;
     if (value < 0) problems.push(`${name}=${value}: it must be at least 0${accepts(null) ? ", or None" : ""}`);
     if (value >= 2 ** 63) problems.push(`${name}=${inPython(value)}: it must be less than 2**63`);
   }

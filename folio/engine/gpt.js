@@ -25,15 +25,19 @@ class PlainKernels {
 
   // The index of `size` floats that are 0. The memory may move: views of it are valid until the next call.
   allocate(size) {
-    const at = this.used;
-    this.used += Math.ceil(size / ALIGNMENT) * ALIGNMENT;
-    if (this.used > this.floats.length) this.grow(this.used);
+    const at = this.used, end = at + Math.ceil(size / ALIGNMENT) * ALIGNMENT;
+    try {
+      if (end > this.floats.length) this.grow(end);
+    } catch {
+      throw new Error("the model needs more memory than the browser gives it");
+    }
+    this.used = end;
     return at;
   }
 
   grow(size) {
     const before = this.floats;
-    this.floats = new Float32Array(size);
+    this.floats = new Float32Array(Math.ceil(1.25 * size)); // not for each allocation, because everything is copied
     this.floats.set(before);
   }
 
@@ -225,7 +229,10 @@ class GPT {
     this.z = kernels.allocate(n * C); // the heads' outputs
     this.added = kernels.allocate(n * C); // to the residual stream
     this.hidden = kernels.allocate(n * 4 * C); // the neurons of the MLP
-    this.logits = kernels.allocate(n * Math.max(V, 4 * C)); // also what inMemory computes
+    this.logits = kernels.allocate(n * V);
+
+    this.input = kernels.allocate(n * 4 * C); // of inMemory, which may be called while a forward pass pauses
+    this.output = kernels.allocate(n * Math.max(V, 4 * C));
 
     this.valueStride = Math.ceil(S / 4) * 4; // between two channels of the cached values
     this.cacheSize = L * C * (S + this.valueStride);
@@ -288,9 +295,9 @@ class GPT {
 
   // Compute n tokens: the token ids[i] belongs to caches[i] and comes after the tokens in there. Several may belong to
   // the same cache, in their order. The last `wanted` of them get logits: an array (wanted, V), which is valid until
-  // the next call.
+  // the next call, or until memory is allocated. Where it pauses, anything but another forward pass may be computed.
   *forward(caches, ids, wanted) {
-    const {n_embd: C, vocab_size: V} = this.config, n = ids.length, m = this.kernels.floats;
+    const {n_embd: C, vocab_size: V} = this.config, n = ids.length;
     const positions = caches.map(cache => cache.length++);
     for (let i = 0; i < n; i++) this.embedToken(this.x + i * C, ids[i], positions[i]);
     for (const [layer, block] of this.blocks.entries()) {
@@ -301,17 +308,17 @@ class GPT {
         if (this.needsPause(2 * C * Math.min(positions[i] + 1, this.config.block_size))) yield;
       }
       yield* this.linearInSlices(this.added, this.z, block.c_proj, n);
-      for (let j = 0; j < n * C; j++) m[this.x + j] += m[this.added + j];
+      this.add(this.x, this.added, n * C);
 
       this.norm(this.normed, this.x, block.ln_2, n);
       yield* this.linearInSlices(this.hidden, this.normed, block.mlp_c_fc, n);
       this.activate(this.hidden, n * 4 * C);
       yield* this.linearInSlices(this.added, this.hidden, block.mlp_c_proj, n);
-      for (let j = 0; j < n * C; j++) m[this.x + j] += m[this.added + j];
+      this.add(this.x, this.added, n * C);
     }
     this.norm(this.normed, this.x + (n - wanted) * C, this.ln_f, wanted);
     yield* this.linearInSlices(this.logits, this.normed, this.lm_head, wanted);
-    return m.subarray(this.logits, this.logits + wanted * V);
+    return this.kernels.floats.subarray(this.logits, this.logits + wanted * V);
   }
 
   // x (C,) = the embedding of a token, plus that of its position if the method adds any.
@@ -320,8 +327,7 @@ class GPT {
     const wte = this.parameters.get("transformer.wte.weight").at + id * C;
     m.copyWithin(x, wte, wte + C);
     if (this.config.position === "learned") {
-      const wpe = this.parameters.get("transformer.wpe.weight").at + position * C;
-      for (let c = 0; c < C; c++) m[x + c] += m[wpe + c];
+      this.add(x, this.parameters.get("transformer.wpe.weight").at + position * C, C);
     } else if (this.config.position === "sinusoidal") {
       const added = sinusoids(position, C);
       for (let c = 0; c < C; c++) m[x + c] += added[c];
@@ -380,6 +386,12 @@ class GPT {
       softmax(m, scores, keyCount);
       this.kernels.matmul(z + h * D, scores, headValues, 0, 1, D, keyCount, keyCount, stride, D);
     }
+  }
+
+  // Add `count` numbers to x.
+  add(x, added, count) {
+    const m = this.kernels.floats;
+    for (let i = 0; i < count; i++) m[x + i] += m[added + i];
   }
 
   // In place: the activation of `count` numbers.
@@ -447,20 +459,20 @@ class GPT {
   embed(ids, positions) {
     const C = this.config.n_embd, x = new Float32Array(ids.length * C);
     ids.forEach((id, t) => {
-      this.embedToken(this.x, id, positions[t]);
-      x.set(this.kernels.floats.subarray(this.x, this.x + C), t * C);
+      this.embedToken(this.input, id, positions[t]);
+      x.set(this.kernels.floats.subarray(this.input, this.input + C), t * C);
     });
     return x;
   }
 
   // compute(y, x, n) for a few rows of x at a time, copied into the memory: (T, cols) to (T, rows).
   inMemory(x, T, cols, rows, compute) {
-    const input = this.hidden, y = this.logits, m = this.kernels.floats, result = new Float32Array(T * rows);
+    const {input, output} = this, m = this.kernels.floats, result = new Float32Array(T * rows);
     for (let t = 0; t < T; t += TOGETHER) {
       const n = Math.min(TOGETHER, T - t);
       m.set(x.subarray(t * cols, (t + n) * cols), input);
-      compute(y, input, n);
-      result.set(m.subarray(y, y + n * rows), t * rows);
+      compute(output, input, n);
+      result.set(m.subarray(output, output + n * rows), t * rows);
     }
     return result;
   }

@@ -3,13 +3,18 @@
 const SLICE = 12; // milliseconds of work before messages are read, and before the page is drawn
 const TOLERANCE = 1e-4; // largest difference of the logits from those of model.py, relative to the largest logit
 
-const {port1: pauses, port2: ends} = new MessageChannel();
+const {port1: pauses, port2: ends} = new MessageChannel(), paused = []; // who waits for the end of a pause
 let worked = performance.now(); // since when, without a pause
+
+pauses.onmessage = () => {
+  worked = performance.now();
+  paused.shift()();
+};
 
 // Wait until other tasks have run. setTimeout would wait for 4 ms.
 function pause() {
   return new Promise(resolve => {
-    pauses.onmessage = () => resolve(worked = performance.now());
+    paused.push(resolve);
     ends.postMessage(null);
   });
 }
@@ -36,7 +41,7 @@ async function unzip(base64) {
 class Host {
   blocks = []; // of weights
   generating = new Set(); // ids of what was not stopped
-  turn = Promise.resolve(); // ends when nothing computes: one question uses the engine at a time
+  turns = {ask: Promise.resolve(), generate: Promise.resolve()}; // each ends when nothing of its kind computes
 
   constructor(send) {
     this.send = send;
@@ -44,7 +49,7 @@ class Host {
 
   async receive({kind, id, ...message}) {
     if (kind === "header") this.header = unzip(message.text), this.kernel = decodeBase64(message.kernel);
-    if (kind === "weights") this.blocks.push(this.next(decodeBlock(message.text)));
+    if (kind === "weights") this.blocks.push(this.next("ask", decodeBlock(message.text)));
     if (kind === "stop") this.generating.delete(id);
     try {
       if (kind === "load") this.send({id, answer: await (this.loaded = this.load())});
@@ -55,11 +60,13 @@ class Host {
     }
   }
 
-  // Run a generator to the next value that it yields, or to its end, with pauses. pausing() is called before each.
-  async next(generator, pausing = () => {}) {
-    const before = this.turn;
+  // Run a generator to the next value that it yields, or to its end, with pauses. pausing() is called before each. One
+  // of a kind runs at a time. Those of two kinds take turns in their pauses, so that a text is generated while a long
+  // question is answered.
+  async next(kind, generator, pausing = () => {}) {
+    const before = this.turns[kind];
     let end;
-    this.turn = new Promise(resolve => end = resolve);
+    this.turns[kind] = new Promise(resolve => end = resolve);
     await before;
     try {
       for (;;) {
@@ -86,8 +93,8 @@ class Host {
     if (at !== size) throw new Error(`The file is incomplete: it has ${at} of ${size} bytes of weights.`);
     this.tokenizer = makeTokenizer(header.tokenizer);
     this.gpt = new GPT(header, await makeKernels(this.kernel));
-    await this.next(this.gpt.setWeights(bytes));
-    const difference = (await this.next(this.difference(header.check))).value;
+    await this.next("ask", this.gpt.setWeights(bytes));
+    const difference = (await this.next("ask", this.difference(header.check))).value;
     if (!(difference <= TOLERANCE)) { // also if it is NaN
       throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);
     }
@@ -106,7 +113,7 @@ class Host {
 
   async ask(id, question) {
     await this.loaded;
-    const {facts, tensors} = (await this.next(this.answers.answer(question))).value;
+    const {facts, tensors} = (await this.next("ask", this.answers.answer(question))).value;
     for (const tensor of Object.values(tensors)) tensor.data = tensor.data.slice(); // it may be a view of all memory
     const buffers = Object.values(tensors).map(({data}) => data.buffer);
     this.send({id, answer: {facts, tensors}}, buffers);
@@ -121,7 +128,7 @@ class Host {
     const flush = () => events.length && this.send({id, events: events.splice(0)});
     try {
       while (this.generating.has(id)) {
-        const {done, value} = await this.next(generator, flush);
+        const {done, value} = await this.next("generate", generator, flush);
         if (done) break;
         events.push(value);
       }

@@ -217,9 +217,9 @@ function* generate(gpt, tokenizer, question) {
   // that knows only distances needs no such thing: a new token takes the place of the oldest one in the cache.
   const slides = stride === null && gpt.canSlide;
   const window = S - Math.min(stride ?? Math.max(1, Math.floor(S / 2)), S);
-  const samples = Array.from({length: settings.num_samples}, (_, index) =>
-    new Sample(gpt, tokenizer, settings, index));
+  const samples = [];
   try {
+    while (samples.length < settings.num_samples) samples.push(new Sample(gpt, tokenizer, settings, samples.length));
     const beginning = ids.slice(Math.max(0, ids.length - begun));
     const texts = samples.map(sample => beginning.map(id => sample.text.push(id)));
     for (const sample of samples) sample.ended = sample.text.ended;

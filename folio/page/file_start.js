@@ -28,11 +28,12 @@ async function unpackCode(base64) {
   runScript(page);
 }
 
-// Run a script, which the content security policy must know.
+// Run a script, which the content security policy must know. Between a block in the body and the script that follows,
+// it would be in the way of takeBlock.
 function runScript(text) {
   const script = document.createElement("script");
   script.textContent = text;
-  document.body.append(script);
+  document.head.append(script);
 }
 
 function showStartProblem({message}) {
