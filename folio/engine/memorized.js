@@ -9,7 +9,16 @@
 const CHANCE = 0.01; // probability that a random text has a span longer than chance()
 const CONTEXT_TOKENS = 60; // of training data to show before and after a span
 
+const CODES = {uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array};
+
 class TrainingSearch {
+  // The search whose index is among the bytes of a file; see pack_index in folio/html_file.py.
+  static read(index, bytes, tokenizer) {
+    const {codes: {dtype, offset, size}, suffixes, end} = index, kind = CODES[dtype];
+    const codes = new kind(bytes.slice(offset, offset + size * kind.BYTES_PER_ELEMENT).buffer);
+    return new TrainingSearch(index, codes, new Int32Array(bytes.slice(suffixes, end).buffer), tokenizer);
+  }
+
   // index: as of TrainingSearch.to_json in folio/memorized.py; codes, suffixes: typed arrays (N,).
   constructor(index, codes, suffixes, tokenizer) {
     Object.assign(this, {index, codes, suffixes, tokenizer});

@@ -95,11 +95,12 @@ const fileFacts = (async () => {
 // --- the page --------------------------------------------------------------------------------------------------------
 
 const IN_FILE = new Set(["playground", "translate"]); // views of large models, too
-const SERVED = ["checkpoints", "compare", "memorized", "run"]; // views that need the run's folder
+const SERVED = ["checkpoints", "compare", "run"]; // views that need the run's folder
 
-function arrange({losses, storage, traced, languages}) {
+function arrange({losses, storage, traced, indexed, languages}) {
   for (const id of Object.keys(views)) {
-    if (traced ? SERVED.includes(id) || id === "translate" && !languages : !IN_FILE.has(id)) delete views[id];
+    const lacks = SERVED.includes(id) || id === "translate" && !languages || id === "memorized" && !indexed;
+    if (lacks || !traced && !IN_FILE.has(id)) delete views[id];
   }
   MENU.Sampling.unshift("translate");
   DEFAULTS.view = languages ? "translate" : "playground";
