@@ -36,11 +36,14 @@ from folio.export_formats import GELUS, check_parameters, gpt2_parameters
 from folio.files import atomic_write
 from folio.pairs import Pair, translation
 from folio.serve import PAGE, hash_source, read_scripts
+from folio.trace_provider import probe_ids
 from folio.viewed_model import ViewedModel
 from model import GPT
 
 ENGINE = Path(__file__).resolve().parent / "engine"
-ENGINE_SCRIPTS = ("gpt.js", "tokenizers.js", "sampling.js", "music.js", "trace.js", "answers.js", "host.js")
+ENGINE_SCRIPTS = (
+    *("gpt.js", "tokenizers.js", "questions.js", "sampling.js", "music.js", "trace.js", "answers.js", "host.js"),
+)
 KERNEL = "matmul.wasm"
 START = "file_start.js"  # of the page's scripts for a file, the one that is stored as text
 DTYPES = ("float32", "float16", "int8")
@@ -167,7 +170,8 @@ def make_header(
         "tokenizer": tokenizer.to_json() | {"kind": tokenizer.kind},
         "parameters": weights.parameters,
         "text": text,
-        "music": viewed.music and asdict(viewed.music) | {"seconds_per_step": viewed.music.seconds_per_step},
+        "music": viewed.music and asdict(viewed.music),
+        "probe_ids": probe_ids(tokenizer.vocab_size, viewed.limit),
         "languages": languages,
         "losses": losses,
         "storage": {"dtype": dtype, "bytes": len(weights.content)},

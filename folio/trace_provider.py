@@ -254,8 +254,8 @@ class TraceProvider:
         viewed = self._viewed(question)
 
         def measure() -> Tensor:
-            ids = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
-            return ViewedTrace(viewed.at(question.step), tuple(ids), Switches()).scores["prefix"]
+            ids = tuple(probe_ids(viewed.tokenizer.vocab_size, viewed.limit))
+            return ViewedTrace(viewed.at(question.step), ids, Switches()).scores["prefix"]
 
         return self.probes.get(self._version(question), measure)
 
@@ -482,6 +482,11 @@ class TraceProvider:
         facts, longest = training.search(np.array(question.ids))
         tensors = {"longest": torch.from_numpy(longest), "covering": torch.from_numpy(covering_lengths(longest))}
         return Answer({"reason": None, **facts, "init_from": viewed.settings.get("init_from")}, tensors)
+
+
+def probe_ids(vocab_size: int, limit: int) -> list[int]:
+    """Random tokens that repeat, at most `limit`, on which prefix matching is measured."""
+    return repeated_random_ids(vocab_size, min(PROBE_TOKENS, limit)).tolist() or [0]
 
 
 def require_ids(question: Question | GenerationQuestion) -> None:

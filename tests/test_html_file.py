@@ -374,12 +374,23 @@ def test_languages_are_those_of_the_pairs():
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
+CLIPBOARD = "if (navigator.clipboard) navigator.clipboard.writeText = async text => { self.copied = text; }"
 NO_WORKER = "delete self.Worker"
 NO_WASM = "delete self.WebAssembly"
 LONG_TASKS = """
 self.longTasks = [];
 new PerformanceObserver(list => longTasks.push(...list.getEntries().map(entry => Math.round(entry.duration))))
   .observe({type: "longtask", buffered: true});
+"""
+STOP_EARLY = """
+new Promise(resolve => {
+  const timer = setInterval(() => {
+    if (!(playground.samples[0]?.tokens.length > 30)) return;
+    clearInterval(timer);
+    document.querySelector("[data-testid=stop]").click();
+    resolve();
+  });
+})
 """
 LANGUAGES = {
     "pairs": [["ab", "cd"], ["ab", "ef"], ["cd", "ab"]],
@@ -434,7 +445,7 @@ def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, 
 
 @in_browser
 def test_a_link_restores_the_prompt_and_the_settings(exported, open_file, seed):
-    viewer = open_file(exported("char"), "navigator.clipboard.writeText = async text => { self.copied = text; }")
+    viewer = open_file(exported("char"), CLIPBOARD)
     assert viewer("fileFacts.then(({simd}) => simd)") and viewer.state("view") == ["playground"]
     settings = dict(samples=2, temperature=1.3, top_k=40, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=seed)
     for name, value in {**settings, "max_new_tokens": 25, "stop": "q\\n"}.items():
@@ -469,15 +480,14 @@ def test_settings_out_of_range_are_refused(exported, open_file):
 @in_browser
 def test_the_stop_button_stops_the_engine(exported, open_file):
     """Also its computation: what is asked next is answered at once."""
-    viewer = open_file(exported("char"), hash="#max_new_tokens=4096&samples=16")
+    viewer = open_file(exported("char"), hash="#max_new_tokens=4096")
     viewer.find("generate").click()
-    viewer.page.locator("[data-t='30']").first.wait_for()
-    viewer.find("stop").click()
+    viewer(STOP_EARLY)
     wait_until(lambda: viewer("playground.running.size === 0"))
     assert viewer("requests.size") == 0
     counts = viewer("playground.samples.map(sample => sample.tokens.length)")
-    assert len(counts) == 16 and 30 < min(counts) and max(counts) < 4096
-    settings = dict(num_samples=16, max_new_tokens=3)
+    assert len(counts) == 3 and 30 < min(counts) and max(counts) < 4096
+    settings = dict(num_samples=3, max_new_tokens=3)
     viewer.find("setting-max_new_tokens").fill("3")
     assert generate(viewer) == exported("char").language_model().generate(TEXT, **settings)
 
@@ -491,7 +501,7 @@ def test_every_view_is_drawn(kind, exported, open_file):
     assert len(views) >= 17 and not {"checkpoints", "compare", "memorized", "run", "translate"} & {*views}
     for view in views:
         viewer.show(view)
-        assert viewer("document.querySelector('#view .error')?.textContent ?? null") is None, view
+        assert viewer("document.querySelector('#view .error:not(:empty)')?.textContent ?? null") is None, view
         assert viewer.find(f"view-{view}").is_visible() and len(viewer.find(f"view-{view}").inner_text()) > 50
     print(f"long tasks: {viewer('longTasks')} ms")
 
@@ -503,9 +513,10 @@ def test_music_is_shown_as_a_piano_roll(exported, open_file):
     assert viewer.state("view") == ["roll"]
     before = viewer("byId('text').value")
     viewer.page.get_by_role("button", name="Let the model continue").click()
-    wait_until(lambda: viewer("!writing && state.ids.split(',').length === described.models[0].limit"))
-    assert viewer("document.querySelectorAll('#view rect').length") > 0 and before == ""
+    wait_until(lambda: viewer("!writing && state.ids.includes(',')"))  # it may end the piece early
     viewer.wait()
+    expected = file.language_model().generate("", max_new_tokens=48 - 1)
+    assert file.tokenizer.decode(viewer("state.ids.split(',').map(Number)")) == expected and before == ""
 
 
 @in_browser

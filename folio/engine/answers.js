@@ -18,18 +18,14 @@ const MOST_STEPS = 10_000; // of a power iteration
 const CONVERGED = 1e-9; // change of a component of a unit vector in a step
 const PAUSE = 1 << 18; // numbers to look at between two pauses
 
-const WHOLE = {takes: "an integer", accepts: Number.isInteger};
-const WHOLE_OR_NONE = {takes: "an integer or None", accepts: value => value === null || Number.isInteger(value)};
-const TEXT = {takes: "text", accepts: value => typeof value === "string"};
-const FLAG = {takes: "True or False", accepts: value => typeof value === "boolean"};
-const MASK = {takes: "'before', 'after' or 'off'", accepts: value => ["before", "after", "off"].includes(value)};
-
-// What a page asks: the type and the default of each field. See Question in folio/trace_provider.py.
+// What a page asks. See Question in folio/trace_provider.py.
+const WHOLE = {takes: "an integer", least: 0, value: 0}, MAYBE_WHOLE = {...WHOLE, value: null, orNone: true};
+const TEXT = {takes: "text", value: ""};
 const QUESTION = {
-  kind: [TEXT, ""], model: [WHOLE, 0], step: [WHOLE_OR_NONE, null], layer: [WHOLE, 0], head: [WHOLE, 0],
-  token: [WHOLE, 0], source: [WHOLE, 0], name: [TEXT, ""], row: [WHOLE_OR_NONE, null], since: [WHOLE, 0],
-  text: [TEXT, ""], mask: [MASK, "before"], scale: [FLAG, true], heads_off: [TEXT, ""], mlps_off: [TEXT, ""],
-  whole: [FLAG, false],
+  kind: TEXT, model: WHOLE, step: MAYBE_WHOLE, layer: WHOLE, head: WHOLE, token: WHOLE, source: WHOLE, name: TEXT,
+  row: MAYBE_WHOLE, since: WHOLE, text: TEXT, mask: {takes: ["before", "after", "off"], value: "before"},
+  scale: {takes: "True or False", value: true}, heads_off: TEXT, mlps_off: TEXT,
+  whole: {takes: "True or False", value: false},
 };
 const KINDS = ["models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits",
   "parameter", "vocabulary", "positions", "memorized", "run"];
@@ -37,8 +33,7 @@ const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {
   // header: what the file says about the model. That is what ViewedModel.describe says, but with the tokenizer as JSON;
-  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: repeated_random_ids of folio/trace.py,
-  // on which prefix matching is measured.
+  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py.
   constructor(gpt, tokenizer, header) {
     const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
     Object.assign(this, {gpt, tokenizer, header, config: gpt.config});
@@ -48,29 +43,18 @@ class Answers {
     this.plane = null; // of the map of the vocabulary
   }
 
-  // The answer {facts, tensors} to a question. A tensor is {shape, data}. Throws an Error if it makes no sense.
+  // The answer {facts, tensors} to a question. A tensor is {shape, data}, and nothing else uses its data. Throws an
+  // Error if the question makes no sense.
   *answer(asked) {
-    const question = this.read(asked), {kind, ids} = question, {limit} = this.header;
+    const question = readQuestion(QUESTION, asked, this.tokenizer.vocabSize), {kind, ids} = question;
+    const {limit} = this.header;
     if (!KINDS.includes(kind)) throw new Error(`kind=${quoted(kind)}: it is none of ${KINDS.join(", ")}`);
     if (ids.length > limit) throw new Error(`ids: ${grouped(ids.length)} tokens are more than ${grouped(limit)}`);
     const {facts = {}, tensors = {}} = yield* this[kind](question);
-    const copied = Object.entries(tensors).map(([name, {shape, data}]) => [name, {shape, data: data.slice()}]);
-    return {facts: finite(facts), tensors: Object.fromEntries(copied)};
+    return {facts: finite(facts), tensors};
   }
 
   // --- what is asked about -------------------------------------------------------------------------------------------
-
-  read(asked) {
-    if (asked === null || typeof asked !== "object" || Array.isArray(asked)) {
-      throw new Error("a question is a JSON object");
-    }
-    const question = readFields(QUESTION, asked), {ids = []} = asked, size = this.tokenizer.vocabSize;
-    if (question.model > 0) throw new Error(`model=${question.model}: there are 1`);
-    if (!Array.isArray(ids) || !ids.every(id => Number.isInteger(id) && id >= 0 && id < size)) {
-      throw new Error(`ids: it takes a list of token ids from 0 to ${grouped(size - 1)}`);
-    }
-    return {...question, ids};
-  }
 
   // The switches of a question, as a Trace takes them.
   switches({mask, scale, heads_off, mlps_off}) {
@@ -183,11 +167,11 @@ class Answers {
   // Everything that a head computed.
   *head(question) {
     const {head} = question, trace = yield* this.trace(question), {T} = trace, D = trace.C / this.config.n_head;
-    const layer = yield* trace.layer(question.layer), bias = trace.bias(head);
+    const layer = yield* trace.layer(question.layer), {biases} = this.gpt;
     const scores = floats([T, T], yield* trace.scores(layer, head));
     const of = (name, cols) => floats([T, cols], layer[name].subarray(head * T * cols, (head + 1) * T * cols));
     const tensors = {q: of("q", D), k: of("k", D), v: of("v", D), scores};
-    if (bias) tensors.bias = floats([T, T], bias);
+    if (biases) tensors.bias = floats([T, T], upTo(T * T).map(i => trace.biasAt(head, Math.floor(i / T), i % T)));
     return {tensors: {...tensors, weights: of("weights", T), z: of("z", D)}};
   }
 
@@ -202,9 +186,14 @@ class Answers {
     const {data: weight} = this.gpt.param(`transformer.h.${index}.mlp.c_proj.weight`); // (C, 4C)
     const {data: hidden} = of("hidden", 4 * C), headOutputs = trace.headOutputs(index, layer, token);
     const column = neuron => Float32Array.from({length: C}, (_, c) => weight[4 * C * c + neuron]);
-    const columnNorms = hidden.map((_, neuron) => normOf(column(neuron)));
-    const written = Float32Array.from({length: C}, (_, c) => dot(weight.subarray(4 * C * c, 4 * C * (c + 1)), hidden));
-    const strongest = topK(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
+    const columnNorms = new Float32Array(4 * C), written = new Float32Array(C);
+    for (let c = 0; c < C; c++) {
+      const row = weight.subarray(4 * C * c, 4 * C * (c + 1));
+      for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] += row[neuron] ** 2;
+      written[c] = dot(row, hidden);
+    }
+    for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] = Math.sqrt(columnNorms[neuron]);
+    const strongest = largest(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
     const added = new Float32Array((H + strongest.length) * C);
     added.set(headOutputs);
     strongest.forEach((neuron, i) => added.set(column(neuron).map(x => x * hidden[neuron]), (H + i) * C));
@@ -243,13 +232,13 @@ class Answers {
     for (let layer = 0; layer < L; layer++) {
       const {weights: all} = yield* trace.layer(layer);
       for (let head = 0; head < H; head++) {
-        const largest = new Float32Array(S);
+        const best = new Float32Array(S);
         for (let n = 0; n < N; n++) {
           const begin = (head * T + token + n) * T, row = all.subarray(begin, begin + S);
-          row.forEach((weight, s) => largest[s] = Math.max(largest[s], weight));
+          row.forEach((weight, s) => best[s] = Math.max(best[s], weight));
           if (layer === question.layer && head === question.head) weights.set(row, n * S);
         }
-        heads.push([layer, head, meanOf(largest)]);
+        heads.push([layer, head, meanOf(best)]);
       }
     }
     return {facts: {heads: heads.sort((a, b) => b[2] - a[2])}, tensors: {weights: floats([N, S], weights)}};
@@ -353,7 +342,7 @@ class Answers {
       if (id % 1000 === 0) yield;
     }
     const placeOf = id => axes.map(axis => row(id).reduce((sum, x, c) => sum + (x - mean[c]) * axis[c], 0));
-    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = topK(similarity, NEIGHBORS + 1);
+    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = largest(similarity, NEIGHBORS + 1);
     return {tensors: {
       map: floats([ids.length, axes.length], ids.flatMap(placeOf)),
       share: floats([axes.length], share),
@@ -377,15 +366,18 @@ class Answers {
     const {n_embd: C, n_head: H, position: method, block_size: S} = this.config, {limit: T} = this.header, tensors = {};
     const {rotation, biases} = this.gpt, positions = upTo(T);
     if (method === "learned" || method === "sinusoidal") {
-      const embedding = this.embeddings().slice(0, C), normed = new Float32Array(T * C);
+      const embedding = this.embeddings().slice(0, C);
       const table = this.gpt.embed(positions.map(() => 0), positions).map((x, i) => x - embedding[i % C]);
+      const normed = new Float32Array(T * C), waves = new Float32Array(T * C);
       for (const t of positions) {
         const row = table.subarray(t * C, (t + 1) * C), length = Math.max(normOf(row), 1e-12);
         normed.set(row.map(x => x / length), t * C);
+        waves.set(sinusoids(t, C), t * C);
+        yield;
       }
       tensors.table = floats([T, C], table);
       tensors.similarity = floats([T, T], yield* this.products.multiply(normed, normed, T, T, C));
-      tensors.sinusoids = floats([T, C], positions.flatMap(t => Array.from(sinusoids(t, C))));
+      tensors.sinusoids = floats([T, C], waves);
     } else if (rotation) {
       const angles = positions.flatMap(t => (rotation.moveTo(t), Array.from(rotation.angles)));
       tensors.angles = floats([T, rotation.angles.length], angles);
@@ -407,10 +399,7 @@ class Answers {
   }
 }
 
-function requireIds({ids}) {
-  if (!ids.length) throw new Error("ids: there must be at least one token");
-}
-
+// Tensors, with a copy of the data.
 function floats(shape, data) {
   return {shape, data: Float32Array.from(data)};
 }
@@ -435,7 +424,7 @@ function hexOf(bytes) {
 function pushedTokens(effect, V) {
   return Array.from({length: effect.length / V}, (_, i) => {
     const row = effect.subarray(i * V, (i + 1) * V), withValues = ids => ids.map(id => [id, row[id]]);
-    return {up: withValues(topK(row, PUSHED)), down: withValues(topK(row.map(x => -x), PUSHED))};
+    return {up: withValues(largest(row, PUSHED)), down: withValues(largest(row.map(x => -x), PUSHED))};
   });
 }
 
@@ -511,54 +500,4 @@ function* principalAxis(covariance, C, total) {
     yield;
   }
   return {axis, variance};
-}
-
-// --- reading questions -----------------------------------------------------------------------------------------------
-
-// Fields of JSON that was asked, each with its default. Throws an Error for a value of another type.
-function readFields(types, asked) {
-  const fields = {}, problems = [];
-  for (const [name, [{takes, accepts}, standard]] of Object.entries(types)) {
-    const value = fields[name] = Object.hasOwn(asked, name) ? asked[name] : standard;
-    if (!accepts(value)) throw new Error(`${name}=${inPython(value)}: it takes ${takes}`);
-    if (value < 0) problems.push(`${name}=${value}: it must be at least 0${accepts(null) ? ", or None" : ""}`);
-    if (value >= 2 ** 63) problems.push(`${name}=${inPython(value)}: it must be less than 2**63`);
-  }
-  if (problems.length) throw new Error(problems.join("\n"));
-  return fields;
-}
-
-// The number that a text is, or NaN.
-function wholeNumber(text) {
-  return /^\s*[+-]?\d+\s*$/.test(text) ? Number(text) : NaN;
-}
-
-// --- messages, as Python writes them ---------------------------------------------------------------------------------
-
-// A value of JSON.
-function inPython(value) {
-  if (typeof value === "string") return quoted(value);
-  if (value === null || typeof value === "boolean") return {null: "None", true: "True", false: "False"}[value];
-  if (Array.isArray(value)) return `[${value.map(inPython).join(", ")}]`;
-  if (typeof value === "number") return Number.isInteger(value) ? BigInt(value).toString() : String(value);
-  return `{${Object.entries(value).map(([key, item]) => `${quoted(key)}: ${inPython(item)}`).join(", ")}}`;
-}
-
-// A whole number with a comma between thousands.
-function grouped(n) {
-  return n.toLocaleString("en-US");
-}
-
-const NOT_PRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
-const ESCAPED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"};
-
-// A text in quotation marks.
-function quoted(text) {
-  const mark = text.includes("'") && !text.includes('"') ? '"' : "'";
-  const escaped = text.replaceAll("\\", "\\\\").replaceAll(mark, `\\${mark}`).replace(NOT_PRINTABLE, c => {
-    const code = c.codePointAt(0), hex = code.toString(16);
-    return ESCAPED[c] ?? (code < 256 ? `\\x${hex.padStart(2, "0")}` : code < 65536 ? `\\u${hex.padStart(4, "0")}`
-      : `\\U${hex.padStart(8, "0")}`);
-  });
-  return mark + escaped + mark;
 }

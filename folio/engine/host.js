@@ -98,7 +98,7 @@ class Host {
     if (!(difference <= TOLERANCE)) { // also if it is NaN
       throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);
     }
-    this.answers = new Answers(this.gpt, this.tokenizer, header, null);
+    this.answers = new Answers(this.gpt, this.tokenizer, header);
     const {name, languages, losses, storage, traced} = header;
     return {name, languages, losses, storage, traced, difference, simd: this.gpt.kernels.simd};
   }
@@ -114,7 +114,6 @@ class Host {
   async ask(id, question) {
     await this.loaded;
     const {facts, tensors} = (await this.next("ask", this.answers.answer(question))).value;
-    for (const tensor of Object.values(tensors)) tensor.data = tensor.data.slice(); // it may be a view of all memory
     const buffers = Object.values(tensors).map(({data}) => data.buffer);
     this.send({id, answer: {facts, tensors}}, buffers);
   }

@@ -93,7 +93,7 @@ class Trace {
   }
 
   *attend(index, qkv) {
-    const {T, C, switches} = this, {n_head: H} = this.gpt.config, D = C / H, {rotation} = this.gpt;
+    const {T, C, switches} = this, {n_head: H} = this.gpt.config, D = C / H, {rotation, biases} = this.gpt;
     const [q, k, v] = [0, 1, 2].map(part => this.split(qkv, part)), z = new Float32Array(T * C);
     for (let t = 0; rotation && t < T; t++) {
       rotation.moveTo(t);
@@ -101,14 +101,14 @@ class Trace {
     }
     const heads = {q, k, v, z, weights: new Float32Array(H * T * T)};
     for (let h = 0; h < H; h++) {
-      const weights = yield* this.scores(heads, h), bias = this.bias(h);
-      for (let i = 0; bias && i < T * T; i++) weights[i] += bias[i];
+      const weights = yield* this.scores(heads, h); // soon
       for (let t = 0; t < T; t++) {
-        if (switches.mask === "before") weights.fill(-Infinity, t * T + t + 1, t * T + T);
-        softmax(weights, t * T, T);
-        if (switches.mask === "after") weights.fill(0, t * T + t + 1, t * T + T);
+        const row = t * T, keys = switches.mask === "before" ? t + 1 : T;
+        for (let key = 0; biases && key < keys; key++) weights[row + key] += this.biasAt(h, t, key);
+        softmax(weights, row, keys);
+        if (switches.mask !== "off") weights.fill(0 * weights[row], row + t + 1, row + T); // 0 or NaN
+        if (t % TOGETHER === 0) yield;
       }
-      yield;
       heads.weights.set(weights, h * T * T);
       if (switches.headsOff.some(([layer, head]) => layer === index && head === h)) continue;
       const values = v.subarray(h * T * D, (h + 1) * T * D);
@@ -124,12 +124,10 @@ class Trace {
     return this.switches.scale ? scores.map(score => score / Math.sqrt(D)) : scores;
   }
 
-  // What the position method adds to the scores of a head, (T, T), or null. The future has the bias of the same
-  // distance into the past.
-  bias(head) {
-    const {T, gpt: {biases, config: {block_size: S}}} = this;
-    if (!biases) return null;
-    return Float32Array.from({length: T * T}, (_, i) => biases[head * S + Math.abs(Math.floor(i / T) - i % T)]);
+  // What the position method adds to the score of a query and a key. The future has the bias of the same distance into
+  // the past.
+  biasAt(head, query, key) {
+    return this.gpt.biases[head * this.gpt.config.block_size + Math.abs(query - key)];
   }
 
   // The queries (part 0), keys or values in qkv (T, 3C) by head: (H, T, D).
@@ -206,7 +204,7 @@ class Trace {
   *lens(states, n, k, target = null) {
     const lens = {ids: [], probabilities: [], targetProbability: [], targetRank: []};
     yield* this.predictEach(states, n, logs => {
-      const best = topK(logs, k);
+      const best = largest(logs, k);
       lens.ids.push(...best);
       lens.probabilities.push(...best.map(id => Math.exp(logs[id])));
       if (target === null) return;
@@ -234,7 +232,7 @@ class Trace {
   *predict() {
     const {T, ids} = this, predictions = {loss: [], rank: [], entropy: [], best: [], bestProbability: []};
     yield* this.predictEach(this.state(2 * this.gpt.config.n_layer), T, (logs, t) => {
-      const [best] = topK(logs, 1);
+      const [best] = largest(logs, 1);
       predictions.entropy.push(-logs.reduce((sum, log) => sum + Math.exp(log) * log, 0));
       predictions.best.push(best);
       predictions.bestProbability.push(Math.exp(logs[best]));
@@ -254,8 +252,12 @@ const HEAD_SCORES = ["previous", "first", "itself", "prefix", "entropy", "distan
 // head_scores in folio/trace.py.
 function* headScores(weights, ids, H) {
   const T = ids.length, scores = Object.fromEntries(HEAD_SCORES.map(name => [name, new Array(H).fill(0)]));
-  const after = ids.map((id, t) => upTo(t).filter(key => ids[key] === id).map(key => key + 1)); // keys after the same id
-  const matched = after.filter(keys => keys.length).length; // queries
+  const after = []; // by query: the keys that follow an earlier occurrence of its id
+  for (const [t, id] of ids.entries()) {
+    after.push(upTo(t).filter(key => ids[key] === id).map(key => key + 1));
+    yield;
+  }
+  const matched = after.filter(keys => keys.length).length;
   for (let h = 0; h < H; h++) {
     for (let t = 0; t < T; t++) {
       const row = weights.subarray((h * T + t) * T, (h * T + t + 1) * T);
@@ -268,8 +270,8 @@ function* headScores(weights, ids, H) {
         scores.distance[h] += row[key] * (t - key) / (T - 1);
         if (row[key] !== 0) scores.entropy[h] -= row[key] * Math.log(row[key]) / (T - 1);
       }
+      if (t % TOGETHER === 0) yield;
     }
-    yield;
   }
   return scores;
 }
@@ -302,27 +304,14 @@ function transposed(array, rows, cols) {
 }
 
 function logSoftmax(logits) {
-  const largest = largestOf(logits);
-  const logSum = Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - largest), 0));
-  return logits.map(logit => logit - largest - logSum);
+  const highest = largestOf(logits);
+  const logSum = Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0));
+  return logits.map(logit => logit - highest - logSum);
 }
 
 // 0, 1, ..., n - 1
 function upTo(n) {
   return Array.from({length: n}, (_, i) => i);
-}
-
-// The places of the k largest values, that of the largest first.
-function topK(values, k) {
-  const places = [];
-  for (let i = 0; i < values.length; i++) {
-    if (places.length === k && !(values[i] > values[places[k - 1]])) continue;
-    let at = places.length;
-    while (at > 0 && values[i] > values[places[at - 1]]) at--;
-    places.splice(at, 0, i);
-    places.length = Math.min(places.length, k);
-  }
-  return places;
 }
 
 // How many values are larger than the one at a place.

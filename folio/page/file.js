@@ -94,12 +94,12 @@ const fileFacts = (async () => {
 
 // --- the page --------------------------------------------------------------------------------------------------------
 
-const IN_FILE = new Set(["playground", "translate"]); // views of large models, too
 const SERVED = ["checkpoints", "compare", "memorized", "run"]; // views that need the run's folder
 
 function arrange({losses, storage, traced, languages}) {
+  const isShown = id => id === "translate" ? languages : traced ? !SERVED.includes(id) : id === "playground";
   for (const id of Object.keys(views)) {
-    if (traced ? SERVED.includes(id) || id === "translate" && !languages : !IN_FILE.has(id)) delete views[id];
+    if (!isShown(id)) delete views[id];
   }
   MENU.Sampling.unshift("translate");
   DEFAULTS.view = languages ? "translate" : "playground";
