@@ -225,10 +225,15 @@ def make_header(
 
 @torch.inference_mode()
 def expected_logits(model: GPT, vocab_size: int) -> dict[str, list]:
-    """Some of the logits that model.py computes after some tokens, which the engine must compute, too."""
+    """Some of the logits that model.py computes after some tokens, which the engine must compute, too.
+
+    Raises UserError if they are not finite.
+    """
     config = model.config
     ids = [7 * i % vocab_size for i in range(1, 1 + min(CHECKED_TOKENS, config.block_size))]
     logits = model.eval()(torch.tensor([ids]))[0][0, -1]  # (V,)
+    if not logits.isfinite().all():
+        raise UserError("the model computes NaN or infinity: use another checkpoint")
     chosen = np.unique(np.linspace(0, config.vocab_size - 1, CHECKED_LOGITS).astype(int)).tolist()
     return {"ids": ids, "logits": [[token, logits[token].item()] for token in chosen]}
 

@@ -65,11 +65,13 @@ def test_logits_are_those_of_model_py(simd, position, engine, seed):
         stored = engine.load(model, storage, simd)
         ids = torch.randint(20, (40,)).tolist()
         expected = logits_of(stored, ids)
-        actual = engine("(globalThis.cache = gpt.newCache(), finish(gpt.prefill(cache, ids)))", ids=ids[:21])
-        for t in range(20, 40):
-            assert np.abs(actual - expected[t]).max() <= 1e-4
-            if t < 39:
-                actual = engine("finish(gpt.step([cache], [id]))", id=ids[t + 1])
+        script = """(() => {
+          const cache = gpt.newCache(), logits = [finish(gpt.prefill(cache, ids.slice(0, 21))).slice()];
+          for (const id of ids.slice(21)) logits.push(finish(gpt.step([cache], [id])).slice());
+          return logits;
+        })()"""
+        actual = engine(script, ids=ids)
+        assert len(actual) == 20 and np.abs(np.array(actual) - expected[20:]).max() <= 1e-4
 
 
 @in_browser
@@ -237,7 +239,7 @@ def test_20_samples_are_those_of_generate(engine, runtime, seed):
     tokenizer = CharTokenizer("".join(map(chr, range(33, 98))))
     sampling, samples, differing = Sampling(temperature=0.8, top_k=200), range(10), []
     for number in range(2):
-        ours = tokens_of(sample(engine, tokenizer, ids=prompt, seed=number, num_samples=10, **settings), 10)
+        ours = sample_tokens(engine, tokenizer, ids=prompt, seed=number, num_samples=10, **settings)
         theirs = generate_tokens(model, [prompt] * 10, runtime, max_new_tokens=500, sampling=sampling, seed=number)
         for k in samples:
             assert len(ours[k]) == 500
@@ -252,14 +254,16 @@ def test_20_samples_are_those_of_generate(engine, runtime, seed):
 
 
 def sample(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[dict]:
-    json_form = {**tokenizer.to_json(), "kind": tokenizer.kind}
     script = "eventsOf(generate(gpt, makeTokenizer(json), question))"
-    return engine(script, json=json_form, question=question)
+    return engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
 
 
-def tokens_of(events: list[dict], samples: int) -> list[list[int]]:
-    entries = [event["samples"] for event in events[1:]]
-    return [[step[k][0] for step in entries if step[k] and step[k][0] is not None] for k in range(samples)]
+def sample_tokens(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[list[int]]:
+    """The tokens of each sample."""
+    script = """eventsOf(generate(gpt, makeTokenizer(json), question)).slice(1).map(
+      ({samples}) => samples.map(entry => entry && entry[0]))"""
+    steps = engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
+    return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
 
 
 CHARACTERS = CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True)

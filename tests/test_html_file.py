@@ -34,7 +34,8 @@ from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT
 from tools import export
 
-PROMPT = "To be"
+pytestmark = pytest.mark.architecture("folio/engine/gpt.js, which computes what model.py does, and folio/html_file.py")
+
 NAME = "a </script><b>&\"'name"
 CHARACTERS = CharTokenizer.of(TEXT + STRANGE + "\n")
 PHRASES = CharTokenizer.of("abcdefghij: |", eot=True)
@@ -309,6 +310,10 @@ def test_models_that_are_refused(run, tmp_path, monkeypatch):
     refuse_changed("no place for position='fourier'", {}, position="fourier")
     with pytest.raises(UserError, match=r"^wte has weights that float16 cannot hold; use --dtype=float32$"):
         pack_weights({"wte": torch.full((2, 2), 70_000.0)}, "float16")
+    for parameter in viewed.opened.parameters():
+        parameter.data.fill_(3e38)  # finite, but not what it gives
+    with pytest.raises(UserError, match=r"^the model computes NaN or infinity: use another checkpoint$"):
+        html_file.expected_logits(viewed.opened, 20)
     assert not output.exists()
 
 
@@ -354,11 +359,17 @@ def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
             )
             losses += [x for x, counts in zip(of_window, mask[start + 1 : start + 9], strict=False) if counts]
         assert measured[name] == pytest.approx(np.mean(losses), rel=1e-5)
+    with pytest.raises(UserError, match=r"^some/data has no tokens for validation$"):
+        export.measure_losses(replace_val(dataset, Shard(ids, 0 * mask)), model, stored)
     assert measured["tokens"] == mask[1:30].sum() and measured["of"] == "data"
     line = export.describe_losses({"of": "x", "tokens": 1234, "before": 1.25, "after": 1.2512}, "int8")
     assert line == (
         "loss on 1,234 validation tokens of x: 1.2500 nats per token before, 1.2512 as stored in int8 (+0.0012)"
     )
+
+
+def replace_val(dataset: SimpleNamespace, shard: Shard) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(dataset), "val": [shard]})
 
 
 def test_languages_are_those_of_the_pairs():
@@ -549,7 +560,9 @@ def test_a_translation(exported, open_file):
 def test_a_large_model_only_generates(exported, open_file, seed):
     file = exported("char", traced=False)
     viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
-    assert viewer.views() == ["playground"] and "too large to look inside" in viewer.find("too-large").inner_text()
+    assert viewer.views() == ["playground"] and not viewer.find("color").is_visible()
+    assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING", "EXPORT"]
+    assert "too large to look inside" in viewer.find("too-large").inner_text()
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
 
 

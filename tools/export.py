@@ -256,13 +256,15 @@ def measure_losses(dataset: Dataset, model: GPT, stored: GPT) -> dict[str, Any]:
         most -= len(streams[-1].ids)
         if most < 2:
             break
+    counted = sum(int(np.count_nonzero(stream.counted[1:])) for stream in streams)
+    if not counted:
+        raise UserError(f"{dataset.folder} has no tokens for validation")
     losses = {}
     for name, measured in (("before", model), ("after", stored)):
         name_of_set = f"{dataset.folder.name}, validation"
         measures = measure_text(measured.eval(), tokenizer, runtime, name_of_set, streams, measured.config.block_size)
         (loss,) = (measure for measure in measures if measure.name == LOSS)
         losses[name] = loss.ratio
-    counted = sum(int(np.count_nonzero(stream.counted[1:])) for stream in streams)
     return {"of": dataset.folder.name, "tokens": counted, **losses}
 
 

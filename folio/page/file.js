@@ -114,8 +114,10 @@ function arrange({losses, storage, traced, indexed, languages}) {
     if (!isShown(id)) delete views[id];
   }
   MENU.Sampling.unshift("translate");
+  for (const [group, ids] of Object.entries(MENU)) {
+    if (!ids.some(id => views[id])) delete MENU[group];
+  }
   DEFAULTS.view = languages ? "translate" : "playground";
-  byId("strip-bar").hidden = !traced;
   const measured = losses.map(({of, tokens, before, after}) =>
     ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token; before rounding, `
     + `it was ${before.toFixed(4)}.`);
@@ -123,6 +125,7 @@ function arrange({losses, storage, traced, indexed, languages}) {
   byId("header").append(element("div", {class: "note", testid: "stored"}, stored, measured),
     element("button", {testid: "copy-link", click: copyLink}, "Copy link"));
   if (!traced) {
+    byId("strip-bar").style.display = document.querySelector("footer").style.display = "none";
     byId("header").append(element("div", {class: "note", testid: "too-large"},
       "The model is too large to look inside it in a browser, so this page only generates. tools/view.py shows more."));
   }
