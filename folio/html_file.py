@@ -7,7 +7,7 @@ It needs no network: its content security policy forbids every request. In the o
     folio/page/file_start.js      as text: it takes the following blocks while the browser reads them
     code                          the scripts of the page and of the engine, and the bytes of its kernel: gzipped JSON
     header                        everything about the model except its weights: gzipped JSON
-    weights                       the bytes of all parameters, in blocks of BLOCK bytes
+    weights                       the bytes of all parameters and of the index, in blocks of BLOCK bytes
 
 The three are in base64, so that whatever a name or a vocabulary contains stays text.
 
@@ -34,21 +34,33 @@ from folio import UserError
 from folio.checkpoint import Checkpoint
 from folio.export_formats import GELUS, check_parameters, gpt2_parameters
 from folio.files import atomic_write
+from folio.memorized import TrainingSearch
 from folio.pairs import Pair, translation
 from folio.serve import PAGE, hash_source, read_scripts
+from folio.shards import Dataset
+from folio.tokenizer import Tokenizer
 from folio.trace_provider import probe_ids
 from folio.viewed_model import ViewedModel
 from model import GPT
 
 ENGINE = Path(__file__).resolve().parent / "engine"
 ENGINE_SCRIPTS = (
-    *("gpt.js", "tokenizers.js", "questions.js", "sampling.js", "music.js", "trace.js", "answers.js", "host.js"),
+    "gpt.js",
+    "tokenizers.js",
+    "questions.js",
+    "sampling.js",
+    "music.js",
+    "trace.js",
+    "memorized.js",
+    "answers.js",
+    "host.js",
 )
 KERNEL = "matmul.wasm"
 START = "file_start.js"  # of the page's scripts for a file, the one that is stored as text
 DTYPES = ("float32", "float16", "int8")
 BLOCK = 3 * 2**18  # bytes of weights, 2**20 characters: a browser handles a block in a few milliseconds
 MOST_PARAMETERS = 2**29  # 2 GiB in float32, the largest memory that all browsers give a page
+MOST_INDEXED = 5_000_000  # training tokens; the index has 5 bytes for each of a small vocabulary, 6 of others
 MOST_TRACED = 20_000_000  # parameters; a larger model only generates, because a trace of it would take seconds
 SETTINGS = (  # of GPTConfig, which the engine computes; dropout does nothing after training
     *("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias", "activation", "position"),
@@ -144,6 +156,35 @@ def unpack_weights(weights: Weights) -> dict[str, Tensor]:
     return tensors
 
 
+# --- the index of the training data -----------------------------------------------------------------------------------
+
+
+def index_training_data(datasets: list[Dataset], tokenizer: Tokenizer) -> TrainingSearch:
+    """The search in the training data that a file can hold. Raises UserError if there is too much."""
+    tokens = sum(len(shard) for dataset in datasets for shard in dataset.train)
+    if tokens > MOST_INDEXED:
+        raise UserError(
+            f"with_index: the training data has {tokens:,} tokens, and a file holds the index of {MOST_INDEXED:,}"
+        )
+    return TrainingSearch(datasets, tokenizer)
+
+
+def pack_index(search: TrainingSearch, offset: int) -> tuple[dict[str, Any], bytes]:
+    """The index as a file stores it after the weights: what the header says about it, and its content.
+
+    codes: their dtype, their place among the bytes of the file, and their number. suffixes: the place of as many int32.
+    """
+    codes, suffixes = search.index.codes, np.asarray(search.index.suffixes).astype("<i4")
+    parts = [codes.astype(codes.dtype.newbyteorder("<")).tobytes(), suffixes.tobytes()]
+    parts[0] += bytes(-len(parts[0]) % 4)
+    places = {
+        "codes": {"dtype": codes.dtype.name, "offset": offset, "size": len(codes)},
+        "suffixes": offset + len(parts[0]),
+        "end": offset + sum(map(len, parts)),
+    }
+    return search.to_json() | places, b"".join(parts)
+
+
 # --- the header -------------------------------------------------------------------------------------------------------
 
 
@@ -155,11 +196,12 @@ def make_header(
     text: str,
     losses: list[dict[str, Any]],
     languages: dict[str, Any] | None,
+    index: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about a model except its weights, in JSON.
 
     stored: the model with the weights as the file stores them. text: to show first. losses: of measure_losses in
-    tools/export.py. languages: of find_languages.
+    tools/export.py. languages: of find_languages. index: of pack_index.
     """
     tokenizer = viewed.tokenizer
     name = viewed.run.resolve().name if viewed.run else Path(viewed.name).resolve().name
@@ -174,6 +216,7 @@ def make_header(
         "probe_ids": probe_ids(tokenizer.vocab_size, viewed.limit),
         "languages": languages,
         "losses": losses,
+        "index": index and index | {"init_from": viewed.settings.get("init_from")},
         "storage": {"dtype": dtype, "bytes": len(weights.content)},
         "traced": described["num_params"]["total"] <= MOST_TRACED,
         "check": expected_logits(stored, tokenizer.vocab_size),
@@ -213,14 +256,14 @@ def find_languages(pairs: Sequence[Pair]) -> dict[str, Any] | None:
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def write_html(path: Path, header: dict[str, Any], weights: Weights) -> None:
-    """Write the file. Raises OSError."""
+def write_html(path: Path, header: dict[str, Any], content: bytes) -> None:
+    """Write the file. content: the bytes of the weights, and of the index if there is one. Raises OSError."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        for part in html_parts(header, weights):
+        for part in html_parts(header, content):
             file.write(part.encode("utf-8", "replace"))
 
 
-def html_parts(header: dict[str, Any], weights: Weights) -> Iterator[str]:
+def html_parts(header: dict[str, Any], content: bytes) -> Iterator[str]:
     """The parts of the file, in order."""
     page = (PAGE / "page.html").read_text(encoding="utf-8")
     style, start = (f"\n{read_scripts([PAGE / name])}\n" for name in ("style.css", START))
@@ -248,10 +291,10 @@ def html_parts(header: dict[str, Any], weights: Weights) -> Iterator[str]:
         text = base64.b64encode(content).decode()
         return f'<script type="text/plain" data-kind="{kind}"{attributes}>{text}</script><script>{take}</script>\n'
 
-    starts = range(0, len(weights.content), BLOCK)
+    starts = range(0, len(content), BLOCK)
     yield block("code", compress(code))
     yield block("header", compress(header), f' data-blocks="{len(starts)}"')
-    yield from (block("weights", weights.content[at : at + BLOCK]) for at in starts)
+    yield from (block("weights", content[at : at + BLOCK]) for at in starts)
     yield "</body>\n</html>\n"
 
 

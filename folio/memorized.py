@@ -245,6 +245,22 @@ class TrainingSearch:
         }
         return facts, longest
 
+    def to_json(self) -> dict[str, Any]:
+        """What folio/engine/memorized.js needs besides the index's codes and suffixes."""
+        index = self.index
+        return {
+            "datasets": [dataset.folder.name for dataset in self.datasets],
+            "shards": [len(dataset.train) for dataset in self.datasets],
+            "parts": index.parts,
+            "starts": index.starts.tolist(),
+            "id_of": index.id_of.tolist(),
+            "searched": index.searched,
+            "complete": index.complete,
+            "held_out": self.held_out,
+            "expected": index.expected.tolist(),
+            "largest_frequency": index.largest_frequency,
+        }
+
     def place(self, ids: np.ndarray, start: int, end: int) -> dict[str, Any]:
         """The facts about a span of a text, (T,), that occurs in the training data."""
         count, dataset, shard, offset = self.index.find(ids[start:end])

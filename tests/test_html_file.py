@@ -93,7 +93,7 @@ def exported(tmp_path_factory) -> Callable[..., Exported]:
             stored = GPT.from_tensors(model.config, unpack_weights(weights)).eval()
             text = "" if kind == "midi" else TEXT
             written = html_file.make_header(viewed, stored, weights, of.dtype, text, LOSSES, None)
-            html_file.write_html(folder / "model.html", written | {"name": NAME} | header, weights)
+            html_file.write_html(folder / "model.html", written | {"name": NAME} | header, weights.content)
             files[key] = Exported(folder / "model.html", stored, of.tokenizer)
         return files[key]
 
@@ -237,7 +237,7 @@ def test_the_engine_is_one_scope(exported):
 def test_a_file_is_hardly_larger_than_its_weights(dtype, tmp_path):
     tensors = {"weight": torch.randn(1000, 1000)}
     weights = pack_weights(tensors, dtype)
-    html_file.write_html(tmp_path / "model.html", {"name": "a", "parameters": weights.parameters}, weights)
+    html_file.write_html(tmp_path / "model.html", {"name": "a", "parameters": weights.parameters}, weights.content)
     size = (tmp_path / "model.html").stat().st_size
     assert len(weights.content) == {"float32": 4_000_000, "float16": 2_000_000, "int8": 1_004_000}[dtype]
     assert size <= 1.34 * len(weights.content) + 150_000

@@ -70,6 +70,7 @@ class ExportConfig(Settings):
     # --- an HTML file ---
     dtype: Literal[html_file.DTYPES] = "float16"  # of its weights; with float32, it generates what sample.py does
     text: str = ""  # to show first, as in tools/view.py
+    with_index: bool = False  # also store an index of the training data, for the view of what was memorized
     data_dir: str | None = None  # where to look for the training data if it is not where it was
 
     def problems(self) -> list[tuple[str, str]]:
@@ -77,7 +78,7 @@ class ExportConfig(Settings):
         problems = []
         if len(self.paths) != 2:
             problems = [("paths", "give two, RUN OUTPUT: python tools/export.py --to=hf out-shakespeare-char exported")]
-        of_html = [name for name in ("dtype", "text", "data_dir") if self.is_set(name)]
+        of_html = [name for name in ("dtype", "text", "with_index", "data_dir") if self.is_set(name)]
         return problems + [(name, "it needs --to=html") for name in of_html if self.to != "html"]
 
 
@@ -201,16 +202,20 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
     encode_prompt(viewed.tokenizer, text, "skip")  # raises UserError if it is not music, but should be
     weights = html_file.pack_weights(loaded.model, cfg.dtype)
     stored = replace(loaded, model=html_file.unpack_weights(weights)).build()
-    losses, languages = [], None
+    losses, languages, index, content = [], None, None, weights.content
     try:
         datasets = open_training_data(viewed.saved, cfg.data_dir)
         losses = [measure_losses(dataset, viewed.opened, stored) for dataset in datasets]
         languages = html_file.find_languages(held_out_pairs(datasets))
     except UserError as problem:
         print(f"the loss before and after rounding is not measured: {problem}")
-    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages)
+    if cfg.with_index:
+        search = html_file.index_training_data(open_training_data(viewed.saved, cfg.data_dir), viewed.tokenizer)
+        index, of_index = html_file.pack_index(search, len(content))
+        content += of_index
+    header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages, index)
     try:
-        html_file.write_html(output, header, weights)
+        html_file.write_html(output, header, content)
         check_weights(loaded.model, html_file.read_html(output).weights)
     except BaseException as error:
         with suppress(OSError):

@@ -33,10 +33,11 @@ const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {
   // header: what the file says about the model. That is what ViewedModel.describe says, but with the tokenizer as JSON;
-  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py.
-  constructor(gpt, tokenizer, header) {
+  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py. search:
+  // a TrainingSearch, or null.
+  constructor(gpt, tokenizer, header, search = null) {
     const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
-    Object.assign(this, {gpt, tokenizer, header, config: gpt.config});
+    Object.assign(this, {gpt, tokenizer, header, search, config: gpt.config});
     this.products = new Products(gpt.kernels, rows * C, Math.max(rows, C));
     this.traces = new Map(); // by what they are about, the newest last
     this.probe = null; // the prefix-matching scores (L, H)
@@ -120,11 +121,11 @@ class Answers {
       const piece = tokenizer.piece(id), hex = id < tokenizer.vocabSize ? hexOf(tokenizer.tokenBytes(id)) : "";
       if (!piece || hex !== hexOf(bytesOf(piece))) bytes[id] = hex;
       pieces.push(piece);
-      if (id % 1000 === 0) yield;
+      if (id % 256 === 0) yield;
     }
-    const {name, config, vocab_size, eot, step, limit, can_slide, num_params, text} = header;
-    const model = {name, config, tokenizer: tokenizer.kind, vocab_size, eot, step, limit, can_slide, num_params};
-    model.checkpoints = step === null ? [] : [step];
+    const {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params, text} = header;
+    const model = {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params};
+    model.tokenizer = tokenizer.kind;
     model.parameters = header.parameters.map(({name, shape}) => ({name, shape}));
     return {facts: {models: [model], pieces, bytes, text}};
   }
@@ -387,10 +388,15 @@ class Answers {
     return {facts: {method}, tensors};
   }
 
-  // The training data are not in the file.
+  // The spans of the text that occur in the training data, if the file has their index.
   *memorized(question) {
     requireIds(question);
-    return {facts: {reason: "this file does not contain the training data: tools/view.py searches them"}};
+    if (!this.search) return {facts: {reason: "this file has no index of the training data"}};
+    const {facts, longest} = yield* this.search.search(question.ids), T = longest.length;
+    return {
+      facts: {reason: null, ...facts, init_from: this.search.index.init_from},
+      tensors: {longest: integers([T], longest), covering: integers([T], coveringLengths(longest))},
+    };
   }
 
   // Nothing, as of any model without a run.
@@ -462,7 +468,10 @@ function* distribution(values) {
 // the variance.
 function* principalPlane(table, V, C, products) {
   const mean = new Float64Array(C), covariance = new Float64Array(C * C), axes = [], share = [];
-  for (let i = 0; i < V * C; i++) mean[i % C] += table[i] / V;
+  for (let i = 0; i < V * C; i++) {
+    mean[i % C] += table[i] / V;
+    if (i % PAUSE === 0) yield;
+  }
   for (let first = 0; first < V; first += TABLE_ROWS) {
     const n = Math.min(TABLE_ROWS, V - first), rows = table.subarray(first * C, (first + n) * C);
     const columns = transposed(rows.map((x, i) => x - mean[i % C]), n, C); // (C, n)

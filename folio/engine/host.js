@@ -83,7 +83,8 @@ class Host {
   }
 
   async load() {
-    const header = await this.header, {bytes: size} = header.storage, bytes = new Uint8Array(size);
+    const header = await this.header, {index} = header, size = index?.end ?? header.storage.bytes;
+    const bytes = new Uint8Array(size);
     let at = 0;
     for (const decoded of this.blocks.splice(0)) {
       const {value: block} = await decoded;
@@ -98,9 +99,10 @@ class Host {
     if (!(difference <= TOLERANCE)) { // also if it is NaN
       throw new Error(`The logits differ by ${difference.toExponential(1)} of the largest from those of model.py.`);
     }
-    this.answers = new Answers(this.gpt, this.tokenizer, header);
+    const search = index && TrainingSearch.read(index, bytes, this.tokenizer);
+    this.answers = new Answers(this.gpt, this.tokenizer, header, search);
     const {name, languages, losses, storage, traced} = header;
-    return {name, languages, losses, storage, traced, difference, simd: this.gpt.kernels.simd};
+    return {name, languages, losses, storage, traced, indexed: Boolean(index), difference, simd: this.gpt.kernels.simd};
   }
 
   // The largest difference of the logits from those of model.py that the header has, relative to the largest of them.

@@ -105,10 +105,11 @@ const fileFacts = (async () => {
 
 // --- the page --------------------------------------------------------------------------------------------------------
 
-const SERVED = ["checkpoints", "compare", "memorized", "run"]; // views that need the run's folder
+const SERVED = ["checkpoints", "compare", "run"]; // views that need the run's folder
 
-function arrange({losses, storage, traced, languages}) {
-  const isShown = id => id === "translate" ? languages : traced ? !SERVED.includes(id) : id === "playground";
+function arrange({losses, storage, traced, indexed, languages}) {
+  const isShown = id => id === "translate" ? languages : id === "memorized" ? traced && indexed
+    : traced ? !SERVED.includes(id) : id === "playground";
   for (const id of Object.keys(views)) {
     if (!isShown(id)) delete views[id];
   }

@@ -1,0 +1,77 @@
+"""Firefox, driven over WebDriver BiDi (w3.org/TR/webdriver-bidi), because Playwright cannot drive Debian's build."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
+TIMEOUT = 120  # seconds, for a busy machine
+
+
+class Firefox:
+    """One tab of a running Firefox."""
+
+    def __init__(self, connection: ClientConnection):
+        self.connection, self.sent = connection, 0
+        self.command("session.new", capabilities={})
+        self.tab = self.command("browsingContext.getTree")["contexts"][0]["context"]
+
+    def command(self, method: str, **params: Any) -> dict[str, Any]:
+        """Send a command and return its result. Raises RuntimeError with Firefox's message if it fails."""
+        self.sent += 1
+        self.connection.send(json.dumps({"id": self.sent, "method": method, "params": params}))
+        while True:
+            message = json.loads(self.connection.recv(TIMEOUT))
+            if message.get("id") == self.sent:  # others are events
+                break
+        if message["type"] == "error":
+            raise RuntimeError(f"{method}: {message['message']}")
+        return message["result"]
+
+    def open(self, url: str) -> None:
+        """Load a page, and wait until it is complete."""
+        self.command("browsingContext.navigate", context=self.tab, url=url, wait="complete")
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression, or of its promise, in the page: anything that JSON can hold."""
+        as_json = f"(async () => JSON.stringify(await ({expression}) ?? null))()"
+        target = {"context": self.tab}
+        answer = self.command("script.evaluate", expression=as_json, target=target, awaitPromise=True)
+        if answer["type"] == "exception":
+            raise RuntimeError(answer["exceptionDetails"]["text"])
+        return json.loads(answer["result"]["value"])
+
+
+@contextmanager
+def firefox(**preferences: bool | int | str) -> Iterator[Firefox]:
+    """A Firefox with an empty profile and these preferences (about:config), "_" standing for "."."""
+    with tempfile.TemporaryDirectory() as profile:
+        lines = [f'user_pref("{name.replace("_", ".")}", {json.dumps(value)});' for name, value in preferences.items()]
+        Path(profile, "user.js").write_text("\n".join(lines), encoding="utf-8")
+        options = ["--headless", "--no-remote", "--profile", profile, "--remote-debugging-port", "0"]
+        process = subprocess.Popen([FIREFOX, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            port = listening_port(Path(profile))
+            with connect(f"ws://127.0.0.1:{port}/session", open_timeout=TIMEOUT, max_size=None) as connection:
+                yield Firefox(connection)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def listening_port(profile: Path) -> int:
+    """The port of the server, which Firefox writes to its profile when it listens."""
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        with suppress(OSError, ValueError):  # not there yet, or not complete
+            return json.loads((profile / "WebDriverBiDiServer.json").read_text(encoding="utf-8"))["ws_port"]
+        time.sleep(0.05)
+    raise TimeoutError("Firefox does not listen")
