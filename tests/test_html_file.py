@@ -34,7 +34,8 @@ from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT
 from tools import export
 
-PROMPT = "To be"
+pytestmark = pytest.mark.architecture("folio/engine/gpt.js, which computes what model.py does, and folio/html_file.py")
+
 NAME = "a </script><b>&\"'name"
 CHARACTERS = CharTokenizer.of(TEXT + STRANGE + "\n")
 PHRASES = CharTokenizer.of("abcdefghij: |", eot=True)

@@ -17,7 +17,7 @@ defineView({
       style: {width: "100%"}, input: ({target: {value}}) => remember({phrase: value}),
     });
     const {answer, note, problem, stop} = translation.parts ??= {
-      answer: element("p", {testid: "translation", dir: "auto", style: {fontSize: "1.4rem"}}),
+      answer: element("p", {testid: "translation", dir: "auto", style: {fontSize: "1.4rem", color: "inherit"}}),
       note: element("output", {testid: "translated"}), problem: element("div", {class: "error", role: "alert"}),
       stop: element("button", {type: "button", testid: "stop", disabled: true,
         click: () => translation.controller?.abort()}, "Stop"),
