@@ -267,12 +267,14 @@ def test_a_restart_is_recognized_by_the_run_id(monkeypatch):
     assert distributed.restarted("none")
 
 
-def test_torchrun_can_overwrite_a_damaged_checkpoint(tiny):
+def test_torchrun_can_overwrite_a_damaged_checkpoint(tiny, monkeypatch):
     """--overwrite=True was refused, because the checkpoint was loaded to find out whether this was a restart."""
     cfg = tiny(max_iters=3)
     train(cfg)
     (Path(cfg.out_dir) / "step-000003" / "model.safetensors").write_bytes(b"")
-    run_torchrun(1, tiny(max_iters=2, overwrite=True))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")  # with the variables of torchrun
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    run_ranks(1, tiny(max_iters=2, overwrite=True))
     assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 2
 
 

@@ -395,7 +395,7 @@ def test_samples_contain_no_padding_ids(tiny, monkeypatch):
     cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
     train(cfg)
     samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
-    assert [len(sample["text"]) for sample in samples] == [200, 200]
+    assert [len(sample["text"]) for sample in samples] == [cfg.sample_tokens] * 2
 
 
 def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):

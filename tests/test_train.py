@@ -40,7 +40,7 @@ from train import TrainConfig, mean_loss, train
 
 @pytest.mark.architecture("this test, whose settings train GPT-2 to what it expects")
 def test_a_run_learns_and_writes_metrics_samples_and_checkpoints(tiny, text, capsys):
-    cfg = tiny(max_iters=60, eval_interval=20, log_interval=5)
+    cfg = tiny(max_iters=60, eval_interval=20, log_interval=5, sample_tokens=200)
     best = train(cfg).best_val_loss
     metrics = read_metrics(cfg.out_dir)
     assert [line["step"] for line in metrics] == [1, *range(5, 61, 5)]
