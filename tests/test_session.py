@@ -266,7 +266,7 @@ def test_async_save_writes_checkpoints_while_training_continues(tiny, monkeypatc
     def slow_save(out_dir, step, *args):
         events.append(f"begin {step}")
         if step == 4:
-            step_7_is_logged.wait(timeout=30 if async_save else 0.2)
+            step_7_is_logged.wait(timeout=300 if async_save else 0.2)
         path = save(out_dir, step, *args)
         events.append(f"end {step}")
         return path
@@ -420,7 +420,7 @@ def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypa
 
     def save_during_evaluation(out_dir, step, *args, **kwargs):
         if step == 2:
-            assert evaluated.wait(timeout=30)  # the evaluation after step 4
+            assert evaluated.wait(timeout=300)  # the evaluation after step 4
         return save(out_dir, step, *args, **kwargs)
 
     def note_evaluation(*args):
