@@ -71,7 +71,7 @@ def run_export(*arguments: object) -> None:
 def test_a_wrong_number_of_paths_shows_the_command(paths):
     with pytest.raises(UserError, match=r"give two, RUN OUTPUT: python tools/export\.py --to=hf out-shakespeare-char"):
         run_export(*paths)
-    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf' or 'nanogpt'"):
+    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt' or 'html'"):
         run_export("run", "output", "--to=h")
 
 

@@ -34,7 +34,8 @@ from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT
 from tools import export
 
-PROMPT = "To be"
+pytestmark = pytest.mark.architecture("folio/engine/gpt.js, which computes what model.py does, and folio/html_file.py")
+
 NAME = "a </script><b>&\"'name"
 CHARACTERS = CharTokenizer.of(TEXT + STRANGE + "\n")
 PHRASES = CharTokenizer.of("abcdefghij: |", eot=True)
@@ -344,7 +345,7 @@ def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
     monkeypatch.setattr(export, "LEAST_LOSS_TOKENS", 10)
     tokenizer = CharTokenizer("abcdefghijklmnopqrst")
     dataset = SimpleNamespace(folder=Path("some/data"), load_tokenizer=lambda: tokenizer, val=[Shard(ids, mask)])
-    measured = export.measure_losses(dataset, model, stored)
+    measured = export.measure_losses(dataset, model.train(), stored.train())  # without dropout
     for name, of in (("before", model), ("after", stored)):
         losses = []
         for start in range(0, 29, 8):
@@ -374,12 +375,23 @@ def test_languages_are_those_of_the_pairs():
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
+CLIPBOARD = "if (navigator.clipboard) navigator.clipboard.writeText = async text => { self.copied = text; }"
 NO_WORKER = "delete self.Worker"
 NO_WASM = "delete self.WebAssembly"
 LONG_TASKS = """
 self.longTasks = [];
 new PerformanceObserver(list => longTasks.push(...list.getEntries().map(entry => Math.round(entry.duration))))
   .observe({type: "longtask", buffered: true});
+"""
+STOP_EARLY = """
+new Promise(resolve => {
+  const timer = setInterval(() => {
+    if (!(playground.samples[0]?.tokens.length > 30)) return;
+    clearInterval(timer);
+    document.querySelector("[data-testid=stop]").click();
+    resolve();
+  });
+})
 """
 LANGUAGES = {
     "pairs": [["ab", "cd"], ["ab", "ef"], ["cd", "ab"]],
@@ -434,7 +446,7 @@ def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, 
 
 @in_browser
 def test_a_link_restores_the_prompt_and_the_settings(exported, open_file, seed):
-    viewer = open_file(exported("char"), "navigator.clipboard.writeText = async text => { self.copied = text; }")
+    viewer = open_file(exported("char"), CLIPBOARD)
     assert viewer("fileFacts.then(({simd}) => simd)") and viewer.state("view") == ["playground"]
     settings = dict(samples=2, temperature=1.3, top_k=40, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=seed)
     for name, value in {**settings, "max_new_tokens": 25, "stop": "q\\n"}.items():
@@ -469,15 +481,14 @@ def test_settings_out_of_range_are_refused(exported, open_file):
 @in_browser
 def test_the_stop_button_stops_the_engine(exported, open_file):
     """Also its computation: what is asked next is answered at once."""
-    viewer = open_file(exported("char"), hash="#max_new_tokens=4096&samples=16")
+    viewer = open_file(exported("char"), hash="#max_new_tokens=4096")
     viewer.find("generate").click()
-    viewer.page.locator("[data-t='30']").first.wait_for()
-    viewer.find("stop").click()
+    viewer(STOP_EARLY)
     wait_until(lambda: viewer("playground.running.size === 0"))
     assert viewer("requests.size") == 0
     counts = viewer("playground.samples.map(sample => sample.tokens.length)")
-    assert len(counts) == 16 and 30 < min(counts) and max(counts) < 4096
-    settings = dict(num_samples=16, max_new_tokens=3)
+    assert len(counts) == 3 and 30 < min(counts) and max(counts) < 4096
+    settings = dict(num_samples=3, max_new_tokens=3)
     viewer.find("setting-max_new_tokens").fill("3")
     assert generate(viewer) == exported("char").language_model().generate(TEXT, **settings)
 
@@ -491,7 +502,7 @@ def test_every_view_is_drawn(kind, exported, open_file):
     assert len(views) >= 17 and not {"checkpoints", "compare", "memorized", "run", "translate"} & {*views}
     for view in views:
         viewer.show(view)
-        assert viewer("document.querySelector('#view .error')?.textContent ?? null") is None, view
+        assert viewer("document.querySelector('#view .error:not(:empty)')?.textContent ?? null") is None, view
         assert viewer.find(f"view-{view}").is_visible() and len(viewer.find(f"view-{view}").inner_text()) > 50
     print(f"long tasks: {viewer('longTasks')} ms")
 
@@ -503,9 +514,10 @@ def test_music_is_shown_as_a_piano_roll(exported, open_file):
     assert viewer.state("view") == ["roll"]
     before = viewer("byId('text').value")
     viewer.page.get_by_role("button", name="Let the model continue").click()
-    wait_until(lambda: viewer("!writing && state.ids.split(',').length === described.models[0].limit"))
-    assert viewer("document.querySelectorAll('#view rect').length") > 0 and before == ""
+    wait_until(lambda: viewer("!writing && state.ids.includes(',')"))  # it may end the piece early
     viewer.wait()
+    expected = file.language_model().generate("", max_new_tokens=48 - 1)
+    assert file.tokenizer.decode(viewer("state.ids.split(',').map(Number)")) == expected and before == ""
 
 
 @in_browser
@@ -520,17 +532,18 @@ def test_a_translation(exported, open_file):
     viewer.find("phrase").fill("a bad idea? ")
     viewer.find("translate").click()
     prompt = "ab: a bad idea?  | ef:"
-    wait_until(lambda: "tokens/s" in viewer.page.locator("#view").inner_text())
+    wait_until(lambda: viewer("state.text").startswith(prompt))
     expected = file.language_model().generate(
         prompt, temperature=0, on_unknown="skip", max_new_tokens=max(1, 48 - len(prompt) + 1)
     )
     assert viewer.find("translation").text_content() == expected.strip()
-    assert "1 characters are not in the vocabulary" in viewer.page.locator("#view").inner_text()
+    assert (
+        "tokens/s; 1 characters are not in the vocabulary, and were left out" in viewer.find("translated").inner_text()
+    )
+    assert viewer.find("stop").is_disabled()
     again = open_file(file, hash=viewer("location.hash"))
     assert again.find("target").input_value() == "ef" and again.find("phrase").input_value() == "a bad idea? "
-    viewer.find("look-inside").click()
-    viewer.wait()
-    assert viewer.state("view", "text") == ["looking-back", prompt + expected]
+    assert viewer.state("text") == [prompt + expected]
 
 
 @in_browser

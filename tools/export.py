@@ -259,7 +259,7 @@ def measure_losses(dataset: Dataset, model: GPT, stored: GPT) -> dict[str, Any]:
     losses = {}
     for name, measured in (("before", model), ("after", stored)):
         name_of_set = f"{dataset.folder.name}, validation"
-        measures = measure_text(measured, tokenizer, runtime, name_of_set, streams, measured.config.block_size)
+        measures = measure_text(measured.eval(), tokenizer, runtime, name_of_set, streams, measured.config.block_size)
         (loss,) = (measure for measure in measures if measure.name == LOSS)
         losses[name] = loss.ratio
     counted = sum(int(np.count_nonzero(stream.counted[1:])) for stream in streams)

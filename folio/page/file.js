@@ -57,10 +57,20 @@ async function answerOf(message) {
   for await (const answer of exchange(message)) return answer;
 }
 
+let isFirst = true; // whether the page has not been drawn yet
+
 provider = {
   async ask(question) {
-    const {traced} = await fileFacts;
-    return question.kind === "overview" && !traced ? NOT_TRACED : answerOf({kind: "ask", question});
+    const {traced} = await fileFacts, isOverview = question.kind === "overview";
+    if (isOverview && !traced) return NOT_TRACED;
+    const answer = answerOf({kind: "ask", question});
+    if (!isOverview || !isFirst || !GENERATING.includes(state.view)) return answer;
+    isFirst = false;
+    answer.then(() => { // who wants to generate need not wait for it
+      answers.clear();
+      draw();
+    }, () => {});
+    return NOT_TRACED;
   },
 
   async *generate(question, signal) {
@@ -69,7 +79,8 @@ provider = {
   },
 };
 
-const NOT_TRACED = { // of a large model, so that its tokens have no colors
+const GENERATING = ["playground", "translate"]; // views
+const NOT_TRACED = { // an overview without the numbers that color the tokens
   facts: {}, tensors: Object.fromEntries(["loss", "rank", "entropy"].map(name => [name, {shape: [0], data: []}])),
 };
 
@@ -83,7 +94,7 @@ const fileFacts = (async () => {
     send(message.kind === "header" ? {...message, kernel} : message);
     if (message.kind === "weights") byId("view").textContent = `Loading the model: ${++read} of ${modelFile.blocks}`;
   };
-  waiting.forEach(modelFile.send);
+  waiting.splice(0).forEach(modelFile.send);
   if (document.readyState === "loading") {
     await new Promise(resolve => document.addEventListener("DOMContentLoaded", resolve));
   }
@@ -94,13 +105,13 @@ const fileFacts = (async () => {
 
 // --- the page --------------------------------------------------------------------------------------------------------
 
-const IN_FILE = new Set(["playground", "translate"]); // views of large models, too
 const SERVED = ["checkpoints", "compare", "run"]; // views that need the run's folder
 
 function arrange({losses, storage, traced, indexed, languages}) {
+  const isShown = id => id === "translate" ? languages : id === "memorized" ? traced && indexed
+    : traced ? !SERVED.includes(id) : id === "playground";
   for (const id of Object.keys(views)) {
-    const lacks = SERVED.includes(id) || id === "translate" && !languages || id === "memorized" && !indexed;
-    if (lacks || !traced && !IN_FILE.has(id)) delete views[id];
+    if (!isShown(id)) delete views[id];
   }
   MENU.Sampling.unshift("translate");
   DEFAULTS.view = languages ? "translate" : "playground";

@@ -21,7 +21,8 @@ function takeBlock() {
 
 async function unpackCode(base64) {
   if (!self.DecompressionStream) throw new Error("This file needs a browser of 2023 or later.");
-  const bytes = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const {page, engine, kernel} = JSON.parse(await new Response(stream).text());
   Object.assign(modelFile, {engine, kernel});

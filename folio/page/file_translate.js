@@ -1,64 +1,76 @@
 // Translating, with a model that was trained on prompts of two languages: the page writes the prompt.
 
+const translation = {controller: null, parts: null}; // of the one that runs; what stays when the view is drawn again
+
 defineView({
   id: "translate", title: "Translate",
-  about: "The phrase becomes a prompt as in training, and the model continues it with the most likely tokens until the "
-    + "end of the text.",
+  about: "The phrase becomes a prompt as in training, and the model continues it with the most likely token at each "
+    + "step until the text ends. The text above is then the prompt and the answer, so the other views show both.",
   async draw(box, {model}) {
     const {languages: {pairs, template, example}} = await fileFacts;
     const sources = [...new Set(pairs.map(([source]) => source))];
     const source = sources.includes(state.source) ? state.source : example.source;
     const targets = pairs.filter(pair => pair[0] === source).map(pair => pair[1]);
-    const target = targets.includes(state.target) ? state.target
-      : targets.includes(example.target) ? example.target : targets[0];
-    const answer = element("output", {class: "sample-scroll", testid: "translation", dir: "auto"});
-    const note = div("note"), problem = element("div", {class: "error", role: "alert"});
+    const target = [state.target, example.target].find(code => targets.includes(code)) ?? targets[0];
     const phrase = element("input", {
       value: state.phrase || example.text, testid: "phrase", "aria-label": "Phrase", dir: "auto",
       style: {width: "100%"}, input: ({target: {value}}) => remember({phrase: value}),
     });
-    const inside = element("a", {hidden: true, testid: "look-inside"}, "Look inside");
-    let controller = null;
-    const stop = element("button", {type: "button", testid: "stop", click: () => controller?.abort()}, "Stop");
+    const {answer, note, problem, stop} = translation.parts ??= {
+      answer: element("p", {testid: "translation", dir: "auto", style: {fontSize: "1.4rem", color: "inherit"}}),
+      note: element("output", {testid: "translated"}), problem: element("div", {class: "error", role: "alert"}),
+      stop: element("button", {type: "button", testid: "stop", disabled: true,
+        click: () => translation.controller?.abort()}, "Stop"),
+    };
     box.append(element("form", {submit: event => {
       event.preventDefault();
-      translate().catch(({message}) => problem.textContent = message);
-    }},
-    controls(select("from", sources, source, source => change({source}), {testid: "source"}),
-      select("to", targets, target, target => change({target}), {testid: "target"})), phrase,
-    controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note)),
-    problem, answer, inside);
-
-    async function translate() {
-      controller?.abort();
-      const mine = controller = new AbortController(), {signal} = mine, began = performance.now();
       const values = {source, target, text: phrase.value};
-      const prompt = template.replace(/{(\w+)}/g, (_, name) => values[name]);
-      let text = "", count = 0, why = "";
-      problem.textContent = "";
-      inside.hidden = true;
-      const {facts: {ids, unknown}} = await ask({kind: "tokens", text: prompt, whole: true});
-      const question = {ids, num_samples: 1, temperature: 0, max_new_tokens: Math.max(1, model.limit - ids.length)};
-      try {
-        for await (const {samples} of provider.generate(question, signal)) {
-          if (!samples?.[0] || signal.aborted) continue;
-          const [id, piece, ending] = samples[0];
-          text += piece;
-          if (id === null) why = ending;
-          else count++;
-          answer.textContent = text.trim();
-        }
-      } catch (error) {
-        if (!signal.aborted) throw error;
-        why = "stopped";
-      }
-      if (mine !== controller) return;
-      const rate = count / (performance.now() - began) * 1000;
-      note.textContent = `${short(count)} tokens, ${short(Math.round(rate))} tokens/s`
-        + `${why === "max_new_tokens" ? ", ended by the end of the context" : why === "stopped" ? ", stopped" : ""}`
-        + `${unknown ? `; ${unknown} characters are not in the vocabulary, and were left out` : ""}`;
-      inside.href = link({view: "looking-back", text: prompt + text, ids: "", token: -1});
-      inside.hidden = !("looking-back" in views);
-    }
+      translate(template.replace(/{(\w+)}/g, (_, name) => values[name]), model)
+        .catch(({message}) => problem.textContent = message);
+    }},
+    controls(select("from", sources.map(named), source, source => change({source}), {testid: "source"}),
+      select("to", targets.map(named), target, target => change({target}), {testid: "target"})), phrase,
+    controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note)), problem, answer);
   },
 }, {source: "", target: "", phrase: ""});
+
+// A language's code and its name, for a list.
+function named(code) {
+  try {
+    return [code, new Intl.DisplayNames("en", {type: "language"}).of(code)];
+  } catch {
+    return [code, code]; // it is no code
+  }
+}
+
+async function translate(prompt, {limit}) {
+  const {parts: {answer, note, problem, stop}} = translation, controller = new AbortController(), {signal} = controller;
+  translation.controller?.abort();
+  translation.controller = controller;
+  let text = "", count = 0, ending = "stopped";
+  for (const node of [answer, note, problem]) node.textContent = "";
+  stop.disabled = false;
+  try {
+    const {facts: {ids, unknown}} = await ask({kind: "tokens", text: prompt, whole: true});
+    const question = {ids, num_samples: 1, temperature: 0, max_new_tokens: Math.max(1, limit - ids.length)};
+    const began = performance.now();
+    for await (const {samples} of provider.generate(question, signal)) {
+      if (state.view !== "translate" || signal.aborted) break;
+      const [id, piece, why] = samples?.[0] ?? [null, "", ending];
+      text += piece;
+      if (id === null) ending = why;
+      else count++;
+      answer.textContent = text.trim();
+      const seconds = (performance.now() - began) / 1000;
+      note.textContent = `${short(count)} tokens, ${short(Math.round(count / seconds))} tokens/s`;
+    }
+    if (unknown) note.textContent += `; ${unknown} characters are not in the vocabulary, and were left out`;
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  } finally {
+    if (translation.controller === controller) stop.disabled = true;
+  }
+  if (signal.aborted || state.view !== "translate") return;
+  if (ending === "max_new_tokens") note.textContent += "; the context is full";
+  change({text: prompt + text, ids: "", token: -1});
+}
