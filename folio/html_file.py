@@ -47,6 +47,7 @@ ENGINE = Path(__file__).resolve().parent / "engine"
 ENGINE_SCRIPTS = (
     "gpt.js",
     "tokenizers.js",
+    "questions.js",
     "sampling.js",
     "music.js",
     "trace.js",

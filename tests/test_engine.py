@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from decoding import generate_tokens, random_model
-from engine import FOLDER, Engine, engine_in_chromium, in_browser
+from engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
 from tiny_tokenizers import bpe
 
 from folio import UserError, configurator
@@ -20,6 +21,8 @@ from folio.runtime import Runtime, resolve_runtime
 from folio.sample_stream import GenerationQuestion, stream_samples
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, POSITIONS
+from tools import bench_html
+from tools.bench_html import HtmlBenchConfig, Size
 
 STORAGES = ("float32", "float16", "int8")
 BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may give either
@@ -27,7 +30,7 @@ BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js", "host.js") as engine:
+    with engine_in_chromium("gpt.js", "tokenizers.js", "questions.js", "sampling.js", "host.js") as engine:
         yield engine
 
 
@@ -62,11 +65,13 @@ def test_logits_are_those_of_model_py(simd, position, engine, seed):
         stored = engine.load(model, storage, simd)
         ids = torch.randint(20, (40,)).tolist()
         expected = logits_of(stored, ids)
-        actual = engine("(globalThis.cache = gpt.newCache(), finish(gpt.prefill(cache, ids)))", ids=ids[:21])
-        for t in range(20, 40):
-            assert np.abs(actual - expected[t]).max() <= 1e-4
-            if t < 39:
-                actual = engine("finish(gpt.step([cache], [id]))", id=ids[t + 1])
+        script = """(() => {
+          const cache = gpt.newCache(), logits = [finish(gpt.prefill(cache, ids.slice(0, 21))).slice()];
+          for (const id of ids.slice(21)) logits.push(finish(gpt.step([cache], [id])).slice());
+          return logits;
+        })()"""
+        actual = engine(script, ids=ids)
+        assert len(actual) == 20 and np.abs(np.array(actual) - expected[20:]).max() <= 1e-4
 
 
 @in_browser
@@ -234,7 +239,7 @@ def test_20_samples_are_those_of_generate(engine, runtime, seed):
     tokenizer = CharTokenizer("".join(map(chr, range(33, 98))))
     sampling, samples, differing = Sampling(temperature=0.8, top_k=200), range(10), []
     for number in range(2):
-        ours = tokens_of(sample(engine, tokenizer, ids=prompt, seed=number, num_samples=10, **settings), 10)
+        ours = sample_tokens(engine, tokenizer, ids=prompt, seed=number, num_samples=10, **settings)
         theirs = generate_tokens(model, [prompt] * 10, runtime, max_new_tokens=500, sampling=sampling, seed=number)
         for k in samples:
             assert len(ours[k]) == 500
@@ -249,14 +254,16 @@ def test_20_samples_are_those_of_generate(engine, runtime, seed):
 
 
 def sample(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[dict]:
-    json_form = {**tokenizer.to_json(), "kind": tokenizer.kind}
     script = "eventsOf(generate(gpt, makeTokenizer(json), question))"
-    return engine(script, json=json_form, question=question)
+    return engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
 
 
-def tokens_of(events: list[dict], samples: int) -> list[list[int]]:
-    entries = [event["samples"] for event in events[1:]]
-    return [[step[k][0] for step in entries if step[k] and step[k][0] is not None] for k in range(samples)]
+def sample_tokens(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[list[int]]:
+    """The tokens of each sample."""
+    script = """eventsOf(generate(gpt, makeTokenizer(json), question)).slice(1).map(
+      ({samples}) => samples.map(entry => entry && entry[0]))"""
+    steps = engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
+    return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
 
 
 CHARACTERS = CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True)
@@ -327,7 +334,7 @@ def test_bad_questions_have_the_errors_of_the_server(engine, seed):
         with pytest.raises(UserError) as expected:
             configurator.from_json(GenerationQuestion, question)
         actual = engine("errorOf(() => readSettings(question, 20))", question={"ids": [1], **question})
-        assert actual.split("\n") == str(expected.value).replace("'many'", '"many"').split("\n")
+        assert actual.split("\n") == str(expected.value).split("\n")
     for ids in ([], [20], [-1], ["1"], 3):
         assert engine("errorOf(() => readSettings({ids}, 20))", ids=ids).startswith("ids: ")
 
@@ -346,13 +353,13 @@ def test_a_model_that_computes_nan_says_so(engine, seed):
 def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
     model = random_model(seed, vocab_size=257)
     engine.load(model, simd=simd)
-    sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
+    expected = sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
     engine("gpt.kernels.grow = () => { throw new RangeError('out of memory'); }")
     script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
     for _ in range(2):
         engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
         assert engine(script) == "the model needs more memory than the browser gives it"
-    assert len(tokens_of(sample(engine, ByteTokenizer(), ids=[1], num_samples=2, max_new_tokens=9), 2)[1]) == 9
+    assert sample(engine, ByteTokenizer(), ids=[1], num_samples=2) == expected
 
 
 @in_browser
@@ -382,3 +389,21 @@ def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
     for k, question in enumerate(questions):
         events = [event for message in messages if message["id"] == k + 1 for event in message.get("events", [])]
         assert events == sample(engine, ByteTokenizer(), **question)
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
+    """It fails if the two give different texts."""
+    shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
+    monkeypatch.setattr(bench_html, "MODELS", {"tiny": Size(shape, 0.3)})
+    cfg = HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM)
+    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
+        thread.submit(bench_html.main, cfg).result()
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
+    _, sample, file, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))
+    file, sample = (float(number.replace(",", "")) for number in (file, sample))
+    assert float(ratio) == pytest.approx(file / sample, rel=0.05)
+    assert bar == "0.5" and float(first_token) > 0 and most == "0.3"

@@ -17,10 +17,9 @@ from test_trace_provider import read
 from tiny_tokenizers import trained
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
-from folio import UserError
+from folio import UserError, html_file
 from folio.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
-from folio.trace import repeated_random_ids
-from folio.trace_provider import PROBE_TOKENS, TraceProvider
+from folio.trace_provider import TraceProvider, probe_ids
 from folio.viewed_model import ViewedModel
 
 SEED = 5  # of the models and the texts: of random ones, a few have two tokens that are equally likely in float32
@@ -46,7 +45,7 @@ SWITCHES = [
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "sampling.js", "music.js", "trace.js", "answers.js") as engine:
+    with engine_in_chromium(*html_file.ENGINE_SCRIPTS) as engine:
         engine("(globalThis.models = {}, 0)")
         yield engine
 
@@ -147,10 +146,15 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
 
 def header_of(provider: TraceProvider) -> dict[str, Any]:
     viewed = provider.models[0]
-    probe = repeated_random_ids(viewed.tokenizer.vocab_size, min(PROBE_TOKENS, viewed.limit)).tolist() or [0]
     tokenizer = {**viewed.tokenizer.to_json(), "kind": viewed.tokenizer.kind}
     music = viewed.music and asdict(viewed.music)
-    return {**viewed.describe(), "tokenizer": tokenizer, "text": STRANGE, "music": music, "probe_ids": probe}
+    return {
+        **viewed.describe(),
+        "tokenizer": tokenizer,
+        "text": STRANGE,
+        "music": music,
+        "probe_ids": probe_ids(viewed.tokenizer.vocab_size, viewed.limit),
+    }
 
 
 @pytest.fixture(params=[name for name in (*SHAPES, *OTHERS) if name != "large"])

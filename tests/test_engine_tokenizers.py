@@ -60,7 +60,7 @@ def random_ranks(rng: random.Random) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("tokenizers.js", "music.js", "answers.js") as engine:
+    with engine_in_chromium("tokenizers.js", "questions.js", "music.js") as engine:
         yield engine
 
 

@@ -10,10 +10,8 @@ from opening it. It needs Chromium, and playwright of requirements-dev.txt. Meas
 """
 
 import contextlib
-import importlib
 import io
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,7 +28,13 @@ from folio import UserError  # noqa: E402
 from folio.configurator import PositiveInt, comma_separated, run_script  # noqa: E402
 from folio.tokenizer import CharTokenizer  # noqa: E402
 from tools import export  # noqa: E402
-from tools.bench_timing import BenchConfig, busy_processes, describe_device, unknown_names  # noqa: E402
+from tools.bench_timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    describe_device,
+    headless_chromium,
+    unknown_names,
+)
 from tools.bench_view import write_run  # noqa: E402
 from tools.export import ExportConfig  # noqa: E402
 
@@ -51,8 +55,8 @@ CHARACTERS = CharTokenizer("\n" + "".join(map(chr, range(32, 96))))  # 65, as ma
 PROMPT = "TO BE"
 RATIO = 0.5  # of sample.py's tokens per second, at least
 
-# In the page of a file, as soon as its scripts run: the text that follows the prompt, tokens per second, and the
-# milliseconds from opening the page to the first token.
+# In the page of a file, as soon as its scripts run: the text that follows the prompt, tokens per second, and the time
+# from opening the page to the first token, in seconds.
 GENERATE = """async ({prompt, count}) => {
   const ready = () => typeof fileFacts !== "undefined";
   while (!ready()) await new Promise(resolve => setTimeout(resolve, 1));
@@ -92,15 +96,7 @@ class Measured:
 
 
 def main(cfg: HtmlBenchConfig) -> None:
-    program = cfg.browser or shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        raise UserError("browser: there is no chromium or google-chrome here; name one, as in --browser=/opt/chrome")
-    try:  # of requirements-dev.txt, because nothing else outside of the tests needs it
-        sync_api = importlib.import_module("playwright.sync_api")
-    except ImportError:
-        raise UserError("playwright is not installed: pip install -r requirements-dev.txt") from None
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with headless_chromium(cfg.browser) as browser:
         print(f"{describe_device(cfg.device)}, Chromium {browser.version}; medians of {cfg.repeats}\n")
         print("| model | sample.py, tokens/s | file, tokens/s | ratio | at least | first token, s | at most |")
         print("|---|---|---|---|---|---|---|")
@@ -110,7 +106,6 @@ def main(cfg: HtmlBenchConfig) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run = write_run(Path(folder) / "run", MODELS[name].shape, CHARACTERS)
                 print_row(name, measure(browser, run, cfg), MODELS[name].first_token)
-        browser.close()
 
 
 def measure(browser: Any, path: Path, cfg: HtmlBenchConfig) -> Measured:

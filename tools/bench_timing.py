@@ -1,15 +1,18 @@
-"""What the bench scripts share: their settings, timing calls, keeping cores busy, describing the device."""
+"""What the bench scripts share: their settings, timing calls, keeping cores busy, a browser, describing the device."""
 
+import importlib
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from folio import UserError
 from folio.configurator import NonNegativeInt, PositiveInt, Settings, comma_separated
 
 
@@ -61,6 +64,22 @@ def busy_processes(count: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def headless_chromium(program: str | None) -> Iterator[Any]:
+    """A browser of playwright. program: None: chromium or google-chrome. Raises UserError if it is not installed."""
+    program = program or shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        raise UserError("browser: there is no chromium or google-chrome here; name one, as in --browser=/opt/chrome")
+    try:  # of requirements-dev.txt, because nothing else outside of the tests needs it
+        sync_api = importlib.import_module("playwright.sync_api")
+    except ImportError:
+        raise UserError("playwright is not installed: pip install -r requirements-dev.txt") from None
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def describe_device(device: str) -> str:

@@ -7,7 +7,6 @@ The models have random weights. It needs Chromium, and playwright of requirement
 Opening is measured from outside of the page, and everything else inside: from a question, a change, or an event on.
 """
 
-import importlib
 import shutil
 import statistics
 import subprocess
@@ -30,7 +29,13 @@ from folio.configurator import comma_separated, run_script  # noqa: E402
 from folio.state import SCHEMA  # noqa: E402
 from folio.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
-from tools.bench_timing import BenchConfig, busy_processes, describe_device, unknown_names  # noqa: E402
+from tools.bench_timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    describe_device,
+    headless_chromium,
+    unknown_names,
+)
 
 MODELS = {  # name -> arguments of GPTConfig
     "char 0.8M": dict(block_size=256, vocab_size=257, n_layer=4, n_head=4, n_embd=128, bias=False),
@@ -80,22 +85,13 @@ class ViewBenchConfig(BenchConfig):
 
 
 def main(cfg: ViewBenchConfig) -> None:
-    program = cfg.browser or shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        raise UserError("browser: there is no chromium or google-chrome here; name one, as in --browser=/opt/chrome")
-    try:  # of requirements-dev.txt, because nothing else outside of the tests needs it
-        sync_api = importlib.import_module("playwright.sync_api")
-    except ImportError:
-        raise UserError("playwright is not installed: pip install -r requirements-dev.txt") from None
-    with sync_api.sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with headless_chromium(cfg.browser) as browser, tempfile.TemporaryDirectory() as folder:
         print(f"{describe_device(cfg.device)}, Chromium {browser.version}\n")
         for name in comma_separated(cfg.models):
             run = write_run(Path(folder) / "run", MODELS[name], ByteTokenizer())
             with busy_processes(cfg.busy), serving(run, cfg) as url:
                 print_table(name, measure(browser, url, MODELS[name]["block_size"], cfg.repeats))
             shutil.rmtree(run)
-        browser.close()
 
 
 def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path:

@@ -18,18 +18,14 @@ const MOST_STEPS = 10_000; // of a power iteration
 const CONVERGED = 1e-9; // change of a component of a unit vector in a step
 const PAUSE = 1 << 18; // numbers to look at between two pauses
 
-const WHOLE = {takes: "an integer", accepts: Number.isInteger};
-const WHOLE_OR_NONE = {takes: "an integer or None", accepts: value => value === null || Number.isInteger(value)};
-const TEXT = {takes: "text", accepts: value => typeof value === "string"};
-const FLAG = {takes: "True or False", accepts: value => typeof value === "boolean"};
-const MASK = {takes: "'before', 'after' or 'off'", accepts: value => ["before", "after", "off"].includes(value)};
-
-// What a page asks: the type and the default of each field. See Question in folio/trace_provider.py.
+// What a page asks. See Question in folio/trace_provider.py.
+const WHOLE = {takes: "an integer", least: 0, value: 0}, MAYBE_WHOLE = {...WHOLE, value: null, orNone: true};
+const TEXT = {takes: "text", value: ""};
 const QUESTION = {
-  kind: [TEXT, ""], model: [WHOLE, 0], step: [WHOLE_OR_NONE, null], layer: [WHOLE, 0], head: [WHOLE, 0],
-  token: [WHOLE, 0], source: [WHOLE, 0], name: [TEXT, ""], row: [WHOLE_OR_NONE, null], since: [WHOLE, 0],
-  text: [TEXT, ""], mask: [MASK, "before"], scale: [FLAG, true], heads_off: [TEXT, ""], mlps_off: [TEXT, ""],
-  whole: [FLAG, false],
+  kind: TEXT, model: WHOLE, step: MAYBE_WHOLE, layer: WHOLE, head: WHOLE, token: WHOLE, source: WHOLE, name: TEXT,
+  row: MAYBE_WHOLE, since: WHOLE, text: TEXT, mask: {takes: ["before", "after", "off"], value: "before"},
+  scale: {takes: "True or False", value: true}, heads_off: TEXT, mlps_off: TEXT,
+  whole: {takes: "True or False", value: false},
 };
 const KINDS = ["models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits",
   "parameter", "vocabulary", "positions", "memorized", "run"];
@@ -37,8 +33,8 @@ const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {
   // header: what the file says about the model. That is what ViewedModel.describe says, but with the tokenizer as JSON;
-  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: repeated_random_ids of folio/trace.py,
-  // on which prefix matching is measured. search: a TrainingSearch, or null.
+  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py. search:
+  // a TrainingSearch, or null.
   constructor(gpt, tokenizer, header, search = null) {
     const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
     Object.assign(this, {gpt, tokenizer, header, search, config: gpt.config});
@@ -51,7 +47,8 @@ class Answers {
   // The answer {facts, tensors} to a question. A tensor is {shape, data}, and nothing else uses its data. Throws an
   // Error if the question makes no sense.
   *answer(asked) {
-    const question = this.read(asked), {kind, ids} = question, {limit} = this.header;
+    const question = readQuestion(QUESTION, asked, this.tokenizer.vocabSize), {kind, ids} = question;
+    const {limit} = this.header;
     if (!KINDS.includes(kind)) throw new Error(`kind=${quoted(kind)}: it is none of ${KINDS.join(", ")}`);
     if (ids.length > limit) throw new Error(`ids: ${grouped(ids.length)} tokens are more than ${grouped(limit)}`);
     const {facts = {}, tensors = {}} = yield* this[kind](question);
@@ -59,18 +56,6 @@ class Answers {
   }
 
   // --- what is asked about -------------------------------------------------------------------------------------------
-
-  read(asked) {
-    if (asked === null || typeof asked !== "object" || Array.isArray(asked)) {
-      throw new Error("a question is a JSON object");
-    }
-    const question = readFields(QUESTION, asked), {ids = []} = asked, size = this.tokenizer.vocabSize;
-    if (question.model > 0) throw new Error(`model=${question.model}: there are 1`);
-    if (!Array.isArray(ids) || !ids.every(id => Number.isInteger(id) && id >= 0 && id < size)) {
-      throw new Error(`ids: it takes a list of token ids from 0 to ${grouped(size - 1)}`);
-    }
-    return {...question, ids};
-  }
 
   // The switches of a question, as a Trace takes them.
   switches({mask, scale, heads_off, mlps_off}) {
@@ -136,11 +121,11 @@ class Answers {
       const piece = tokenizer.piece(id), hex = id < tokenizer.vocabSize ? hexOf(tokenizer.tokenBytes(id)) : "";
       if (!piece || hex !== hexOf(bytesOf(piece))) bytes[id] = hex;
       pieces.push(piece);
-      if (id % 1000 === 0) yield;
+      if (id % 256 === 0) yield;
     }
-    const {name, config, vocab_size, eot, step, limit, can_slide, num_params, text} = header;
-    const model = {name, config, tokenizer: tokenizer.kind, vocab_size, eot, step, limit, can_slide, num_params};
-    model.checkpoints = step === null ? [] : [step];
+    const {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params, text} = header;
+    const model = {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params};
+    model.tokenizer = tokenizer.kind;
     model.parameters = header.parameters.map(({name, shape}) => ({name, shape}));
     return {facts: {models: [model], pieces, bytes, text}};
   }
@@ -420,10 +405,6 @@ class Answers {
   }
 }
 
-function requireIds({ids}) {
-  if (!ids.length) throw new Error("ids: there must be at least one token");
-}
-
 // Tensors, with a copy of the data.
 function floats(shape, data) {
   return {shape, data: Float32Array.from(data)};
@@ -487,7 +468,10 @@ function* distribution(values) {
 // the variance.
 function* principalPlane(table, V, C, products) {
   const mean = new Float64Array(C), covariance = new Float64Array(C * C), axes = [], share = [];
-  for (let i = 0; i < V * C; i++) mean[i % C] += table[i] / V;
+  for (let i = 0; i < V * C; i++) {
+    mean[i % C] += table[i] / V;
+    if (i % PAUSE === 0) yield;
+  }
   for (let first = 0; first < V; first += TABLE_ROWS) {
     const n = Math.min(TABLE_ROWS, V - first), rows = table.subarray(first * C, (first + n) * C);
     const columns = transposed(rows.map((x, i) => x - mean[i % C]), n, C); // (C, n)
@@ -525,55 +509,4 @@ function* principalAxis(covariance, C, total) {
     yield;
   }
   return {axis, variance};
-}
-
-// --- reading questions -----------------------------------------------------------------------------------------------
-
-// Fields of JSON that was asked, each with its default. Throws an Error for a value of another type.
-function readFields(types, asked) {
-  const fields = {}, problems = [];
-  for (const [name, [{takes, accepts}, standard]] of Object.entries(types)) {
-    const value = fields[name] = Object.hasOwn(asked, name) ? asked[name] : standard;
-    if (!accepts(value)) throw new Error(`${name}=${inPython(value)}: it takes ${takes}`);
-    if (typeof value !== "number") continue;
-    if (value < 0) problems.push(`${name}=${value}: it must be at least 0${accepts(null) ? ", or None" : ""}`);
-    if (value >= 2 ** 63) problems.push(`${name}=${inPython(value)}: it must be less than 2**63`);
-  }
-  if (problems.length) throw new Error(problems.join("\n"));
-  return fields;
-}
-
-// The number that a text is, or NaN.
-function wholeNumber(text) {
-  return /^\s*[+-]?\d+\s*$/.test(text) ? Number(text) : NaN;
-}
-
-// --- messages, as Python writes them ---------------------------------------------------------------------------------
-
-// A value of JSON.
-function inPython(value) {
-  if (typeof value === "string") return quoted(value);
-  if (value === null || typeof value === "boolean") return {null: "None", true: "True", false: "False"}[value];
-  if (Array.isArray(value)) return `[${value.map(inPython).join(", ")}]`;
-  if (typeof value === "number") return Number.isInteger(value) ? BigInt(value).toString() : String(value);
-  return `{${Object.entries(value).map(([key, item]) => `${quoted(key)}: ${inPython(item)}`).join(", ")}}`;
-}
-
-// A whole number with a comma between thousands.
-function grouped(n) {
-  return n.toLocaleString("en-US");
-}
-
-const NOT_PRINTABLE = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
-const ESCAPED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"};
-
-// A text in quotation marks.
-function quoted(text) {
-  const mark = text.includes("'") && !text.includes('"') ? '"' : "'";
-  const escaped = text.replaceAll("\\", "\\\\").replaceAll(mark, `\\${mark}`).replace(NOT_PRINTABLE, c => {
-    const code = c.codePointAt(0), hex = code.toString(16);
-    return ESCAPED[c] ?? (code < 256 ? `\\x${hex.padStart(2, "0")}` : code < 65536 ? `\\u${hex.padStart(4, "0")}`
-      : `\\U${hex.padStart(8, "0")}`);
-  });
-  return mark + escaped + mark;
 }

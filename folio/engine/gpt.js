@@ -83,11 +83,16 @@ class WasmKernels extends PlainKernels {
 
 // wasm: the bytes of matmul.wasm, or null for plain JavaScript.
 async function makeKernels(wasm) {
-  if (!wasm || typeof WebAssembly !== "object" || !WebAssembly.validate(wasm)) return new PlainKernels();
-  const memory = new WebAssembly.Memory({initial: 1});
-  const {instance} = await WebAssembly.instantiate(wasm, {memory: {memory}});
-  return new WasmKernels(memory, instance);
+  try {
+    const memory = new WebAssembly.Memory({initial: 1});
+    const {instance} = await WebAssembly.instantiate(wasm, {memory: {memory}});
+    return new WasmKernels(memory, instance);
+  } catch { // there is no WebAssembly, it has no SIMD, or the browser does not allow it
+    return new PlainKernels();
+  }
 }
+
+const sizeOf = shape => shape.reduce((product, size) => product * size, 1);
 
 // --- functions of a number -------------------------------------------------------------------------------------------
 
@@ -199,24 +204,20 @@ class Cache {
 class GPT {
   // header: {config, parameters: [{name, shape, dtype, offset, scales}]}; see setWeights.
   constructor(header, kernels) {
-    const {n_embd: C, n_head: H, n_layer: L, block_size: S, vocab_size: V} = header.config;
-    const n = TOGETHER;
+    const {n_embd: C, n_head: H, n_layer: L, block_size: S, vocab_size: V, position} = header.config, n = TOGETHER;
     this.header = header;
     this.config = header.config;
     this.kernels = kernels;
     this.parameters = new Map(); // by name: {shape, at}
     for (const {name, shape} of header.parameters) {
-      const at = kernels.allocate(shape.reduce((product, size) => product * size, 1));
-      this.parameters.set(name, {shape, at});
+      this.parameters.set(name, {shape, at: kernels.allocate(sizeOf(shape))});
     }
     this.parameters.set("lm_head.weight", this.parameters.get("transformer.wte.weight")); // tied
     this.blocks = Array.from({length: L}, (_, layer) => `transformer.h.${layer}`).map(block => ({
       ln_1: this.module(`${block}.ln_1`),
-      c_attn: this.module(`${block}.attn.c_attn`),
-      c_proj: this.module(`${block}.attn.c_proj`),
+      attn: {c_attn: this.module(`${block}.attn.c_attn`), c_proj: this.module(`${block}.attn.c_proj`)},
       ln_2: this.module(`${block}.ln_2`),
-      mlp_c_fc: this.module(`${block}.mlp.c_fc`),
-      mlp_c_proj: this.module(`${block}.mlp.c_proj`),
+      mlp: {c_fc: this.module(`${block}.mlp.c_fc`), c_proj: this.module(`${block}.mlp.c_proj`)},
     }));
     this.ln_f = this.module("transformer.ln_f");
     this.lm_head = this.module("lm_head");
@@ -237,9 +238,9 @@ class GPT {
     this.valueStride = Math.ceil(S / 4) * 4; // between two channels of the cached values
     this.cacheSize = L * C * (S + this.valueStride);
     this.freeCaches = [];
-    this.rotation = this.config.position === "rotary" ? new Rotation(C / H) : null;
-    this.canSlide = ["rotary", "relative", "alibi"].includes(this.config.position); // a full context, over the cache
-    this.biases = null; // (H, S): what the position method adds to the score of a key at each distance
+    this.rotation = position === "rotary" ? new Rotation(C / H) : null;
+    this.canSlide = ["rotary", "relative", "alibi"].includes(position); // a full context, over the cached keys
+    this.biases = null; // of distanceBiases
     this.work = 0; // multiplications since the last pause
   }
 
@@ -252,9 +253,9 @@ class GPT {
   // bytes: all parameters as a file stores them, little-endian, each from its offset on. float16 is IEEE's. int8 has a
   // float32 scale for each row, from the offset `scales` on: a weight is its integer times the scale of its row.
   *setWeights(bytes) {
-    const m = this.kernels.floats, at = bytes.byteOffset;
+    const at = bytes.byteOffset;
     for (const {name, shape, dtype, offset, scales} of this.header.parameters) {
-      const begin = this.parameters.get(name).at, size = shape.reduce((product, n) => product * n, 1);
+      const m = this.kernels.floats, begin = this.parameters.get(name).at, size = sizeOf(shape);
       if (dtype === "float32") {
         m.set(new Float32Array(bytes.buffer, at + offset, size), begin);
       } else if (dtype === "float16") {
@@ -275,6 +276,7 @@ class GPT {
     this.biases = this.distanceBiases();
   }
 
+  // What the position method adds to the score of a key, by head and distance: (H, S), or null for nothing.
   distanceBiases() {
     const {position, n_head: H, block_size: S} = this.config;
     if (position === "alibi") {
@@ -288,34 +290,36 @@ class GPT {
   // A parameter as {data, shape}. The data is valid until memory is allocated, as by newCache.
   param(name) {
     const {shape, at} = this.parameters.get(name);
-    return {data: this.kernels.floats.subarray(at, at + shape.reduce((product, n) => product * n, 1)), shape};
+    return {data: this.kernels.floats.subarray(at, at + sizeOf(shape)), shape};
   }
 
   // --- the forward pass ----------------------------------------------------------------------------------------------
 
   // Compute n tokens: the token ids[i] belongs to caches[i] and comes after the tokens in there. Several may belong to
-  // the same cache, in their order. The last `wanted` of them get logits: an array (wanted, V), which is valid until
-  // the next call, or until memory is allocated. Where it pauses, anything but another forward pass may be computed.
+  // the same cache, in their order. The last `wanted` of them get logits, if any: an array (wanted, V), which is valid
+  // until the next call, or until memory is allocated. Where it pauses, anything but another forward pass may be
+  // computed.
   *forward(caches, ids, wanted) {
     const {n_embd: C, vocab_size: V} = this.config, n = ids.length;
     const positions = caches.map(cache => cache.length++);
     for (let i = 0; i < n; i++) this.embedToken(this.x + i * C, ids[i], positions[i]);
     for (const [layer, block] of this.blocks.entries()) {
       this.norm(this.normed, this.x, block.ln_1, n);
-      yield* this.linearInSlices(this.qkv, this.normed, block.c_attn, n);
+      yield* this.linearInSlices(this.qkv, this.normed, block.attn.c_attn, n);
       for (let i = 0; i < n; i++) {
         this.attend(this.z + i * C, this.qkv + i * 3 * C, layer, caches[i], positions[i]);
         if (this.needsPause(2 * C * Math.min(positions[i] + 1, this.config.block_size))) yield;
       }
-      yield* this.linearInSlices(this.added, this.z, block.c_proj, n);
+      yield* this.linearInSlices(this.added, this.z, block.attn.c_proj, n);
       this.add(this.x, this.added, n * C);
 
       this.norm(this.normed, this.x, block.ln_2, n);
-      yield* this.linearInSlices(this.hidden, this.normed, block.mlp_c_fc, n);
+      yield* this.linearInSlices(this.hidden, this.normed, block.mlp.c_fc, n);
       this.activate(this.hidden, n * 4 * C);
-      yield* this.linearInSlices(this.added, this.hidden, block.mlp_c_proj, n);
+      yield* this.linearInSlices(this.added, this.hidden, block.mlp.c_proj, n);
       this.add(this.x, this.added, n * C);
     }
+    if (wanted === 0) return null;
     this.norm(this.normed, this.x + (n - wanted) * C, this.ln_f, wanted);
     yield* this.linearInSlices(this.logits, this.normed, this.lm_head, wanted);
     return this.kernels.floats.subarray(this.logits, this.logits + wanted * V);
@@ -418,13 +422,13 @@ class GPT {
     this.kernels.floats.copyWithin(to.at, from.at, from.at + this.cacheSize);
   }
 
-  // Empty the cache and fill it with a context of at most S tokens. Returns the logits (V,) after the last one.
+  // Empty the cache and fill it with a context of at most S tokens. Returns the logits (V,) after the last one, if any.
   *prefill(cache, ids) {
     let logits = null;
     cache.length = 0;
     for (let t = 0; t < ids.length; t += TOGETHER) {
-      const chunk = ids.slice(t, t + TOGETHER);
-      logits = yield* this.forward(chunk.map(() => cache), chunk, 1);
+      const chunk = ids.slice(t, t + TOGETHER), isLast = t + TOGETHER >= ids.length;
+      logits = yield* this.forward(chunk.map(() => cache), chunk, isLast ? 1 : 0);
     }
     return logits;
   }

@@ -1,7 +1,8 @@
 ;; The kernel of gpt.js: y[i, r] = bias[r] + sum over c of x[i, c] w[r, c], for i < n, r < rows, c < cols.
 ;;
-;; Addresses and strides (from a row to the next one) are in bytes; bias 0 means none. A row of w is used for all rows of
-;; x while it is in the processor's cache. matmul.wasm is this file in binary form: wasmtime.wat2wasm.
+;; Addresses and strides (from a row to the next one) are in bytes; n and rows are at least 1; bias 0 means none. A row
+;; of w is used for all rows of x while it is in the processor's cache. matmul.wasm is this file in binary form, as
+;; wasmtime.wat2wasm of the package wasmtime writes it.
 (module
   (import "memory" "memory" (memory 1))
   (func (export "matmul")

@@ -114,48 +114,30 @@ function sampleToken(probabilities, uniform) {
 
 // --- what is asked ---------------------------------------------------------------------------------------------------
 
-const SETTINGS = { // of a question: the default, and what it takes
-  num_samples: {value: 1, integer: true, least: 1, most: MOST_SAMPLES},
-  max_new_tokens: {value: 200, integer: true, least: 1, most: MOST_NEW_TOKENS},
-  context_stride: {value: null, optional: true, integer: true, least: 1},
-  begun: {value: 0, integer: true, least: 0}, // how many of the ids, the last ones, are the beginning of the samples
-  temperature: {value: 0.8, least: 0},
-  top_k: {value: 200, optional: true, integer: true, least: 1},
-  top_p: {value: null, optional: true, above: 0, most: 1},
-  min_p: {value: null, optional: true, above: 0, most: 1},
-  repetition_penalty: {value: 1, least: 1e-6, most: 1e6},
-  seed: {value: 1337, integer: true, least: 0, below: 2 ** 63},
+const SETTINGS = { // as GenerationQuestion in folio/sample_stream.py
+  num_samples: {takes: "an integer", value: 1, least: 1, most: MOST_SAMPLES},
+  max_new_tokens: {takes: "an integer", value: 200, least: 1, most: MOST_NEW_TOKENS},
+  stop: {takes: "text", orNone: true, value: null},
+  context_stride: {takes: "an integer", orNone: true, value: null, least: 1},
+  temperature: {takes: "a number", value: 0.8, least: 0},
+  top_k: {takes: "an integer", orNone: true, value: 200, least: 1},
+  top_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
+  min_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
+  repetition_penalty: {takes: "a number", value: 1, least: 1e-6, most: 1e6},
+  seed: {takes: "an integer", value: 1337, least: 0},
+  model: {takes: "an integer", value: 0, least: 0},
+  begun: {takes: "an integer", value: 0, least: 0}, // how many of the ids, the last ones, begin the samples
 };
 
-// The settings of a question, with defaults. Throws an Error for a value that makes no sense, with the server's words.
+// The settings of a question, with defaults. Throws an Error for a mistake.
 function readSettings(question, vocabSize) {
-  const settings = {stop: question.stop ?? null, ids: question.ids ?? []}, problems = [];
-  for (const [name, {value, optional, integer, least, above, most, below}] of Object.entries(SETTINGS)) {
-    const given = settings[name] = question[name] === undefined ? value : question[name];
-    const orNone = optional ? "None" : "", isRight = integer ? Number.isInteger : Number.isFinite;
-    if (optional && given === null) continue;
-    if (!isRight(given)) {
-      const shown = JSON.stringify(given).replace("null", "None");
-      throw new Error(`${name}=${shown}: it takes ${integer ? "an integer" : "a number"}${orNone && " or None"}`);
+  const settings = readQuestion(SETTINGS, question, vocabSize, function* ({temperature, stop}) {
+    if (temperature && !(temperature >= 1e-6 && temperature <= 1e6)) {
+      yield ["temperature", "it must be from 1e-6 to 1e6, or 0 for the most likely token"];
     }
-    if (given >= below) problems.push(`${name}=${BigInt(given)}: it must be less than 2**63`);
-    if (given < least || given <= above || given > most) {
-      const bounds = Object.entries({"at least": least, above, "at most": most}).filter(([, bound]) => bound !== undefined);
-      const rule = bounds.map(bound => bound.join(" ")).join(" and ");
-      problems.push(`${name}=${given}: it must be ${rule}${orNone && ", or None"}`);
-    }
-  }
-  const {temperature, stop, ids} = settings;
-  if (temperature > 0 && !(temperature >= 1e-6 && temperature <= 1e6)) {
-    problems.push(`temperature=${temperature}: it must be from 1e-6 to 1e6, or 0 for the most likely token`);
-  }
-  if (stop !== null && typeof stop !== "string") throw new Error(`stop=${stop}: it takes text or None`);
-  if (stop === "") problems.push("stop=: it must not be empty; None turns it off");
-  if (problems.length) throw new Error(problems.join("\n"));
-  if (!Array.isArray(ids) || !ids.every(id => Number.isInteger(id) && id >= 0 && id < vocabSize)) {
-    throw new Error(`ids: it takes a list of token ids from 0 to ${vocabSize - 1}`);
-  }
-  if (!ids.length) throw new Error("ids: there must be at least one token");
+    if (stop === "") yield ["stop", "it must not be empty; None turns it off"];
+  });
+  requireIds(settings);
   return settings;
 }
 
@@ -177,8 +159,8 @@ class Sample {
     for (const id of settings.ids) this.occurred[id] = 1;
   }
 
-  // Sample a token from its logits (V,), which become something else. Returns what an event says of it, without its
-  // text: the probability is the model's own, before temperature and filters, as are those of the most likely others.
+  // Sample a token from logits (V,), which become something else, and keep what its event says: the probabilities of
+  // the token and of the most likely others are the model's own, before temperature and filters.
   sample(logits) {
     const own = logits.slice();
     softmax(own, 0, own.length);
