@@ -11,6 +11,7 @@ It needs Chromium, and playwright of requirements-dev.txt.
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Shot:
     ready: str = ""  # a selector of what appears when everything is drawn
     size: tuple[int, int] = (1000, 660)  # of the window
     run: str = SHAKESPEARE  # the name of the run's folder
+    exported: bool = False  # of the model's HTML file, instead of the viewer
 
 
 SHOTS = {
@@ -63,6 +65,14 @@ SHOTS = {
         ready=":nth-match(:text('200 tokens'), 3)",
         size=(1240, 660),
     ),
+    "file": Shot(
+        "playground",
+        state={"max_new_tokens": 200},
+        click="[data-testid=generate]",
+        ready=":nth-match(:text('200 tokens'), 3)",
+        size=(1240, 800),
+        exported=True,
+    ),
     "alignment": Shot(
         "alignment",
         ("alignment",),
@@ -84,6 +94,15 @@ def serving(run: str) -> Iterator[str]:
             yield server.stdout.readline().split()[0]
         finally:
             server.terminate()
+
+
+@contextmanager
+def exported(run: str) -> Iterator[str]:
+    """The address of the run's model as an HTML file."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "model.html")
+        subprocess.run([sys.executable, str(ROOT / "tools" / "export.py"), "--to=html", run, str(output)], check=True)
+        yield output.as_uri()
 
 
 def take(page: Page, address: str, shot: Shot) -> bytes:
@@ -109,11 +128,15 @@ def take(page: Page, address: str, shot: Shot) -> bytes:
 def main(run: str, names: list[str]) -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     FOLDER.mkdir(exist_ok=True)
-    with serving(run) as address, sync_playwright() as playwright:
+    names = names or [name for name, shot in SHOTS.items() if shot.run == Path(run).name]
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page()
-        for name in names or [name for name, shot in SHOTS.items() if shot.run == Path(run).name]:
-            (FOLDER / f"{name}.png").write_bytes(take(page, address, SHOTS[name]))
+        for is_exported, opened in ((False, serving), (True, exported)):
+            if chosen := [name for name in names if SHOTS[name].exported == is_exported]:
+                with opened(run) as address:
+                    for name in chosen:
+                        (FOLDER / f"{name}.png").write_bytes(take(page, address, SHOTS[name]))
         browser.close()
 
 
