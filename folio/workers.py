@@ -34,11 +34,11 @@ def map_in_order(
             yield item, function(item, *arguments)
         return
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context(), _start_worker, (function, arguments))
-    with _ctrl_c_delayed(), _sigint_blocked():  # processes that start here never receive Ctrl-C
-        for _ in range(workers):
-            pool.submit(int)
     waiting: deque[tuple[Item, Future]] = deque()
     try:
+        with _ctrl_c_delayed(), _sigint_blocked():  # processes that start here never receive Ctrl-C
+            for _ in range(workers):
+                pool.submit(int)
         for item in items:
             with _ctrl_c_delayed():
                 waiting.append((item, pool.submit(_apply, item)))

@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are slower with several threa
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
+import train as train_script
 from folio import find_data, shards
 from prepare import text as prepare_text
 from train import TrainConfig
@@ -43,6 +44,14 @@ def no_waiting_for_the_disk() -> Generator[None, None, None]:
     """Files are not forced onto the disk, which only matters if the machine crashes and takes most of a save's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_last_sample() -> Generator[None, None, None]:
+    """A run ends with a sample of 20 tokens. 300 take longer than most tests' training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_script, "FINAL_SAMPLE_TOKENS", 20)
         yield
 
 
@@ -89,17 +98,23 @@ def other_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def tiny(data_dir: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
-    """A function that returns settings for a run of a few seconds. Its keyword arguments change them."""
+@pytest.fixture(scope="session")
+def tiny_in(data_dir: Path) -> Callable[..., TrainConfig]:
+    """A function that returns settings for a run of a second. Its keyword arguments, such as out_dir, change them."""
 
     def make(**settings) -> TrainConfig:
         small = dict(n_layer=2, n_head=2, n_embd=32, block_size=32, batch_size=4, max_iters=12, warmup_iters=2)
         small |= dict(learning_rate=3e-3, eval_interval=6, log_interval=1, eval_iters=4, dropout=0.1)
-        small |= dict(dataset="verse", data_dir=str(data_dir), out_dir=str(tmp_path / "out"), dtype="float32")
+        small |= dict(dataset="verse", data_dir=str(data_dir), dtype="float32", sample_tokens=10)
         return TrainConfig(**{**small, **settings})
 
     return make
+
+
+@pytest.fixture
+def tiny(tiny_in: Callable[..., TrainConfig], tmp_path: Path) -> Callable[..., TrainConfig]:
+    """Like tiny_in, with a folder for the run of this test."""
+    return lambda **settings: tiny_in(**{"out_dir": str(tmp_path / "out"), **settings})
 
 
 @pytest.fixture

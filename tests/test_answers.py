@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,18 +171,21 @@ def test_answers_in_batches_are_those_of_one_prompt_at_a_time(seed, monkeypatch)
     assert answer_pairs(LanguageModel(model, tokenizer, "cpu", "float32"), "x", pairs) == expected
 
 
-@pytest.fixture
-def agreeing(tmp_path, tiny) -> list[str]:
-    """Two runs on pairs whose completion is " yes" or " no", of which the second one has learned them."""
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory, tiny_in) -> list[str]:
+    """Two runs on pairs whose completion is " yes" or " no", of which the second one has learned them. The pairs are
+    in answers.jsonl beside the runs.
+    """
+    folder = tmp_path_factory.mktemp("agreeing")
     pairs = [{"prompt": f"{k % 97} {kind}:", "completion": {"good": " yes", "bad": " no"}[kind], "kind": kind}
              for k in range(97) for kind in ("good", "bad")]  # fmt: skip
-    write_pairs(tmp_path / "answers.jsonl", pairs)
-    settings = dict(inputs=(str(tmp_path / "answers.jsonl"),), tokenizer="char", data_dir=str(tmp_path))
+    write_pairs(folder / "answers.jsonl", pairs)
+    settings = dict(inputs=(str(folder / "answers.jsonl"),), tokenizer="char", data_dir=str(folder))
     prepare_pairs.main(PairsConfig(**settings, val_fraction=0.3))
-    runs = [str(tmp_path / name) for name in ("new", "learned")]
+    runs = [str(folder / name) for name in ("new", "learned")]
     for out_dir, steps in zip(runs, (1, 150), strict=True):
-        changes = dict(dataset="answers", data_dir=str(tmp_path), out_dir=out_dir, max_iters=steps, dropout=0.0)
-        train(tiny(**changes, warmup_iters=0, eval_interval=steps, batch_size=16, learning_rate=1e-2))
+        changes = dict(dataset="answers", data_dir=str(folder), out_dir=out_dir, max_iters=steps, dropout=0.0)
+        train(tiny_in(**changes, warmup_iters=0, eval_interval=steps, batch_size=16, learning_rate=1e-2))
     return runs
 
 
@@ -195,7 +199,7 @@ def test_the_command(agreeing, tmp_path, capsys):
     assert len(answers) == rows["exact match"]["n"] > 20
     assert all(row["answer"] == {"good": " yes", "bad": " no"}[row["prompt"][:-1].split()[1]] for row in answers)
     assert results["groups"] == [] and "chrF: sacrebleu nrefs:1|" in capsys.readouterr().out  # shards have no kinds
-    file = f"--pairs={tmp_path / 'answers.jsonl'}"
+    file = f"--pairs={Path(agreeing[1]).parent / 'answers.jsonl'}"
     run_tool(agreeing[1], "--tasks=pairs", file, "--limit=60", f"--json={tmp_path / 'r.json'}")
     groups = json.loads((tmp_path / "r.json").read_text())["groups"]
     assert [(row["by"], row["pairs"], row["value"]) for row in groups] == [

@@ -45,8 +45,8 @@ def largest_difference(first: TrainConfig, second: TrainConfig, *keys: str) -> f
 
 
 def test_two_processes_compute_what_one_does(tiny, tmp_path):
-    """Over 60 steps in float32 the losses agree to 1e-5, and the weights to 1e-4."""
-    settings = dict(LONG_RUN, max_iters=60, eval_interval=30, position="relative")
+    """Over 30 steps in float32 the losses agree to 1e-5, and the weights to 1e-4."""
+    settings = dict(LONG_RUN, max_iters=30, eval_interval=15, position="relative")
     one = tiny(**settings)
     train(one)
     for mode in ("ddp", "fsdp"):
@@ -184,7 +184,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(tiny):
     ranks = start_ranks(2, cfg)
     wait_for_step(cfg, 20)
     os.kill(ranks[1].pid, signal.SIGTERM)
-    assert [wait(rank, 60) for rank in ranks] == [0, 0], output(cfg)
+    assert [wait(rank) for rank in ranks] == [0, 0], output(cfg)
     state = checkpoint.load(Path(cfg.out_dir)).state
     assert state["stopped_by"] == "SIGTERM" and f"saved after step {state['step']}" in output(cfg)
 
@@ -248,7 +248,7 @@ def test_torchrun_does_not_restart_after_a_user_error(tiny):
     cfg = tiny(max_iters=5)
     train(cfg)  # so that a new run in its folder is refused
     torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=2", "--max-restarts=3")
-    assert torchrun.wait(timeout=120) != 0
+    assert torchrun.wait(timeout=300) != 0
     out = output(cfg)
     assert "holds the checkpoints of an earlier run" in out and 1 <= out.count("error: ") <= 2
     assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 5
@@ -267,12 +267,14 @@ def test_a_restart_is_recognized_by_the_run_id(monkeypatch):
     assert distributed.restarted("none")
 
 
-def test_torchrun_can_overwrite_a_damaged_checkpoint(tiny):
+def test_torchrun_can_overwrite_a_damaged_checkpoint(tiny, monkeypatch):
     """--overwrite=True was refused, because the checkpoint was loaded to find out whether this was a restart."""
     cfg = tiny(max_iters=3)
     train(cfg)
     (Path(cfg.out_dir) / "step-000003" / "model.safetensors").write_bytes(b"")
-    run_torchrun(1, tiny(max_iters=2, overwrite=True))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")  # with the variables of torchrun
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    run_ranks(1, tiny(max_iters=2, overwrite=True))
     assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 2
 
 

@@ -136,7 +136,9 @@ def cases(engine, tmp_path_factory) -> dict[str, Case]:
         run = save_run(tmp_path_factory.mktemp(name), {200: model}, tokenizer, {})
         provider = TraceProvider([ViewedModel(run, "best", torch.device("cpu"))], STRANGE)
         if name == "nan":
-            provider.models[0].opened.transformer.h[0].mlp.c_fc.weight[3, 4] = math.nan
+            block = provider.models[0].opened.transformer.h[0]
+            block.mlp.c_fc.weight[3, 4] = math.nan
+            block.attn.c_attn.bias.copy_(0.1 * torch.arange(96).remainder(65) - 0.7)  # the edges of a histogram's bins
         engine.load(provider.models[0].opened, simd=name != "bpe")
         script = "(models[name] = new Answers(gpt, makeTokenizer(header.tokenizer), header), 0)"
         engine(script, name=name, header=header_of(provider))
@@ -216,7 +218,8 @@ def test_large_tables_are_averaged_and_projected(cases):
 def test_weights_that_are_not_numbers_are_shown(cases):
     ids = random_ids(cases["nan"], 12)
     questions = [{"kind": kind, "ids": ids, "layer": 1} for kind in ("overview", "head")]
-    cases["nan"].check([*questions, {"kind": "parameter", "name": "transformer.h.0.mlp.c_fc.weight"}])
+    names = ("mlp.c_fc.weight", "attn.c_attn.bias")
+    cases["nan"].check([*questions, *({"kind": "parameter", "name": f"transformer.h.0.{name}"} for name in names)])
 
 
 @in_browser

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from folio.files import read_json, write_json
 from folio.prepare import PrepareConfig, name_from, prepare
 from folio.shards import open_dataset
 from folio.windows import parse_mixture
+from folio.workers import map_in_order
 from prepare.text import TextConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -702,7 +704,7 @@ def test_killed_at_any_moment_the_result_has_the_same_bytes(large, tmp_path, see
     _, err = straight.communicate()
     assert straight.returncode == 0, err
     duration, rng = time.perf_counter() - started, random.Random(seed)
-    for kill in range(4):
+    for kill in range(3):
         process = start_script(tmp_path, *words, "--name=killed", start_new_session=True)
         if kill:
             time.sleep(duration * (0.3 + 0.6 * rng.random()))
@@ -726,9 +728,9 @@ def test_ctrl_c_prints_one_line(large, tmp_path):
         assert process.poll() is None
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # to the workers too, as a terminal does
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and out == ""
-    assert err.strip().splitlines()[-1] == "stopped; nothing was kept" and "Traceback" not in err
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130 and out == "", err
+    assert err.strip().splitlines()[-1] == "stopped; nothing was kept" and "Traceback" not in err, err
     assert not [path for path in (tmp_path / "data").iterdir() if not path.name.endswith(".lock")]
 
 
@@ -742,7 +744,7 @@ def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
         "print('started', flush=True)\n"
         "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
     )
-    for pause in (0, 0.0002, 0.001, 0.005) * 2:
+    for pause in (0, 0.0002, 0.001, 0.005):
         process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         process.stdout.readline()
         time.sleep(0.3)
@@ -754,6 +756,20 @@ def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
         finally:
             process.kill()
             process.stdout.close()
+
+
+def test_ctrl_c_while_the_workers_start_ends_them(monkeypatch):
+    """They lived on until Python's exit, which in 1 of 50 cases printed a traceback of concurrent.futures."""
+    submit, before = ProcessPoolExecutor.submit, multiprocessing.active_children()
+
+    def interrupt_and_submit(pool, *arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return submit(pool, *arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupt_and_submit)
+    with pytest.raises(KeyboardInterrupt) as interrupt:  # its traceback keeps the pool from being collected
+        next(map_in_order(str, [1], 2))
+    assert set(multiprocessing.active_children()) <= {*before}, interrupt
 
 
 def test_a_killed_worker_is_reported(lines, tmp_path, monkeypatch):

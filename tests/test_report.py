@@ -17,14 +17,21 @@ from train import train
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 
 
-@pytest.fixture
-def runs(tiny, tmp_path) -> list[Path]:
-    """Two runs; the second one was resumed with another learning rate."""
-    first, second = tiny(out_dir=str(tmp_path / "first")), tiny(out_dir=str(tmp_path / "a<b>"), n_layer=1, max_iters=8)
+@pytest.fixture(scope="module")
+def trained(tiny_in, tmp_path_factory) -> Path:
+    """The folder of the two runs of which each test gets a copy."""
+    folder = tmp_path_factory.mktemp("runs")
+    first, second = tiny_in(out_dir=str(folder / "first")), dict(out_dir=str(folder / "a<b>"), n_layer=1)
     train(first)
-    train(second)
-    train(tiny(out_dir=second.out_dir, n_layer=1, init_from="resume", learning_rate=1e-3))
-    return [Path(first.out_dir), Path(second.out_dir)]
+    train(tiny_in(**second, max_iters=8))
+    train(tiny_in(**second, init_from="resume", learning_rate=1e-3))
+    return folder
+
+
+@pytest.fixture
+def runs(trained, tmp_path) -> list[Path]:
+    """Two runs; the second one was resumed with another learning rate."""
+    return [shutil.copytree(trained / name, tmp_path / name) for name in ("first", "a<b>")]
 
 
 def test_the_page_contains_the_runs_and_needs_no_network(runs, tmp_path, capsys):

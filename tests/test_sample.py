@@ -20,13 +20,19 @@ from sample import SampleConfig, main
 from train import TrainConfig, train
 
 
-@pytest.fixture
-def run(tiny) -> str:
-    """The folder of a short training run."""
-    cfg = tiny(max_iters=20)
+@pytest.fixture(scope="module")
+def trained_once(tiny_in, tmp_path_factory) -> Path:
+    """The folder of the run of which each test gets a copy."""
+    cfg = tiny_in(max_iters=20, out_dir=str(tmp_path_factory.mktemp("run") / "out"))
     with redirect_stdout(io.StringIO()):
         train(cfg)
-    return cfg.out_dir
+    return Path(cfg.out_dir)
+
+
+@pytest.fixture
+def run(trained_once, tmp_path) -> str:
+    """The folder of a short training run."""
+    return str(shutil.copytree(trained_once, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])

@@ -85,7 +85,7 @@ def test_a_snapshot_holds_the_weights_after_its_step(tiny, monkeypatch, async_sa
             step_1_is_logged.set()
 
     def slow_write(out_dir, step, weights):
-        assert step_1_is_logged.wait(timeout=30 if async_save else 0) or not async_save
+        assert step_1_is_logged.wait(timeout=300 if async_save else 0) or not async_save
         write(out_dir, step, weights)
 
     monkeypatch.setattr(checkpoint, "write_snapshot", slow_write)

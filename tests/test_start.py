@@ -114,7 +114,7 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
 def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):
     """It returned to its warmup, at a hundredth of the learning rate."""
     train(tiny(max_iters=5, warmup_iters=2))
-    train(tiny(max_iters=500, warmup_iters=200, eval_interval=1000, init_from="resume", patience=1))
+    train(tiny(max_iters=100, warmup_iters=40, eval_interval=1000, init_from="resume"))
     rates = [line["lr"] for line in read_metrics(tiny().out_dir)]
     assert rates[5] == pytest.approx(3e-3, rel=0.01)
 

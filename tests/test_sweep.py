@@ -333,7 +333,7 @@ def start_sweep(words: list[str], output: Path, **env: str) -> processes.BasePro
     return processes.start([ROOT / "tools" / "sweep.py", *words], [os.devnull, output, output], daemon=False, **env)
 
 
-def wait_until(condition, timeout: float = 120) -> None:
+def wait_until(condition, timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

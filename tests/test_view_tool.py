@@ -55,9 +55,9 @@ def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.c
     cfg = configurator.load(ViewConfig, [*arguments, "--open=False", "--device=cpu"])
     thread = threading.Thread(target=view.main, args=(cfg,))
     thread.start()
-    server, (host, port, *_) = servers.get(timeout=60)
+    server, (host, port, *_) = servers.get(timeout=300)
     try:
-        with closing(http.client.HTTPConnection(host, port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection(host, port, timeout=300)) as connection:
             yield connection
     finally:
         server.should_exit = True

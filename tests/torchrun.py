@@ -81,7 +81,7 @@ def run_ranks(processes: int, cfg: TrainConfig) -> str:
 def wait_for_step(cfg: TrainConfig, step: int) -> None:
     """Wait until this step is logged. Steps are logged one by one."""
     log = Path(cfg.out_dir, "metrics.jsonl")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not log.exists() or len(log.read_bytes().splitlines()) < step:
         assert time.monotonic() < deadline, output(cfg)
         time.sleep(0.02)

@@ -55,8 +55,8 @@ CHARACTERS = CharTokenizer("\n" + "".join(map(chr, range(32, 96))))  # 65, as ma
 PROMPT = "TO BE"
 RATIO = 0.5  # of sample.py's tokens per second, at least
 
-# In the page of a file, as soon as its scripts run: the text that follows the prompt, tokens per second, and the
-# milliseconds from opening the page to the first token.
+# In the page of a file, as soon as its scripts run: the text that follows the prompt, tokens per second, and the time
+# from opening the page to the first token, in seconds.
 GENERATE = """async ({prompt, count}) => {
   const ready = () => typeof fileFacts !== "undefined";
   while (!ready()) await new Promise(resolve => setTimeout(resolve, 1));

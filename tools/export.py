@@ -272,9 +272,10 @@ def measure_losses(dataset: Dataset, model: GPT, stored: GPT) -> dict[str, Any]:
 
 def describe_losses(loss: dict[str, Any], dtype: str) -> str:
     """A line about what measure_losses returned."""
+    change = round(loss["after"] - loss["before"], 4) + 0.0  # never -0.0000
     return (
         f"loss on {loss['tokens']:,} validation tokens of {loss['of']}: {loss['before']:.4f} nats per token before, "
-        f"{loss['after']:.4f} as stored in {dtype} ({loss['after'] - loss['before']:+.4f})"
+        f"{loss['after']:.4f} as stored in {dtype} ({change:+.4f})"
     )
 
 

@@ -455,10 +455,8 @@ function* distribution(values) {
   for (let i = 0; i < values.length; i++) {
     if (i % PAUSE === 0) yield;
     if (!Number.isFinite(values[i])) continue;
-    let bin = Math.min(Math.floor((values[i] - low) / (high - low) * HISTOGRAM_BINS), HISTOGRAM_BINS - 1);
-    if (values[i] < edges[bin]) bin--; // because of rounding
-    else if (bin + 1 < HISTOGRAM_BINS && values[i] >= edges[bin + 1]) bin++;
-    counts[bin]++;
+    const bin = Math.floor((values[i] - low) / (high - low) * HISTOGRAM_BINS); // exact: values are float32
+    counts[Math.min(bin, HISTOGRAM_BINS - 1)]++;
     squares += (values[i] - mean) ** 2;
   }
   return {mean, deviation: count ? Math.sqrt(squares / count) : null, edges, counts};
