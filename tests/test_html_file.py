@@ -331,7 +331,7 @@ def test_a_file_without_its_training_data(run, tmp_path, capsys):
     assert re.search(
         r"^the loss before and after rounding is not measured: .*the training data$", printed, re.MULTILINE
     )
-    assert re.search(r"^\S+model\.html: 0\.\d MB, of which weights: 0\.0 MB int8$", printed, re.MULTILINE)
+    assert re.search(r"^\S+model\.html: 0\.\d MB, 0\.0 MB of weights in int8$", printed, re.MULTILINE)
     read = read_html(tmp_path / "model.html")
     assert read.header["losses"] == [] and read.header["text"] == "To be" and read.header["name"] == "run"
     assert str(tmp_path) not in json.dumps(read.header)

@@ -223,8 +223,10 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
         if isinstance(error, OSError):
             raise UserError(f"{output} cannot be written ({error}); choose another path") from None
         raise
-    size = f"{output.stat().st_size / 1e6:.1f} MB, of which weights: {len(weights.content) / 1e6:.1f} MB {cfg.dtype}"
-    print(f"{output}: {size}")
+    whole, stored_bytes = output.stat().st_size, len(weights.content)
+    print(f"{output}: {whole / 1e6:.1f} MB, {stored_bytes / 1e6:.1f} MB of weights in {cfg.dtype}")
+    if index:
+        print(f"the index of the training data has {(len(content) - stored_bytes) / 1e6:.1f} MB")
     for loss in losses:
         print(describe_losses(loss, cfg.dtype))
     if languages:
