@@ -118,6 +118,10 @@ function arrange({losses, storage, traced, indexed, languages}) {
     if (!ids.some(id => views[id])) delete MENU[group];
   }
   DEFAULTS.view = languages ? "translate" : "playground";
+  if (storage.dtype !== "float32") {
+    views.playground.about = views.playground.about.replace(/sample\.py.*/,
+      "A file with float32 weights generates what sample.py does with the same settings; this one's are rounded.");
+  }
   const measured = losses.map(({of, tokens, before, after}) =>
     ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token; before rounding, `
     + `it was ${before.toFixed(4)}.`);
