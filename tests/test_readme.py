@@ -53,7 +53,8 @@ def test_commands(repo_copy):
     lines = outputs[first_run].splitlines()
     proposed = [line.split(":", 1)[1] for line in lines if line.startswith(("sample:", "continue:"))]
     assert len(commands) >= 8 and len(proposed) == 2 and "--init_from=resume" in proposed[1]
-    assert not list(repo_copy.glob("*.html")) and (repo_copy / "out-shakespeare-char" / "report.html").exists()
+    assert [path.name for path in repo_copy.glob("*.html")] == ["model.html"]
+    assert (repo_copy / "out-shakespeare-char" / "report.html").exists()
     run_commands(proposed, repo_copy)  # the commands that the run prints at its end
 
 
