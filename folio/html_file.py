@@ -110,9 +110,8 @@ def check_fits(loaded: Checkpoint) -> None:
 class Weights(NamedTuple):
     """Parameters as a file stores them."""
 
-    parameters: list[
-        dict[str, Any]
-    ]  # name, shape, dtype, and where it begins in `content`: offset, and scales for int8
+    # of each its name, shape, dtype, and where it begins in `content`: offset, and scales for int8
+    parameters: list[dict[str, Any]]
     content: bytes
 
 
@@ -216,7 +215,7 @@ def make_header(
         "probe_ids": probe_ids(tokenizer.vocab_size, viewed.limit),
         "languages": languages,
         "losses": losses,
-        "index": index and index | {"init_from": viewed.settings.get("init_from")},
+        "index": index and index | {"init_from": Path(str(viewed.settings.get("init_from"))).name},
         "storage": {"dtype": dtype, "bytes": len(weights.content)},
         "traced": described["num_params"]["total"] <= MOST_TRACED,
         "check": expected_logits(stored, tokenizer.vocab_size),

@@ -353,7 +353,7 @@ class MidiTokenizer(Tokenizer):
         raise TextError(
             len(text[: word.start()].encode("utf-8", "replace")),
             f"{shown!r} is not an event of this model, which writes music and not text: use events such as "
-            f"{self.events[0]}, or a MIDI file (--start=FILE:piece.mid)",
+            f"{self.events[0]}, or a MIDI file",
         )
 
     def token_bytes(self, token: int) -> bytes:

@@ -229,9 +229,8 @@ def test_the_engine_is_one_scope(exported):
     assert sorted(names) == sorted(set(names)) and {*html_file.ENGINE.glob("*.js")} == {
         html_file.ENGINE / name for name in html_file.ENGINE_SCRIPTS
     }
-    assert (
-        read_html(exported("char").path).code["engine"].startswith('"use strict";\n{')
-    )  # so that its functions are not the page's
+    engine = read_html(exported("char").path).code["engine"]
+    assert engine.startswith('"use strict";\n{')  # so that its functions are not the page's
 
 
 @pytest.mark.parametrize("dtype", html_file.DTYPES)
@@ -373,7 +372,6 @@ def replace_val(dataset: SimpleNamespace, shard: Shard) -> SimpleNamespace:
 
 
 def test_languages_are_those_of_the_pairs():
-
     assert find_languages([make_pair(translation("two: a | b", "u", "en", "pt-BR"))]) == {
         "pairs": [["en", "pt-BR"]],
         "template": "{source}: {text} | {target}:",
@@ -392,6 +390,17 @@ LONG_TASKS = """
 self.longTasks = [];
 new PerformanceObserver(list => longTasks.push(...list.getEntries().map(entry => Math.round(entry.duration))))
   .observe({type: "longtask", buffered: true});
+"""
+COUNT_STEPS = """
+(() => {
+  const receiveBefore = receive;
+  self.steps = {count: 0, done: false};
+  self.receive = message => {
+    steps.count += message.events?.length ?? 0;
+    steps.done ||= message.done;
+    receiveBefore(message);
+  };
+})()
 """
 STOP_EARLY = """
 new Promise(resolve => {
@@ -489,12 +498,16 @@ def test_settings_out_of_range_are_refused(exported, open_file):
 
 
 @in_browser
-def test_the_stop_button_stops_the_engine(exported, open_file):
-    """Also its computation: what is asked next is answered at once."""
-    viewer = open_file(exported("char"), hash="#max_new_tokens=4096")
+@pytest.mark.parametrize("scripts", [[], [NO_WORKER]], ids=["worker", "in-page"])
+def test_the_stop_button_stops_the_engine(scripts, exported, open_file):
+    """Its computation too. In the page, this needs pauses; without them, the button would do nothing until the end."""
+    viewer = open_file(exported("char"), *scripts, hash="#max_new_tokens=4096")
+    viewer(COUNT_STEPS)
     viewer.find("generate").click()
     viewer(STOP_EARLY)
     wait_until(lambda: viewer("playground.running.size === 0"))
+    wait_until(lambda: viewer("steps.done"))
+    assert 30 < viewer("steps.count") < 4096
     assert viewer("requests.size") == 0
     counts = viewer("playground.samples.map(sample => sample.tokens.length)")
     assert len(counts) == 3 and 30 < min(counts) and max(counts) < 4096
@@ -547,9 +560,8 @@ def test_a_translation(exported, open_file):
         prompt, temperature=0, on_unknown="skip", max_new_tokens=max(1, 48 - len(prompt) + 1)
     )
     assert viewer.find("translation").text_content() == expected.strip()
-    assert (
-        "tokens/s; 1 characters are not in the vocabulary, and were left out" in viewer.find("translated").inner_text()
-    )
+    translated = viewer.find("translated").inner_text()
+    assert "tokens/s; 1 characters are not in the vocabulary, and were left out" in translated
     assert viewer.find("stop").is_disabled()
     again = open_file(file, hash=viewer("location.hash"))
     assert again.find("target").input_value() == "ef" and again.find("phrase").input_value() == "a bad idea? "

@@ -294,7 +294,5 @@ def test_damaged_events_are_refused(events):
 
 
 def test_text_is_not_music():
-    with pytest.raises(
-        TextError, match=r"at byte 11 .*'ROMEO:' is not an event of this model, .*--start=FILE:piece.mid"
-    ):
+    with pytest.raises(TextError, match=r"at byte 11 .*'ROMEO:' is not an event of this model, .* or a MIDI file$"):
         SCORE.tokenizer().encode("NoteOn_60  ROMEO: Is")

@@ -48,7 +48,10 @@ class Host {
   }
 
   async receive({kind, id, ...message}) {
-    if (kind === "header") this.header = unzip(message.text), this.kernel = decodeBase64(message.kernel);
+    if (kind === "header") {
+      this.header = unzip(message.text);
+      this.kernel = decodeBase64(message.kernel);
+    }
     if (kind === "weights") this.blocks.push(this.next("ask", decodeBlock(message.text)));
     if (kind === "stop") this.generating.delete(id);
     try {
@@ -60,10 +63,10 @@ class Host {
     }
   }
 
-  // Run a generator to the next value that it yields, or to its end, with pauses. pausing() is called before each. One
-  // of a kind runs at a time. Those of two kinds take turns in their pauses, so that a text is generated while a long
-  // question is answered.
-  async next(kind, generator, pausing = () => {}) {
+  // Run a generator to the next value that it yields, or to its end, with pauses. pausing() is called before each. After
+  // it, a generator that is no longer wanted ends. One of a kind runs at a time. Those of two kinds take turns in their
+  // pauses, so that a text is generated while a long question is answered.
+  async next(kind, generator, pausing = () => {}, isWanted = () => true) {
     const before = this.turns[kind];
     let end;
     this.turns[kind] = new Promise(resolve => end = resolve);
@@ -74,6 +77,7 @@ class Host {
         if (performance.now() - worked > SLICE) {
           pausing();
           await pause();
+          if (!isWanted()) return generator.return();
         }
         if (result.done || result.value !== undefined) return result;
       }
@@ -115,7 +119,8 @@ class Host {
 
   async ask(id, question) {
     await this.loaded;
-    const {facts, tensors} = (await this.next("ask", this.answers.answer(question))).value;
+    const turn = question.kind === "tokens" ? "generate" : "ask"; // sampling waits for tokens, but not for traces
+    const {facts, tensors} = (await this.next(turn, this.answers.answer(question))).value;
     const buffers = Object.values(tensors).map(({data}) => data.buffer);
     this.send({id, answer: {facts, tensors}}, buffers);
   }
@@ -129,7 +134,7 @@ class Host {
     const flush = () => events.length && this.send({id, events: events.splice(0)});
     try {
       while (this.generating.has(id)) {
-        const {done, value} = await this.next("generate", generator, flush);
+        const {done, value} = await this.next("generate", generator, flush, () => this.generating.has(id));
         if (done) break;
         events.push(value);
       }

@@ -124,7 +124,7 @@ const SETTINGS = { // as GenerationQuestion in folio/sample_stream.py
   top_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
   min_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
   repetition_penalty: {takes: "a number", value: 1, least: 1e-6, most: 1e6},
-  seed: {takes: "an integer", value: 1337, least: 0},
+  seed: {takes: "an integer", value: 1337, least: 0, most: Number.MAX_SAFE_INTEGER}, // others are rounded
   model: {takes: "an integer", value: 0, least: 0},
   begun: {takes: "an integer", value: 0, least: 0}, // how many of the ids, the last ones, begin the samples
 };

@@ -151,7 +151,7 @@ class MidiTokenizer extends Tokenizer {
       const characters = Array.from(event), rest = characters.splice(40);
       const at = bytesOf(text.slice(0, index)).length, shown = characters.join("") + (rest.length ? "..." : "");
       throw new Error(`at byte ${grouped(at)} of the text: ${quoted(shown)} is not an event of this model, which `
-        + `writes music and not text: use events such as ${this.events[0]}, or a MIDI file (--start=FILE:piece.mid)`);
+        + `writes music and not text: use events such as ${this.events[0]}, or a MIDI file`);
     });
   }
 

@@ -11,7 +11,7 @@ const engine = new Promise((resolve, reject) => {
   const inPage = () => {
     runScript(modelFile.engine);
     if (!self.EngineHost) return reject(new Error("The engine cannot run in this browser."));
-    const host = new EngineHost(receive);
+    const host = new EngineHost(message => receive(message));
     resolve(message => host.receive(message));
   };
   try {
