@@ -75,9 +75,10 @@ CHECKED_TOKENS, CHECKED_LOGITS = 8, 32  # of the comparison with model.py that t
 
 
 def check_fits(loaded: Checkpoint) -> None:
-    """Raise UserError if a file cannot hold the model, or the engine computes something else.
+    """Raise UserError if a file cannot hold the model, or the engine does not know one of its settings.
 
-    What the engine computes comes from this file and not from model.py, which may have been changed.
+    The engine computes what model.py did when the engine was written. If model.py was changed since then and keeps its
+    settings and parameters, the file notices: it compares its logits with expected_logits when it is opened.
     """
     shape, source = loaded.state["model"], f"{loaded.path}: --to=html"
     for name, value in shape.items():
@@ -162,9 +163,7 @@ def index_training_data(datasets: list[Dataset], tokenizer: Tokenizer) -> Traini
     """The search in the training data that a file can hold. Raises UserError if there is too much."""
     tokens = sum(len(shard) for dataset in datasets for shard in dataset.train)
     if tokens > MOST_INDEXED:
-        raise UserError(
-            f"with_index: the training data has {tokens:,} tokens, and a file holds the index of {MOST_INDEXED:,}"
-        )
+        raise UserError(f"the training data has {tokens:,} tokens, and a file holds the index of {MOST_INDEXED:,}")
     return TrainingSearch(datasets, tokenizer)
 
 

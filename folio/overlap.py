@@ -22,7 +22,7 @@ def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]
 def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
     """The data that a checkpoint was trained on. Raises UserError if it is not available or has changed.
 
-    data_dir: where to look if it is not where it was in training. A missing data set is not prepared.
+    data_dir: the folder of data sets to look in if it is not where it was in training. A missing one is not prepared.
     """
     config = saved.state.get("config", {})
     if not {"dataset", "data_dir"} <= config.keys():
@@ -31,6 +31,8 @@ def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
     for name, weight in parse_mixture(config["dataset"]):
         folders = [data_root(place) / name for place in (config["data_dir"], data_dir)]
         folder = next((folder for folder in folders if has_data(folder)), None)
+        if not folder and data_dir:
+            raise UserError(f"its training data is neither {folders[0]} nor {folders[1]}; set --data_dir")
         if not folder:
             raise UserError(f"its training data, {folders[0]}, does not exist; set --data_dir")
         datasets.append((open_dataset(folder), weight))

@@ -391,6 +391,41 @@ def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
         assert events == sample(engine, ByteTokenizer(), **question)
 
 
+@in_browser
+@pytest.mark.parametrize("kind", ["ask", "generate"])
+def test_a_prompt_waits_neither_for_a_trace_nor_for_a_text_that_was_stopped(kind, engine):
+    """A text that is stopped ends in its prefill, if that is long."""
+    script = """new Promise(resolve => {
+      let slices = 0;
+      const ended = [], host = new Host(({id, answer, done, error}) => {
+        if ((answer || done || error) && ended.push(id) === 2) resolve({ended, slices});
+      });
+      const work = function* (count) {
+        for (let i = 0; i < count; i++, slices++) {
+          for (const began = performance.now(); performance.now() < began + 5;);
+          yield;
+        }
+      };
+      const answer = function* ({kind}) {
+        yield* work(kind === "tokens" ? 1 : 200);
+        return {facts: {}, tensors: {}};
+      };
+      const slow = Object.create(gpt, {prefill: {value: () => work(200)}}), tokenizer = makeTokenizer({kind: "byte"});
+      Object.assign(host, {loaded: Promise.resolve(), gpt: slow, tokenizer, answers: {answer}});
+      host.receive({kind, id: "long", question: {kind: "overview", ids: [1]}});
+      setTimeout(() => {
+        if (kind === "generate") host.receive({kind: "stop", id: "long"});
+        host.receive({kind: "ask", id: "tokens", question: {kind: "tokens"}});
+      }, 50);
+    })"""
+    engine.load(random_model(1, vocab_size=257))
+    answer = engine(f"await {script}", kind=kind)
+    if kind == "ask":
+        assert answer["ended"] == ["tokens", "long"]
+    else:
+        assert set(answer["ended"]) == {"tokens", "long"} and answer["slices"] < 200
+
+
 # --- the benchmark ----------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,9 @@ def run_export(*arguments: object) -> None:
 
 @pytest.mark.parametrize("paths", [[], ["run"], ["run", "output", "more"]])
 def test_a_wrong_number_of_paths_shows_the_command(paths):
-    with pytest.raises(UserError, match=r"give two, RUN OUTPUT: python tools/export\.py --to=hf out-shakespeare-char"):
+    with pytest.raises(
+        UserError, match=r"give two, the run and the path to write: python tools/export\.py --to=hf out-shakes"
+    ):
         run_export(*paths)
     with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt' or 'html'"):
         run_export("run", "output", "--to=h")

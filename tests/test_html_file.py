@@ -327,9 +327,7 @@ def test_a_file_without_its_training_data(run, tmp_path, capsys):
     """The loss is unknown, and the path of the run is not in the file."""
     run_export(run, tmp_path / "model.html", "--to=html", "--text=To be", "--dtype=int8")
     printed = capsys.readouterr().out
-    assert re.search(
-        r"^the loss before and after rounding is not measured: .*the training data$", printed, re.MULTILINE
-    )
+    assert re.search(r"^the validation loss is not measured: .*the training data$", printed, re.MULTILINE)
     assert re.search(r"^\S+model\.html: 0\.\d MB, 0\.0 MB of weights in int8$", printed, re.MULTILINE)
     read = read_html(tmp_path / "model.html")
     assert read.header["losses"] == [] and read.header["text"] == "To be" and read.header["name"] == "run"
@@ -362,9 +360,7 @@ def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
         export.measure_losses(replace_val(dataset, Shard(ids, 0 * mask)), model, stored)
     assert measured["tokens"] == mask[1:30].sum() and measured["of"] == "data"
     line = export.describe_losses({"of": "x", "tokens": 1234, "before": 1.25, "after": 1.2512}, "int8")
-    assert line == (
-        "loss on 1,234 validation tokens of x: 1.2500 nats per token before, 1.2512 as stored in int8 (+0.0012)"
-    )
+    assert line == "loss on 1,234 validation tokens of x: 1.2500 nats per token, 1.2512 as stored in int8 (+0.0012)"
 
 
 def replace_val(dataset: SimpleNamespace, shard: Shard) -> SimpleNamespace:

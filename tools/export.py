@@ -71,13 +71,15 @@ class ExportConfig(Settings):
     dtype: Literal[html_file.DTYPES] = "float16"  # of its weights; with float32, it generates what sample.py does
     text: str = ""  # to show first, as in tools/view.py
     with_index: bool = False  # also store an index of the training data, for the view of what was memorized
-    data_dir: str | None = None  # where to look for the training data if it is not where it was
+    data_dir: str | None = None  # folder of data sets to look in if the training data is not where it was
 
     def problems(self) -> list[tuple[str, str]]:
         """There are two paths, and the settings of an HTML file are for one."""
         problems = []
         if len(self.paths) != 2:
-            problems = [("paths", "give two, RUN OUTPUT: python tools/export.py --to=hf out-shakespeare-char exported")]
+            output = "model.html" if self.to == "html" else "exported"
+            command = f"python tools/export.py --to={self.to} out-shakespeare-char {output}"
+            problems = [("paths", f"give two, the run and the path to write: {command}")]
         of_html = [name for name in ("dtype", "text", "with_index", "data_dir") if self.is_set(name)]
         return problems + [(name, "it needs --to=html") for name in of_html if self.to != "html"]
 
@@ -207,12 +209,14 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
         datasets = open_training_data(viewed.saved, cfg.data_dir)
         losses = [measure_losses(dataset, viewed.opened, stored) for dataset in datasets]
         languages = html_file.find_languages(held_out_pairs(datasets))
+        if cfg.with_index:
+            search = html_file.index_training_data(datasets, viewed.tokenizer)
+            index, of_index = html_file.pack_index(search, len(content))
+            content += of_index
     except UserError as problem:
-        print(f"the loss before and after rounding is not measured: {problem}")
-    if cfg.with_index:
-        search = html_file.index_training_data(open_training_data(viewed.saved, cfg.data_dir), viewed.tokenizer)
-        index, of_index = html_file.pack_index(search, len(content))
-        content += of_index
+        if cfg.with_index:
+            raise UserError(f"with_index: {cfg.paths[0]}: {problem}") from None
+        print(f"the validation loss is not measured: {problem}")
     header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages, index)
     try:
         html_file.write_html(output, header, content)
@@ -272,11 +276,11 @@ def measure_losses(dataset: Dataset, model: GPT, stored: GPT) -> dict[str, Any]:
 
 def describe_losses(loss: dict[str, Any], dtype: str) -> str:
     """A line about what measure_losses returned."""
+    line = f"loss on {loss['tokens']:,} validation tokens of {loss['of']}: {loss['before']:.4f} nats per token"
+    if dtype == "float32":
+        return line
     change = round(loss["after"] - loss["before"], 4) + 0.0  # never -0.0000
-    return (
-        f"loss on {loss['tokens']:,} validation tokens of {loss['of']}: {loss['before']:.4f} nats per token before, "
-        f"{loss['after']:.4f} as stored in {dtype} ({change:+.4f})"
-    )
+    return f"{line}, {loss['after']:.4f} as stored in {dtype} ({change:+.4f})"
 
 
 def check_weights(tensors: dict[str, Tensor], weights: Weights) -> None:
