@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_sample import run  # noqa: F401  a fixture
+from test_sample import run, trained_once  # noqa: F401  fixtures
 from test_sample_music import music_run  # noqa: F401  a fixture
 from test_tunes import tune
 

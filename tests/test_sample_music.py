@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import symusic
 from test_prepare_music import write_pieces
-from test_sample import run, sample_text  # noqa: F401  run is a fixture
+from test_sample import run, sample_text, trained_once  # noqa: F401  run and trained_once are fixtures
 from test_tunes import tune
 
 from folio import UserError
