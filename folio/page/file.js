@@ -91,7 +91,7 @@ async function askOverview(question) {
     answer.then(finish, finish);
   }
   if (key !== firstOverview.key) return answerOf({kind: "ask", question});
-  if (!firstOverview.isDone) answers.delete(key); // so that the next view asks again, and gets the other one
+  if (!firstOverview.isDone) answers.delete(key); // the next view asks again, because it may get the other one
   return firstOverview.isDone || !GENERATING.includes(state.view) ? firstOverview.answer : NOT_TRACED;
 }
 
