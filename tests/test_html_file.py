@@ -398,6 +398,24 @@ COUNT_STEPS = """
   };
 })()
 """
+HOLD = """
+{
+  const {postMessage} = Worker.prototype, held = [];
+  Worker.prototype.postMessage = function (message, ...more) {
+    const send = () => postMessage.call(this, message, ...more);
+    (message.question?.kind ?? message.kind) === "KIND" && self.release ? held.push(send) : send();
+  };
+  self.heldCount = () => held.length;
+  self.release = () => {
+    delete self.release;
+    held.forEach(send => send());
+  };
+}
+"""  # keeps the messages of a kind from the engine until release() is called
+FOLLOW = """hash => new Promise(resolve => {
+  addEventListener("hashchange", resolve, {once: true}); // after the page's own
+  location.hash = hash;
+})"""
 STOP_EARLY = """
 new Promise(resolve => {
   const timer = setInterval(() => {
@@ -419,11 +437,14 @@ LANGUAGES = {
 def open_file(new_viewer) -> Callable[..., Viewer]:  # noqa: F811
     """A function that opens a file without a network, after the scripts, and waits until it is drawn."""
 
-    def open_file(file: Exported, *scripts: str, hash: str = "", fails: bool = False) -> Viewer:
-        """fails: it shows an error instead."""
+    def open_file(file: Exported, *scripts: str, hash: str = "", fails: bool = False, waits: bool = True) -> Viewer:
+        """fails: it shows an error instead. waits: until it is drawn."""
         viewer = new_viewer(file, offline=True)
         for script in scripts:
             viewer.page.add_init_script(script)
+        if not waits:
+            viewer.page.goto(file.url + hash)
+            return viewer
         if fails:
             viewer.page.goto(file.url + hash)
             viewer.page.locator("#view .error").wait_for()
@@ -478,7 +499,9 @@ def test_a_link_restores_the_prompt_and_the_settings(exported, open_file, seed):
 
 
 @in_browser
-@pytest.mark.parametrize("hash", ["#view=run", "#view=nothing", "#%00&=&&&samples=x&text=%E2", "#token=1e9&layer=-7"])
+@pytest.mark.parametrize(
+    "hash", ["#view=run", "#view=nothing", "#view=__proto__", "#%00&=&&&samples=x&text=%E2", "#token=1e9&layer=-7"]
+)
 def test_a_strange_address_shows_the_playground(hash, exported, open_file):
     viewer = open_file(exported("char"), hash=hash)
     assert viewer.state("view") == ["playground"] and viewer.find("generate").is_visible()
@@ -491,6 +514,59 @@ def test_settings_out_of_range_are_refused(exported, open_file):
     wait_until(lambda: "num_samples" in viewer.find("playground-error").inner_text())
     viewer.show("playground", ids="1,99999")
     assert "ids: it takes a list of token ids" in viewer.page.locator("#view .error").inner_text()
+
+
+@in_browser
+@pytest.mark.parametrize("ids", ["1,99999", "abc", "1.5,-2"])
+def test_wrong_ids_in_the_address_are_refused(ids, exported, open_file):
+    """Also when the page need not look inside the model."""
+    message = f"ids: it takes a list of token ids from 0 to {CHARACTERS.vocab_size - 1}"
+    for traced in (True, False):
+        viewer = open_file(exported("char", traced=traced), hash=f"#ids={ids}", fails=True)
+        assert viewer.page.locator("#view .error").inner_text() == message
+
+
+@in_browser
+def test_generating_does_not_wait_for_the_first_overview(exported, open_file):
+    """Views that need its numbers do."""
+    viewer = open_file(exported("char"), HOLD.replace("KIND", "overview"))
+    wait_until(lambda: viewer("heldCount() === 1"))
+    for view in ("all-heads", "tokens", "playground", "examples"):
+        before = viewer("drawing")
+        viewer(FOLLOW, f"#view={view}")
+        viewer("answerOf({kind: 'ask', question: {kind: 'tokens', text: 'x'}})")  # after those of the view
+        if view == "playground":
+            viewer.wait(before)
+        assert (viewer("+document.body.dataset.drawn") > before) == (view == "playground"), view
+        assert viewer.page.locator("#view .error:not(:empty)").count() == 0, view
+    before = viewer("drawing")
+    assert viewer("heldCount()") == 1
+    viewer("release()")
+    wait_until(lambda: viewer("+document.body.dataset.drawn === drawing"))
+    assert viewer.find("view-examples").is_visible()
+    assert viewer("drawing") == before
+
+
+@in_browser
+def test_an_error_of_the_first_overview_is_shown(exported, open_file):
+    viewer = open_file(exported("char"), hash="#heads_off=9.9", fails=True)
+    assert viewer.page.locator("#view .error").inner_text() == "the model has 2 layers of 4 heads"
+
+
+@in_browser
+def test_nothing_happens_before_the_model_is_loaded(exported, open_file):
+    """Its text cannot be typed yet, and the newest address counts."""
+    viewer = open_file(exported("char"), HOLD.replace("KIND", "load"), waits=False)
+    wait_until(lambda: viewer("heldCount() === 1"))
+    assert viewer.page.locator("#text").is_disabled()
+    viewer(FOLLOW, "#view=tokens&text=to")
+    viewer("release()")
+    viewer.wait()
+    assert viewer.state("view") == ["tokens"] and viewer.page.locator("#text").input_value() == "to"
+    before = viewer("drawing")
+    viewer.page.locator("#text").fill("be")
+    viewer.wait(before)
+    assert viewer.state("text") == ["be"]
 
 
 @in_browser
@@ -571,6 +647,7 @@ def test_a_large_model_only_generates(exported, open_file, seed):
     assert viewer.views() == ["playground"] and not viewer.find("color").is_visible()
     assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING", "EXPORT"]
     assert "too large to look inside" in viewer.find("too-large").inner_text()
+    assert viewer("!!kept({kind: 'tokens', text: state.text})")  # what was asked later did not replace it
     assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
 
 
@@ -585,7 +662,21 @@ def test_a_file_that_computes_something_else_says_so(exported, open_file):
 
 @in_browser
 def test_an_incomplete_file_says_so(exported, open_file, tmp_path):
+    """Wherever it ends."""
     text = exported("char").path.read_text(encoding="utf-8")
-    (tmp_path / "part.html").write_text(text[: text.index('data-kind="weights">') + 400], encoding="utf-8")
-    viewer = open_file(replace(exported("char"), path=tmp_path / "part.html"), fails=True)
-    assert viewer.page.locator("#view .error").inner_text().startswith("The file is incomplete")
+    blocks = [text.index(f'data-kind="{kind}"') for kind in ("code", "header", "weights")]
+    header = text.index("<header")
+    ends = {
+        **{"before the page": header, "in the page": header + 200},
+        **{f"in block {i}": at + 400 for i, at in enumerate(blocks)},
+        **{f"before block {i}": text.rindex("<script", 0, at) for i, at in enumerate(blocks)},
+        **{f"after the text of block {i}": text.index("<script>takeBlock", at) for i, at in enumerate(blocks)},
+    }
+    part = replace(exported("char"), path=tmp_path / "part.html")
+    part.path.write_text("", encoding="utf-8")
+    viewer = open_file(part, waits=False)
+    for name, end in ends.items():
+        print(name)
+        part.path.write_text(text[:end], encoding="utf-8")
+        viewer.page.goto(part.url)
+        wait_until(lambda: viewer("document.body.innerText").count("The file is incomplete") == 1)

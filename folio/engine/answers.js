@@ -33,8 +33,8 @@ const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
 
 class Answers {
   // header: what the file says about the model. That is what ViewedModel.describe says, but with the tokenizer as JSON;
-  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py. search:
-  // a TrainingSearch, or null.
+  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/trace_provider.py.
+  // search: a TrainingSearch, or null.
   constructor(gpt, tokenizer, header, search = null) {
     const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
     Object.assign(this, {gpt, tokenizer, header, search, config: gpt.config});

@@ -87,7 +87,9 @@ class Host {
   }
 
   async load() {
-    const header = await this.header, {index} = header, size = index?.end ?? header.storage.bytes;
+    const header = await this.header;
+    if (!header) throw new Error("The file is incomplete: it ends before the weights.");
+    const {index} = header, size = index?.end ?? header.storage.bytes;
     const bytes = new Uint8Array(size);
     let at = 0;
     for (const decoded of this.blocks.splice(0)) {

@@ -1,7 +1,7 @@
 // Which spans of a text occur in the training data, and where: folio/memorized.py in a file that holds its index.
 //
-// The index has a code for each training token (1, 2, ... for the tokens that occur; 0 for the end of a document or of a
-// shard), and the suffix array of the codes: all positions, in the order of what begins there. A binary search in it
+// The index has a code for each training token (1, 2, ... for the tokens that occur; 0 for the end of a document or of
+// a shard), and the suffix array of the codes: all positions, in the order of what begins there. A binary search in it
 // finds the longest match of any text.
 //
 // Dimensions: T time, N indexed tokens.
@@ -92,8 +92,8 @@ class TrainingSearch {
     return parts.map(part => this.tokenizer.decode(part)).join(EOT_TEXT);
   }
 
-  // The length that no span of a random text of T tokens exceeds, with a probability of 1 - CHANCE. TrainingIndex.chance
-  // derives it.
+  // The length that no span of a random text of T tokens exceeds, with a probability of 1 - CHANCE.
+  // TrainingIndex.chance derives it.
   chance(T) {
     const {expected, largest_frequency: p} = this.index;
     const within = expected.findIndex(matches => T * matches <= CHANCE);

@@ -97,14 +97,14 @@ function kept(question) {
 //
 // The state is in the URL, so that a link shows the same. Only what differs from the defaults is written.
 
+const UNCHANGED = {mask: "before", scale: 1, heads_off: "", mlps_off: ""}; // the switches
 const DEFAULTS = {
   view: "tokens", text: null, ids: "", layer: 0, head: 0, token: -1, step: -1, color: "loss",
-  shade: "linear", hide_first: 0, mask: "before", scale: 1, heads_off: "", mlps_off: "",
+  shade: "linear", hide_first: 0, ...UNCHANGED,
   temperature: 0.8, top_k: 200, top_p: 1, min_p: 0, seed: 1337,
   other_step: -1, // what "compare" compares with: a step of the second model, or of the only one
   replaced: "", // tokens that were replaced by others in ids: POSITION:BEFORE:AFTER, separated by commas
 };
-const UNCHANGED = {mask: "before", scale: 1, heads_off: "", mlps_off: ""}; // the switches
 
 const state = {...DEFAULTS};
 const views = {}; // by id: {id, title, about, draw(box, context)}; start.js has their order
@@ -124,7 +124,7 @@ function readState() {
     state[name] = text === null ? value : typeof value === "number" ? Number(text) || 0 : text;
   }
   state.text ??= described.text;
-  if (!views[state.view]) state.view = DEFAULTS.view;
+  if (!Object.hasOwn(views, state.view)) state.view = DEFAULTS.view;
 }
 
 // The step of the checkpoint that is shown.
@@ -219,7 +219,7 @@ async function askAhead({model, ids, asked}, mine) {
 function keepFocus() {
   const focused = document.activeElement, box = focused?.closest("#menu, #strip-bar, #view");
   const isVisible = focused?.matches(":focus-visible"); // not after a click, so that the arrow keys then select tokens
-  const controls = () => box && isVisible ? Array.from(box.querySelectorAll("a, button, input, select, textarea")) : [];
+  const controls = () => box && isVisible ? [...box.querySelectorAll("a, button, input, select, textarea")] : [];
   const place = controls().indexOf(focused);
   return () => {
     const control = controls()[place];
@@ -355,7 +355,7 @@ const encoder = new TextEncoder();
 // The text of token ids, of which some may be parts of a character.
 function textOf(ids) {
   const bytes = ids.flatMap(id => described.bytes[id]
-    ? described.bytes[id].split(" ").map(byte => parseInt(byte, 16)) : Array.from(encoder.encode(pieces[id])));
+    ? described.bytes[id].split(" ").map(byte => parseInt(byte, 16)) : [...encoder.encode(pieces[id])]);
   return new TextDecoder("utf-8", {ignoreBOM: true}).decode(Uint8Array.from(bytes));
 }
 
@@ -387,7 +387,7 @@ function mean(values) {
 
 // The places of numbers in an array, that of the largest first.
 function ranked(values) {
-  return Array.from(values.keys()).sort((a, b) => values[b] - values[a]);
+  return [...values.keys()].sort((a, b) => values[b] - values[a]);
 }
 
 // 0, 1, ..., n - 1

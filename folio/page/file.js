@@ -57,20 +57,10 @@ async function answerOf(message) {
   for await (const answer of exchange(message)) return answer;
 }
 
-let isFirst = true; // whether the page has not been drawn yet
-
 provider = {
   async ask(question) {
-    const {traced} = await fileFacts, isOverview = question.kind === "overview";
-    if (isOverview && !traced) return NOT_TRACED;
-    const answer = answerOf({kind: "ask", question});
-    if (!isOverview || !isFirst || !GENERATING.includes(state.view)) return answer;
-    isFirst = false;
-    answer.then(() => { // who wants to generate need not wait for it
-      answers.clear();
-      draw();
-    }, () => {});
-    return NOT_TRACED;
+    await fileFacts;
+    return question.kind === "overview" ? askOverview(question) : answerOf({kind: "ask", question});
   },
 
   async *generate(question, signal) {
@@ -81,8 +71,29 @@ provider = {
 
 const GENERATING = ["playground", "translate"]; // views
 const NOT_TRACED = { // an overview without the numbers that color the tokens
-  facts: {}, tensors: Object.fromEntries(["loss", "rank", "entropy"].map(name => [name, {shape: [0], data: []}])),
+  facts: {}, tensors: Object.fromEntries(
+    ["loss", "rank", "entropy"].map(name => [name, {shape: [0], data: new Float32Array()}])),
 };
+
+let firstOverview; // {key, answer, isDone}
+
+// The views that only generate do not wait for the first overview, and are drawn again when it is there.
+async function askOverview(question) {
+  await answerOf({kind: "ask", question: {...question, kind: "tokens"}}); // throws an Error if the ids make no sense
+  if (!(await fileFacts).traced) return NOT_TRACED;
+  const key = JSON.stringify(question);
+  if (!firstOverview) {
+    const answer = answerOf({kind: "ask", question}), finish = () => {
+      firstOverview.isDone = true;
+      if (GENERATING.includes(state.view)) draw(); // also an error
+    };
+    firstOverview = {key, answer, isDone: false};
+    answer.then(finish, finish);
+  }
+  if (key !== firstOverview.key) return answerOf({kind: "ask", question});
+  if (!firstOverview.isDone) answers.delete(key); // the next view asks again, because it may get the other one
+  return firstOverview.isDone || !GENERATING.includes(state.view) ? firstOverview.answer : NOT_TRACED;
+}
 
 // --- loading ---------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 // The beginning of a model's file: takes the blocks of data that follow, while the browser reads them, and unpacks and
 // runs the scripts.
 
-// engine, kernel: of the block "code". blocks: how many of weights there are. waiting: messages for the engine that is
-// not there yet. send: where messages go.
+// engine, kernel: of the block "code". isStarted: whether it was there. blocks: how many of weights there are. waiting:
+// messages for the engine that is not there yet. send: where messages go.
 const modelFile = {
-  engine: "", kernel: "", blocks: 0, waiting: [], send: message => modelFile.waiting.push(message),
+  engine: "", kernel: "", isStarted: false, blocks: 0, waiting: [], send: message => modelFile.waiting.push(message),
 };
 
 // Follows each block.
@@ -15,9 +15,15 @@ function takeBlock() {
   block.remove();
   currentScript.remove();
   if (kind === "header") modelFile.blocks = blocks;
-  if (kind === "code") unpackCode(text).catch(showStartProblem);
-  else modelFile.send({kind, text});
+  if (kind !== "code") return modelFile.send({kind, text});
+  modelFile.isStarted = true;
+  unpackCode(text).catch(showStartProblem);
 }
+
+// host.js notices if something after the code is missing.
+document.addEventListener("DOMContentLoaded", () => {
+  if (!modelFile.isStarted) showStartProblem(new Error("The file is incomplete."));
+});
 
 async function unpackCode(base64) {
   if (!self.DecompressionStream) throw new Error("This file needs a browser of 2023 or later.");
@@ -29,8 +35,8 @@ async function unpackCode(base64) {
   runScript(page);
 }
 
-// Run a script, which the content security policy must know. Between a block in the body and the script that follows,
-// it would be in the way of takeBlock.
+// Run a script, which the content security policy must know. It goes into the head, because takeBlock expects each
+// block directly before its script, and the browser may still be reading the body.
 function runScript(text) {
   const script = document.createElement("script");
   script.textContent = text;
@@ -38,5 +44,5 @@ function runScript(text) {
 }
 
 function showStartProblem({message}) {
-  document.getElementById("view").textContent = message;
+  (document.getElementById("view") ?? document.body).textContent = message;
 }

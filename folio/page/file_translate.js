@@ -22,15 +22,18 @@ defineView({
       stop: element("button", {type: "button", testid: "stop", disabled: true,
         click: () => translation.controller?.abort()}, "Stop"),
     };
-    box.append(element("form", {submit: event => {
+    const submit = event => {
       event.preventDefault();
       const values = {source, target, text: phrase.value};
       translate(template.replace(/{(\w+)}/g, (_, name) => values[name]), model)
         .catch(({message}) => problem.textContent = message);
-    }},
-    controls(select("from", sources.map(named), source, source => change({source}), {testid: "source"}),
-      select("to", targets.map(named), target, target => change({target}), {testid: "target"})), phrase,
-    controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note)), problem, answer);
+    };
+    const form = element("form", {submit},
+      controls(select("from", sources.map(named), source, source => change({source}), {testid: "source"}),
+        select("to", targets.map(named), target, target => change({target}), {testid: "target"})),
+      phrase,
+      controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note));
+    box.append(form, problem, answer);
   },
 }, {source: "", target: "", phrase: ""});
 

@@ -126,6 +126,7 @@ byId("text").addEventListener("input", event => {
 });
 
 window.addEventListener("hashchange", async () => {
+  if (!described) return;
   const {view} = state, box = byId("view");
   readState();
   await draw();
@@ -136,13 +137,12 @@ window.addEventListener("hashchange", async () => {
 document.addEventListener("keydown", event => {
   const isTyping = event.target.matches("textarea, input, select");
   if (!described || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
-  const {n_layer, n_head} = described.models[0].config, steps = described.models[0].checkpoints;
-  const count = byId("strip").childElementCount;
-  const token = state.token < 0 ? count - 1 : state.token;
-  const at = steps.indexOf(shownStep());
-  if (views[state.view]?.keys?.[event.key]) {
+  const [{config: {n_layer, n_head}, checkpoints: steps}] = described.models, at = steps.indexOf(shownStep());
+  const count = byId("strip").childElementCount, token = state.token < 0 ? count - 1 : state.token;
+  const ownAction = views[state.view].keys?.[event.key];
+  if (ownAction) {
     event.preventDefault();
-    return views[state.view].keys[event.key]();
+    return ownAction();
   }
   const menu = Object.values(MENU).flat().filter(isOffered), view = menu.indexOf(state.view);
   const move = (name, to, length) => ({[name]: clamp(to, 0, length - 1)});
@@ -166,6 +166,7 @@ async function start() {
     return byId("view").replaceChildren(errorBox(problem));
   }
   pieces = described.pieces;
+  byId("text").disabled = false;
   document.title ||= `Folio: ${described.models.map(({name}) => name).join(" and ")}`;
   if (isOffered("roll")) DEFAULTS.view = "roll"; // of music
   readState();

@@ -139,7 +139,7 @@ defineView({
     const [{tensors: {v, z, weights}}, {facts, tensors}] =
       await Promise.all([context.ask("head", {layer, head}), context.ask("layer", {layer, token})]);
     const row = rowOf(weights, token), total = rowOf(z, token), off = isHeadOff(layer, head);
-    const seen = Array.from(row.keys()).filter(t => t <= token || row[t] > 0);
+    const seen = [...row.keys()].filter(t => t <= token || row[t] > 0);
     const strongest = [...seen].sort((a, b) => row[b] - row[a]).slice(0, SHOWN_VALUES).sort((a, b) => a - b);
     const others = seen.filter(t => !strongest.includes(t));
     const weigh = tokens => total.map((_, d) => sumOf(tokens.map(t => row[t] * v.data[t * D + d])));

@@ -121,7 +121,7 @@ defineView({
     }
 
     function drawPicture(before, after, parts, u, drawn) {
-      const order = Array.from(after.keys()).sort((a, b) => after[b] - after[a] || logits[b] - logits[a]);
+      const order = [...after.keys()].sort((a, b) => after[b] - after[a] || logits[b] - logits[a]);
       const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
       const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
       const shown = [...new Set([...order.slice(0, SHOWN_TOKENS), drawn])];
