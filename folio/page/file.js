@@ -124,9 +124,10 @@ function arrange({losses, storage, traced, indexed, languages}) {
   for (const id of Object.keys(views)) {
     if (!isShown(id)) delete views[id];
   }
-  MENU.Sampling.unshift("translate");
-  for (const [group, ids] of Object.entries(MENU)) {
-    if (!ids.some(id => views[id])) delete MENU[group];
+  const {Sampling, ...others} = MENU, groups = {Sampling: ["translate", ...Sampling], ...others}; // what opens is first
+  for (const [group, ids] of Object.entries(groups)) {
+    delete MENU[group];
+    if (ids.some(id => views[id])) MENU[group] = ids;
   }
   DEFAULTS.view = languages ? "translate" : "playground";
   if (storage.dtype !== "float32") {
@@ -134,8 +135,8 @@ function arrange({losses, storage, traced, indexed, languages}) {
       "A file with float32 weights generates what sample.py does with the same settings; this one's are rounded.");
   }
   const measured = losses.map(({of, tokens, before, after}) =>
-    ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token; before rounding, `
-    + `it was ${before.toFixed(4)}.`);
+    ` The loss on ${short(tokens)} validation tokens of ${of} is ${after.toFixed(4)} nats per token`
+    + (storage.dtype === "float32" ? "." : `; before rounding, it was ${before.toFixed(4)}.`));
   const stored = `The weights are stored as ${storage.dtype} (${short(storage.bytes / 1e6)} MB).`;
   byId("header").append(element("div", {class: "note", testid: "stored"}, stored, measured),
     element("button", {testid: "copy-link", click: copyLink}, "Copy link"));

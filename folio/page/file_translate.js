@@ -13,14 +13,22 @@ defineView({
     const targets = pairs.filter(pair => pair[0] === source).map(pair => pair[1]);
     const target = [state.target, example.target].find(code => targets.includes(code)) ?? targets[0];
     const phrase = element("input", {
-      value: state.phrase || example.text, testid: "phrase", "aria-label": "Phrase", dir: "auto",
-      style: {width: "100%"}, input: ({target: {value}}) => remember({phrase: value}),
+      value: state.phrase || example.text, testid: "phrase", "aria-label": "Phrase", dir: "auto", required: true,
+      style: {width: "100%"},
+      input: ({target: {value}}) => {
+        clearTranslation();
+        remember({phrase: value});
+      },
     });
     const {answer, note, problem, stop} = translation.parts ??= {
       answer: element("p", {testid: "translation", dir: "auto", style: {fontSize: "1.4rem", color: "inherit"}}),
       note: element("output", {testid: "translated"}), problem: element("div", {class: "error", role: "alert"}),
       stop: element("button", {type: "button", testid: "stop", disabled: true,
         click: () => translation.controller?.abort()}, "Stop"),
+    };
+    const choose = changes => {
+      clearTranslation();
+      change(changes);
     };
     const submit = event => {
       event.preventDefault();
@@ -29,8 +37,8 @@ defineView({
         .catch(({message}) => problem.textContent = message);
     };
     const form = element("form", {submit},
-      controls(select("from", sources.map(named), source, source => change({source}), {testid: "source"}),
-        select("to", targets.map(named), target, target => change({target}), {testid: "target"})),
+      controls(select("from", sources.map(named), source, source => choose({source}), {testid: "source"}),
+        select("to", targets.map(named), target, target => choose({target}), {testid: "target"})),
       phrase,
       controls(element("button", {class: "chosen", testid: "translate"}, "Translate"), stop, note));
     box.append(form, problem, answer);
@@ -46,16 +54,22 @@ function named(code) {
   }
 }
 
-async function translate(prompt, {limit}) {
-  const {parts: {answer, note, problem, stop}} = translation, controller = new AbortController(), {signal} = controller;
+function clearTranslation() {
   translation.controller?.abort();
-  translation.controller = controller;
-  let text = "", count = 0, ending = "stopped";
+  const {answer, note, problem} = translation.parts;
   for (const node of [answer, note, problem]) node.textContent = "";
+}
+
+async function translate(prompt, {limit}) {
+  const {parts: {answer, note, stop}} = translation, controller = new AbortController(), {signal} = controller;
+  let text = "", count = 0, ending = "stopped";
+  clearTranslation();
+  translation.controller = controller;
   stop.disabled = false;
   try {
     const {facts: {ids, unknown}} = await ask({kind: "tokens", text: prompt, whole: true});
-    const question = {ids, num_samples: 1, temperature: 0, max_new_tokens: Math.max(1, limit - ids.length)};
+    if (ids.length >= limit) throw new Error(`The prompt has ${short(ids.length)} tokens, and the context ${limit}.`);
+    const question = {ids, num_samples: 1, temperature: 0, max_new_tokens: limit - ids.length};
     const began = performance.now();
     for await (const {samples} of provider.generate(question, signal)) {
       if (state.view !== "translate" || signal.aborted) break;
@@ -65,7 +79,7 @@ async function translate(prompt, {limit}) {
       else count++;
       answer.textContent = text.trim();
       const seconds = (performance.now() - began) / 1000;
-      note.textContent = `${short(count)} tokens, ${short(Math.round(count / seconds))} tokens/s`;
+      note.textContent = `${inTokens(count)}, ${short(Math.round(count / seconds))} tokens/s`;
     }
     if (unknown) note.textContent += `; ${unknown} characters are not in the vocabulary, and were left out`;
   } catch (error) {

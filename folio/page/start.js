@@ -146,7 +146,7 @@ document.addEventListener("keydown", event => {
   }
   const menu = Object.values(MENU).flat().filter(isOffered), view = menu.indexOf(state.view);
   const move = (name, to, length) => ({[name]: clamp(to, 0, length - 1)});
-  const choose = (name, values, to) => values.length ? {[name]: values[clamp(to, 0, values.length - 1)]} : {};
+  const choose = (name, values, to) => values.length > 1 ? {[name]: values[clamp(to, 0, values.length - 1)]} : {};
   const changes = {
     ArrowLeft: move("token", token - 1, count), ArrowRight: move("token", token + 1, count),
     ArrowUp: move("layer", state.layer - 1, n_layer), ArrowDown: move("layer", state.layer + 1, n_layer),
