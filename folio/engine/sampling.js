@@ -124,14 +124,15 @@ const SETTINGS = { // as GenerationQuestion in folio/sample_stream.py
   top_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
   min_p: {takes: "a number", orNone: true, value: null, above: 0, most: 1},
   repetition_penalty: {takes: "a number", value: 1, least: 1e-6, most: 1e6},
-  seed: {takes: "an integer", value: 1337, least: 0, most: Number.MAX_SAFE_INTEGER}, // others are rounded
+  seed: {takes: "an integer", value: 1337, least: 0},
   model: {takes: "an integer", value: 0, least: 0},
   begun: {takes: "an integer", value: 0, least: 0}, // how many of the ids, the last ones, begin the samples
 };
 
 // The settings of a question, with defaults. Throws an Error for a mistake.
 function readSettings(question, vocabSize) {
-  const settings = readQuestion(SETTINGS, question, vocabSize, function* ({temperature, stop}) {
+  const settings = readQuestion(SETTINGS, question, vocabSize, function* ({temperature, stop, seed}) {
+    if (seed > Number.MAX_SAFE_INTEGER) yield ["seed", "a browser rounds whole numbers above 2**53 - 1"];
     if (temperature && !(temperature >= 1e-6 && temperature <= 1e6)) {
       yield ["temperature", "it must be from 1e-6 to 1e6, or 0 for the most likely token"];
     }
