@@ -263,7 +263,7 @@ def is_logged(state: dict[str, Any], lines: list[dict[str, Any]]) -> bool:
     Until a new run with --overwrite=True saves its first checkpoint, the folder has those of the run before.
     """
     if state.get("best_step"):
-        return (state["best_val_loss"], state["best_step"]) in [(line["val_loss"], line["step"]) for line in lines]
+        return (state.get("best_val_loss"), state["best_step"]) in [(line["val_loss"], line["step"]) for line in lines]
     return state.get("step") in [line["step"] for line in lines]
 
 

@@ -16,7 +16,7 @@ from processes import ROOT, start, wait
 import train as train_script
 from folio import UserError, checkpoint, configurator, load, runs
 from folio.files import is_locked
-from folio.runs import Run, resolve, runs_under
+from folio.runs import Run, is_logged, resolve, runs_under
 from folio.selection import Selection, different_settings
 from folio.session import TrainingError
 from folio.state import SCHEMA
@@ -244,6 +244,11 @@ def test_damaged_files_are_left_out_and_nothing_fails(tiny, tmp_path, seed, caps
         run.best, run.seconds, run.tokens, run.max_iters, run.parameters()
     assert len(found) > 30 and f"\n{len(found)} runs: " in listed(capsys, str(tmp_path / "copies"))
     main(RunsConfig(folders=(str(tmp_path / "copies"),), json=str(tmp_path / "runs.json")))
+
+
+def test_a_damaged_state_is_not_logged():
+    """One without its best loss, as a random test of damaged files made it, was a KeyError."""
+    assert not is_logged({"step": 2, "best_step": 2}, [{"step": 2, "val_loss": 1.0}])
 
 
 # --- finding runs -----------------------------------------------------------------------------------------------------
