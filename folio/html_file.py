@@ -62,10 +62,9 @@ BLOCK = 3 * 2**18  # bytes of weights, 2**20 characters: a browser handles a blo
 MOST_PARAMETERS = 2**29  # 2 GiB in float32, the largest memory that all browsers give a page
 MOST_INDEXED = 5_000_000  # training tokens; the index has 5 bytes for each of a small vocabulary, 6 of others
 MOST_TRACED = 20_000_000  # parameters; a larger model only generates, because a trace of it would take seconds
-SETTINGS = (  # of GPTConfig, which the engine computes; dropout does nothing after training
-    *("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias", "activation", "position"),
-    *("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop"),
-)
+SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
+DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # does nothing after training
+SETTINGS = (*SIZES, "bias", "activation", "position", *DROPOUT)  # of GPTConfig, which the engine computes
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "alibi", "none")  # which the engine computes
 RELATIVE_BUCKETS = 32
 CHECKED_TOKENS, CHECKED_LOGITS = 8, 32  # of the comparison with model.py that the file makes in the browser
@@ -205,7 +204,7 @@ def make_header(
     name = viewed.run.resolve().name if viewed.run else Path(viewed.name).resolve().name
     described = viewed.describe()
     return described | {
-        "name": name,  # without the path, which is nobody else's business
+        "name": name,  # without the path, which would tell strangers about this computer
         "checkpoints": [] if viewed.step is None else [viewed.step],
         "tokenizer": tokenizer.to_json() | {"kind": tokenizer.kind},
         "parameters": weights.parameters,
