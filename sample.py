@@ -46,7 +46,7 @@ class SampleConfig(GenerationConfig):
     logprobs: Annotated[int, Ge(0)] | None = None  # print each token with its log-probability and so many alternatives
     # --- machine ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # of the weights; auto: what is fast here
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of the weights
     compile: bool = False  # nanoGPT's setting; decoding is not compiled
 
     def problems(self) -> list[tuple[str, str]]:

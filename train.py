@@ -40,7 +40,7 @@ from folio.configurator import (
 )
 from folio.describe import describe_resumed_schedule, describe_run, format_losses, reason_to_end
 from folio.find_data import open_mixture
-from folio.generate import Sampling, default_prompt, generate, stream_text
+from folio.generate import Sampling, default_prompt, generate, make_decoder, stream_text
 from folio.guard import StepGuard
 from folio.kernels import adapt, compile_loss, describe_attention
 from folio.loader import BatchLoader, resident_bytes
@@ -526,9 +526,8 @@ def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunc
 def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
     """A sample without a prompt, piece by piece."""
     steps = generate(
-        model,
+        make_decoder(model, runtime),
         [default_prompt(tokenizer)],
-        runtime,
         max_new_tokens=tokens,
         sampling=Sampling(temperature=0.8),
         vocab_size=tokenizer.vocab_size,

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from folio import UserError
-from folio.generate import inference_context
 from folio.language_model import GenerationConfig, LanguageModel
 from folio.measures import Measure
 from folio.memorized import TrainingIndex, TrainingSearch, covering_lengths, maximal_spans
 from folio.progress import progress_bar
 from folio.shards import Dataset, Shard
 from folio.statistics import estimate_mean, share_interval
+from folio.torch_decoder import inference_context
 
 BATCH_SIZE = 64  # samples to generate at a time, if memory holds as many
 BATCH_TOKENS = 4096  # per forward pass

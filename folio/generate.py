@@ -1,4 +1,4 @@
-"""Generating text: sampling filters, prefill, decoding with a key-value cache, stop strings.
+"""Generating text: sampling filters, the loop over tokens, stop strings. The decoders are in files of their own.
 
 Dimensions: B batch (rows), T time, V vocabulary.
 """
@@ -6,22 +6,19 @@ Dimensions: B batch (rows), T time, V vocabulary.
 import codecs
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from folio import UserError
-from folio.kv_cache import KVCache
 from folio.randomness import hash64
 from folio.runtime import Runtime
 from folio.tokenizer import Tokenizer
-from model import GPT
+from model import GPT, GPTConfig
 
 # --- filters ----------------------------------------------------------------------------------------------------------
 
@@ -102,11 +99,6 @@ def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tenso
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
 
 
-def sampling_device(device: torch.device) -> torch.device:
-    """Where to sample tokens for a model on `device`: there, or on the CPU for devices without float64 (Apple's)."""
-    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
-
-
 def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Sample by inverse transform: the first token at which the cumulative probability exceeds `uniform`.
 
@@ -120,63 +112,70 @@ def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-class TokenSampler:
-    """Samples each row's next token. Row b is sample samples[b]; its random numbers are a function of (seed, sample,
-    position). Ids from vocab_size on are never sampled.
-    """
-
-    CHUNK = 1024  # steps whose random numbers are computed together
-
-    def __init__(
-        self,
-        sampling: Sampling,
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[int],
-        seed: int,
-        steps: int,
-        vocab_size: int | None,
-        device: torch.device,
-    ):
-        self.sampling, self.prompts, self.samples, self.seed = sampling, prompts, samples, seed
-        self.steps, self.vocab_size, self.device = steps, vocab_size, device
-        self.occurred: Tensor | None = None  # (B, V) of bool, for the repetition penalty
-
-    def sample(self, logits: Tensor, step: int) -> Tensor:
-        """The tokens of step 0, 1, ..., (B, 1), from logits (B, V)."""
-        if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
-            logits[:, self.vocab_size :] = -torch.inf
-        penalizes = self.sampling.repetition_penalty != 1
-        if self.sampling.temperature == 0 and not penalizes:
-            return logits.argmax(dim=-1, keepdim=True)
-        if penalizes and self.occurred is None:
-            self.occurred = torch.zeros(logits.shape, dtype=torch.bool, device=self.device)
-            for row, prompt in enumerate(self.prompts):
-                self.occurred[row, torch.tensor(list(prompt))] = True
-        if step % self.CHUNK == 0:
-            numbers = uniforms(self.seed, self.samples, step, min(self.CHUNK, self.steps - step))
-            self.numbers = numbers.to(sampling_device(self.device)).T[:, :, None].unbind()  # (B, 1) for each step
-        probabilities = next_token_probabilities(logits, self.sampling, self.occurred)  # (B, V)
-        ids = sample_token(probabilities, self.numbers[step % self.CHUNK])
-        if self.occurred is not None:
-            self.occurred.scatter_(1, ids, True)
-        return ids
-
-
-STEPS_AHEAD = {"cuda": 1}  # steps launched before a step's tokens are fetched, so that a GPU never waits for the host
-
-
 class Step(NamedTuple):
     """One token of each row."""
 
     tokens: list[int | None]  # None for a row that has ended
-    logits: Tensor  # (B, V), float32, before any filter
+    logits: Tensor  # (B, V), float32, before any filter; valid until the next step
 
 
-@torch.inference_mode()
+class Batch(Protocol):
+    """Rows of tokens that are continued together. Row b is sample samples[b] of its prompt."""
+
+    logits: Tensor  # (B, V) in float32, after the newest token of each row
+    steps_ahead: int  # steps to launch before a step's tokens are fetched, so that a GPU never waits for the host
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens of each row have keys and values in the cache, or had before the context slid."""
+
+    def prefill(self, contexts: dict[int, list[int]]) -> None:
+        """Fill these rows of the cache with whole contexts, and compute the logits after them.
+
+        An empty context empties its row. The other rows stay as they are.
+        """
+
+    def sample(self, rows: list[int]) -> Callable[[], list[int]]:
+        """Sample the next token of these rows from their logits. Returns a function that fetches one of each row, which
+        is meaningless for the other rows.
+        """
+
+    def step(self, rows: list[int]) -> Callable[[], list[int]]:
+        """Append the tokens that were sampled last to these rows, and sample the next ones."""
+
+
+class Decoder(Protocol):
+    """A model's weights in the form that is fastest for decoding on its device."""
+
+    config: GPTConfig
+
+    def batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        samples: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        vocab_size: int | None,
+    ) -> Batch: ...
+
+
+def make_decoder(model: GPT, runtime: Runtime, dtype: str | None = None) -> Decoder:
+    """The decoder for the runtime's device. The model's weights must not change while it is used.
+
+    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode.
+    """
+    if runtime.device.type == "cpu":
+        from folio.cpu_decoder import CPUDecoder
+
+        return CPUDecoder(model, dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch."))
+    from folio.torch_decoder import TorchDecoder
+
+    return TorchDecoder(model, runtime)
+
+
 def generate(
-    model: GPT,
+    decoder: Decoder,
     prompts: Sequence[Sequence[int]],
-    runtime: Runtime,
     *,
     max_new_tokens: int | None,
     sampling: Sampling | None = None,
@@ -192,7 +191,7 @@ def generate(
     A row ends before the id `eot`, when the caller sets its entry of `ended`, or after max_new_tokens (None: as many as
     fit into block_size after its prompt, at least one). Ids from `vocab_size` on, a model's padding, are never sampled.
     Row b is sample samples[b] (default: b), whose random numbers are a function of (seed, sample, position), whatever
-    the batch. Puts the model into eval mode.
+    the batch. Raises UserError if the model computes NaN.
 
     A token attends to at most block_size tokens. When a row's context is full, its newest block_size - stride tokens
     are prefilled again at positions 0, 1, ..., followed by the new token. stride=1 costs a whole context per token;
@@ -200,58 +199,45 @@ def generate(
     GPTConfig.can_slide, stride=None prefills nothing: the new token takes the place of the oldest one in the cache. (It
     then depends on older tokens too, through the keys and values that the layers computed from them.)
     """
-    model.eval()
-    block_size = model.config.block_size
-    slides = stride is None and model.config.can_slide
+    block_size = decoder.config.block_size
+    slides = stride is None and decoder.config.can_slide
     window = block_size - min(stride or block_size // 2 or 1, block_size)
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
     ended = [False] * len(contexts) if ended is None else ended
     limits = [max(1, block_size - len(prompt)) if max_new_tokens is None else max_new_tokens for prompt in prompts]
-    most = max(limits)
     samples = range(len(contexts)) if samples is None else samples
-    sampler = TokenSampler(sampling or Sampling(), prompts, samples, seed, most, vocab_size, runtime.device)
-    # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
-    dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
-    cache = KVCache(model.config, len(contexts), dtype, runtime.device)
-    # Autocast's copies of the weights would not outlive a capture.
-    capturable = runtime.device.type == "cuda" and model.transformer.wte.weight.dtype == runtime.dtype
-    forward = CUDAGraphDecoder(model, cache) if capturable else partial(model.forward, attend=cache)
+    batch = decoder.batch(prompts, samples, sampling or Sampling(), seed, vocab_size)
 
-    def launch_steps() -> Iterator[tuple[Callable[[], list[list[int]]], Tensor]]:
-        """For each step a function that fetches its tokens, [[id], ...], and the logits they were sampled from."""
-        logits = prefill(model, cache, dict(enumerate(contexts)), runtime)  # (B, V)
-        if logits.isnan().any():
+    def launch_steps() -> Iterator[tuple[Callable[[], list[int]], Tensor]]:
+        """For each step a function that fetches its tokens, and the logits that they were sampled from."""
+        batch.prefill(dict(enumerate(contexts)))
+        if batch.logits.isnan().any():
             raise UserError(
                 "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
             )
-        unread = []  # the steps that are not yet in `contexts`
-        for step in range(most):
-            chosen = sampler.sample(logits, step)  # (B, 1)
-            unread.append(to_host(chosen))
-            yield unread[-1], logits
-            if step + 1 == most:
-                return
+        unread = [batch.sample(list(range(len(contexts))))]  # the steps that are not yet in `contexts`
+        yield unread[-1], batch.logits
+        for _ in range(max(limits) - 1):
             if slides:
                 unread.clear()  # no context is prefilled again
-            elif full := [row for row, length in enumerate(cache.lengths) if length == block_size]:
-                for tokens in unread:
-                    contexts[:] = [context + token for context, token in zip(contexts, tokens(), strict=True)]
+            elif full := [row for row, length in enumerate(batch.lengths) if length == block_size]:
+                for fetch in unread:
+                    contexts[:] = [[*context, token] for context, token in zip(contexts, fetch(), strict=True)]
                 unread.clear()
                 for row in full:  # nothing for a row that has ended; the newest token follows below
                     contexts[row] = contexts[row][len(contexts[row]) - 1 - (0 if ended[row] else window) :]
-                prefill(model, cache, {row: contexts[row][:-1] for row in full}, runtime)
-            with inference_context(model, runtime):
-                logits = forward(chosen)[0][:, 0].float()
+                batch.prefill({row: contexts[row][:-1] for row in full})
+            unread.append(batch.step([row for row, end in enumerate(ended) if not end]))
+            yield unread[-1], batch.logits
 
     in_flight: deque = deque()
-    steps_ahead = STEPS_AHEAD.get(runtime.device.type, 0)
     count = 0  # tokens of each row so far
-    for launched in chain(launch_steps(), [None] * steps_ahead):
+    for launched in chain(launch_steps(), [None] * batch.steps_ahead):
         in_flight.append(launched)
-        if len(in_flight) <= steps_ahead:
+        if len(in_flight) <= batch.steps_ahead:
             continue
         fetch, logits = in_flight.popleft()
-        tokens = [token for (token,) in fetch()]
+        tokens = fetch()
         for row, token in enumerate(tokens):
             ended[row] = ended[row] or token == eot
         if all(ended):
@@ -262,90 +248,6 @@ def generate(
             ended[row] = ended[row] or count >= limit
         if all(ended):
             return
-
-
-def to_host(chosen: Tensor) -> Callable[[], list[list[int]]]:
-    """Return a function that fetches the ids (B, 1) as lists. On CUDA it does not wait for work launched after them."""
-    if chosen.device.type != "cuda":
-        return chosen.tolist
-    host = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
-    host.copy_(chosen, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def fetch() -> list[list[int]]:
-        copied.synchronize()
-        return host.tolist()
-
-    return fetch
-
-
-class CUDAGraphDecoder:
-    """One token per row on CUDA, captured as graphs, because launching the small kernels one by one takes longer than
-    running them. Each graph attends to a fixed number of positions, a multiple of GRANULARITY.
-    """
-
-    GRANULARITY = 256
-
-    def __init__(self, model: GPT, cache: KVCache):
-        self.model, self.cache = model, cache
-        self.ids = torch.zeros(len(cache.lengths), 1, dtype=torch.long, device=cache.kv.device)
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-
-    def __call__(self, ids: Tensor) -> tuple[Tensor, None]:
-        """Like the model's forward: ids (B, 1) to logits (B, 1, V) and no loss."""
-        self.ids.copy_(ids)
-        lengths = [length + 1 for length in self.cache.lengths]
-        capacity = -(-max(lengths) // self.GRANULARITY) * self.GRANULARITY
-        capacity = min(capacity, self.model.config.block_size)
-        if capacity not in self.graphs:
-            self.graphs[capacity] = self.capture(capacity)
-        graph, logits = self.graphs[capacity]
-        graph.replay()
-        self.cache.lengths = lengths
-        return logits.clone(), None
-
-    def capture(self, capacity: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        lengths, last = self.cache.lengths, self.cache.last.clone()
-        self.cache.capacity = capacity
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # keeps what kernels allocate at their first call out of the graph
-            self.model.forward(self.ids, attend=self.cache)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.cache.last.copy_(last)
-        with torch.cuda.graph(graph):
-            logits, _ = self.model.forward(self.ids, attend=self.cache)
-        self.cache.capacity, self.cache.lengths = None, lengths
-        return graph, logits
-
-
-def prefill(model: GPT, cache: KVCache, contexts: dict[int, list[int]], runtime: Runtime) -> Tensor:
-    """Fill these rows of the cache with whole contexts, which may be empty; the other rows stay as they are.
-
-    Returns the logits after each context, (B, V) in float32; zeros in rows without one. Contexts of one length are
-    computed together, and equal contexts only once.
-    """
-    logits = torch.zeros(len(cache.lengths), model.config.vocab_size, device=runtime.device)
-    for length in sorted({len(context) for context in contexts.values()} - {0}):
-        rows_of: dict[tuple[int, ...], list[int]] = {}
-        for row, context in contexts.items():
-            if len(context) == length:
-                rows_of.setdefault(tuple(context), []).append(row)
-        part = KVCache(model.config, len(rows_of), cache.kv.dtype, runtime.device)
-        with inference_context(model, runtime):
-            part_logits, _ = model(torch.tensor(list(rows_of), device=runtime.device), attend=part)  # (n, 1, V)
-        for n, rows in enumerate(rows_of.values()):
-            cache.kv[:, :, rows, :, :length] = part.kv[:, :, n : n + 1, :, :length]
-            logits[rows] = part_logits[n, -1].float()
-    lengths = dict(enumerate(cache.lengths)) | {row: len(context) for row, context in contexts.items()}
-    cache.set_lengths(list(lengths.values()))
-    return logits
-
-
-def inference_context(model: GPT, runtime: Runtime) -> AbstractContextManager:
-    """The context of a forward pass: none for weights that are in the runtime's dtype, else its autocast."""
-    return nullcontext() if model.transformer.wte.weight.dtype == runtime.dtype else runtime.compute()
 
 
 def default_prompt(tokenizer: Tokenizer) -> list[int]:

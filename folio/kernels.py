@@ -7,12 +7,10 @@ import ctypes
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
-from torch.nn.functional import linear, pad
 
 from folio import distributed
 from folio.runtime import Runtime
@@ -121,90 +119,6 @@ def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor
     if not runtime.compile or distributed.is_sharded(next(model.parameters())):
         return loss_fn
     return torch.compile(loss_fn, mode=runtime.compile if isinstance(runtime.compile, str) else None)
-
-
-# --- decoding on a CPU ------------------------------------------------------------------------------------------------
-
-
-class PackedLinear(nn.Module):
-    """A linear layer with its weights in the layout of oneDNN's kernels, as torch.compile would pack them."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), 1), linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-
-
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights and one scale per output; activations stay bfloat16.
-
-    torch's kernel (aten/src/ATen/native/cpu/int8mm_kernel.cpp) reads 16 inputs at a time from aligned addresses without
-    checks, so activations must be contiguous and the number of inputs a multiple of 16.
-    """
-
-    ALIGNMENT = 16
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(dim=1).clamp(min=1e-12) / 127
-        self.padding = -linear.in_features % self.ALIGNMENT  # inputs of 0
-        self.weight = pad((weight / scale[:, None]).round().to(torch.int8), (0, self.padding))
-        self.scale, self.bias = scale.bfloat16(), linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        if self.padding:
-            rows = pad(rows, (0, self.padding))
-        y = torch._weight_int8pack_mm(rows, self.weight, self.scale).view(*x.shape[:-1], -1)
-        return y if self.bias is None else y + self.bias
-
-
-PACKED_FROM = {torch.bfloat16: 0, torch.float32: 400_000}  # a layer's weights from which packing pays off
-
-
-def onednn_computes_in(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is available with kernels for this dtype; bfloat16 requires AVX-512 on an x86 CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-@torch.no_grad()
-def pack(model: nn.Module, int8: bool = False) -> None:
-    """Make a model that only decodes on a CPU faster (docs/performance.md): packed or int8 linear layers, and modules
-    that call each other directly. Hooks and training no longer work on it.
-    """
-    keep_freed_memory()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if not isinstance(child, nn.Linear):
-                continue
-            if int8:
-                setattr(module, name, Int8Linear(child))
-            elif onednn_computes_in(child.weight.dtype) and child.weight.numel() >= PACKED_FROM[child.weight.dtype]:
-                setattr(module, name, PackedLinear(child))
-    for module in model.modules():
-        for name, child in module.named_children():
-            if not isinstance(child, (nn.ModuleDict, nn.Embedding)):  # whose attributes the model uses
-                vars(module)[name] = direct(child)  # nn.Module's lookup takes microseconds
-
-
-def direct(module: nn.Module) -> Any:
-    """A function that computes what the module does in eval mode, without nn.Module's overhead per call."""
-    if isinstance(module, nn.ModuleList):
-        return [direct(child) for child in module]
-    if isinstance(module, nn.Dropout):
-        return lambda x: x
-    if isinstance(module, nn.Linear):
-        weight, bias = module.weight, module.bias
-        return lambda x: linear(x, weight, bias)
-    if isinstance(module, nn.LayerNorm):
-        shape, gain, shift, eps = module.normalized_shape, module.weight, module.bias, module.eps
-        return lambda x: torch.layer_norm(x, shape, gain, shift, eps)
-    return module.forward
 
 
 def keep_freed_memory() -> None:

@@ -6,7 +6,6 @@ texts, pieces of text, or tokens with their logits.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,14 +16,14 @@ from annotated_types import Ge, Gt, Le
 
 from folio import UserError, configurator, convert, music
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
-from folio.generate import Sampling, Step, TextStream, default_prompt, generate
-from folio.kernels import pack
+from folio.generate import Sampling, Step, TextStream, default_prompt, generate, make_decoder
 from folio.runs import resolve
 from folio.runtime import resolve_runtime
 from folio.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
 from model import GPT
 
-SMALL = 4_000_000  # parameters; below, decoding is limited by calls rather than memory, and "auto" is float32
+SMALL = 4_000_000  # parameters; below, decoding is so fast that "auto" is float32, which rounds least
+QUANTIZED = ("int8", "int4")  # for a CPU
 
 Count = Annotated[int, Ge(1)]  # however large
 Share = Annotated[float, Gt(0), Le(1)]
@@ -135,29 +134,26 @@ def share_weights(model: GPT) -> GPT:
 class LanguageModel:
     """A GPT and its tokenizer, ready to continue any prompt.
 
-    model: in eval mode, on the device in the dtype. On a CPU, text is generated with a copy of it that is packed for
-    speed: after changing the weights, make a new LanguageModel(gpt.model, gpt.tokenizer).
+    model: in eval mode, on the device in the dtype; with int8 and int4, as it was given. After changing its weights,
+    make a new LanguageModel(gpt.model, gpt.tokenizer).
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, device: str = "auto", dtype: str = "auto"):
         """The given model stays as it is. device, dtype: as in SampleConfig. Raises UserError."""
-        int8 = dtype == "int8"
         if dtype == "auto" and model.num_params()["total"] < SMALL:
             dtype = "float32"
-        self.runtime = resolve_runtime(device, "bfloat16" if int8 else dtype, False)
-        if int8 and self.runtime.device.type != "cpu":
+        self.runtime = resolve_runtime(device, "float32" if dtype in QUANTIZED else dtype, False)
+        if dtype in QUANTIZED and self.runtime.device.type != "cpu":
             place = self.runtime.device
-            raise UserError(f"dtype=int8: it requires a CPU, not {place}; use --dtype=auto or --device=cpu")
-        self.dtype = "int8" if int8 else str(self.runtime.dtype).removeprefix("torch.")
+            raise UserError(f"dtype={dtype}: it requires a CPU, not {place}; use --dtype=auto or --device=cpu")
+        self.dtype = dtype if dtype in QUANTIZED else str(self.runtime.dtype).removeprefix("torch.")
         self.tokenizer = tokenizer
         self.path: Path | None = None  # of the checkpoint, if it was loaded
-        model = share_weights(model).to(self.runtime.device, self.runtime.dtype)  # cast once instead of at each step
-        self.model = self.decoder = model.eval()
-        if self.runtime.device.type == "cpu":
-            torch.set_float32_matmul_precision("highest")  # the other modes are slow on a single row
-            self.decoder = share_weights(model)
-            pack(self.decoder, int8)
-        self.small = self.decoder.num_params()["total"] < SMALL
+        self.model = share_weights(model)
+        if dtype not in QUANTIZED:
+            self.model.to(self.runtime.device, self.runtime.dtype)  # cast once instead of at each step
+        self.model.eval()
+        self.decoder = make_decoder(self.model, self.runtime, self.dtype if dtype in QUANTIZED else None)
 
     @classmethod
     def load(
@@ -257,10 +253,9 @@ class LanguageModel:
         ended: list[bool] | None = None,
     ) -> Iterator[Step]:
         """The tokens that follow each prompt, and their logits. Row b is sample samples[b]; ended[b] = True ends it."""
-        steps = generate(
+        return generate(
             self.decoder,
             prompts,
-            self.runtime,
             max_new_tokens=config.max_new_tokens,
             sampling=config.sampling,
             vocab_size=self.tokenizer.vocab_size,
@@ -270,25 +265,3 @@ class LanguageModel:
             stride=config.context_stride,
             ended=ended,
         )
-        # One thread is as fast for a single row, and never waits for a core that is busy.
-        threads = 1 if self.small and len(prompts) == 1 else None
-        while True:
-            with thread_count(threads):  # not between two steps, when the caller computes
-                step = next(steps, None)
-            if step is None:
-                return
-            yield step
-
-
-@contextmanager
-def thread_count(threads: int | None) -> Iterator[None]:
-    """torch computes with so many threads, while the block lasts; None changes nothing."""
-    if threads is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

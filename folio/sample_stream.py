@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from folio import UserError
 from folio.configurator import NonNegativeInt
 from folio.generate import Step, TextStream
-from folio.language_model import GenerationConfig, LanguageModel, thread_count
+from folio.language_model import GenerationConfig, LanguageModel
 from folio.tokenizer import Tokenizer
 
 MOST_SAMPLES = 16  # at a time
@@ -40,10 +40,9 @@ def stream_samples(
     begun = [[row.text.push(token) for token in beginning] for row in rows]
     ended = [row.text.ended for row in rows]
     steps = gpt.steps([list(question.ids)] * count, range(count), question, ended)
-    threads = 1 if gpt.small else None  # the browser often runs on the same cores, and torch would wait for them
     yield {"begun": begun[0]}
     while True:
-        with lock, thread_count(threads):
+        with lock:
             step = next(steps, None)
             choices = most_likely(step, RUNNERS_UP, gpt.tokenizer.vocab_size) if step else []
         if step is None:

@@ -1,9 +1,12 @@
 """A small model with random weights, and the tokens that it generates."""
 
+import copy
+
 import torch
 
-from folio.generate import Sampling, generate
-from folio.runtime import Runtime
+from folio.generate import Decoder, Sampling, generate, make_decoder
+from folio.runtime import Runtime, resolve_runtime
+from folio.torch_decoder import TorchDecoder
 from model import GPT, GPTConfig
 
 GREEDY = Sampling(temperature=0)
@@ -19,11 +22,23 @@ def random_model(seed: int, **settings) -> GPT:
     return model.eval()
 
 
-def generate_tokens(model: GPT, prompts: list[list[int]], runtime: Runtime, **settings) -> list[list[int]]:
-    """The tokens that follow each prompt; by default 20, greedy."""
+def generate_tokens(
+    model: GPT | Decoder, prompts: list[list[int]], runtime: Runtime | None = None, **settings
+) -> list[list[int]]:
+    """The tokens that follow each prompt; by default 20, greedy. Decoders need no runtime."""
+    decoder = make_decoder(model, runtime) if isinstance(model, GPT) else model
     rows: list[list[int]] = [[] for _ in prompts]
-    for step in generate(model, prompts, runtime, **{"max_new_tokens": 20, "sampling": GREEDY, **settings}):
+    for step in generate(decoder, prompts, **{"max_new_tokens": 20, "sampling": GREEDY, **settings}):
         for row, token in zip(rows, step.tokens, strict=True):
             if token is not None:
                 row.append(token)
     return rows
+
+
+def decoder_in(dtype: str, model: GPT) -> Decoder:
+    """A decoder of the model in a dtype: the compiled one of a CPU, or torch's for "torch ..."."""
+    kind, _, dtype = dtype.rpartition(" ")
+    runtime = resolve_runtime("cpu", "float32" if dtype == "float32" else "bfloat16", False)
+    if dtype == "bfloat16":
+        model = copy.deepcopy(model).to(torch.bfloat16)
+    return TorchDecoder(model, runtime) if kind else make_decoder(model, runtime, dtype)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import gguf
 import pytest
 import torch
+from decoding import decoder_in
 from safetensors.torch import save_file
 from tiny_tokenizers import TEXT, bpe, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -27,7 +28,6 @@ from folio.export_formats import (
 )
 from folio.files import read_json, write_json
 from folio.generate import Sampling, generate
-from folio.runtime import resolve_runtime
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, GPTConfig
 from tools import export
@@ -440,9 +440,7 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
     logits = torch.from_numpy(theirs.scores[: len(ids)].copy())
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache
     theirs.reset()
-    steps = generate(
-        ours, [ids], resolve_runtime("cpu", "float32", False), max_new_tokens=8, sampling=Sampling(temperature=0)
-    )
+    steps = generate(decoder_in("float32", ours), [ids], max_new_tokens=8, sampling=Sampling(temperature=0))
     generated = list(itertools.islice(theirs.generate(ids, temp=0.0, repeat_penalty=1.0), 8))
     assert generated == [step.tokens[0] for step in steps]
 

@@ -1,27 +1,17 @@
-import copy
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from decoding import generate_tokens
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from folio import kernels
 from folio.kernels import (
     CPUDropout,
-    Int8Linear,
     ManualAttention,
     ManualAttentionInTraining,
-    PackedLinear,
     adapt,
     attention_weights,
     describe_attention,
-    pack,
 )
 from folio.kv_cache import KVCache
 from folio.runtime import resolve_runtime
@@ -147,79 +137,3 @@ def test_cpu_dropout_drops_each_element_independently_with_probability_p(p, dtyp
     torch.manual_seed(seed)
     assert torch.equal(layer(x), y)
     assert layer.eval()(x) is x or torch.equal(layer(x), x)
-
-
-# --- decoding on a CPU ------------------------------------------------------------------------------------------------
-
-
-def test_packed_layers_compute_the_same(monkeypatch, seed):
-    """In float32 the same greedy tokens, also beyond the context size. In bfloat16 the same logits up to rounding."""
-    monkeypatch.setattr(kernels, "PACKED_FROM", {torch.bfloat16: 0, torch.float32: 0})
-    runtime = resolve_runtime("cpu", "float32", False)
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(block_size=16, vocab_size=60, n_layer=2, n_head=2, n_embd=64)).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.2)
-    packed = copy.deepcopy(model)
-    pack(packed)
-    linear_layers = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-    assert sum(isinstance(module, PackedLinear) for module in packed.modules()) == linear_layers > 8
-    prompts = [[1, 2], [3, 4, 5], [6]]
-    expected_tokens = generate_tokens(model, prompts, runtime, max_new_tokens=40)
-    assert generate_tokens(packed, prompts, runtime, max_new_tokens=40) == expected_tokens
-    half, half_packed = copy.deepcopy(model).bfloat16(), copy.deepcopy(model).bfloat16()
-    pack(half_packed)
-    x = torch.randint(60, (3, 16))
-    expected = half(x)[0].float()
-    torch.testing.assert_close(half_packed(x)[0].float(), expected, atol=0.03 * expected.abs().max().item(), rtol=0)
-
-
-def test_int8_weights_are_rounded_to_the_nearest_multiple_of_their_scale(seed):
-    torch.manual_seed(seed)
-    linear = torch.nn.Linear(64, 48).bfloat16()
-    int8 = Int8Linear(linear)
-    weight, scale = linear.weight.float(), linear.weight.float().abs().amax(dim=1, keepdim=True) / 127
-    assert ((int8.weight * scale - weight).abs() <= 0.51 * scale).all()
-    x = torch.randn(2, 5, 64).bfloat16()
-    expected = F.linear(x.float(), weight, linear.bias.float())
-    assert (int8(x).float() - expected).abs().max() < 0.03 * expected.abs().max()
-
-
-@pytest.mark.parametrize("inputs", [1, 2, 8, 15, 16, 17, 24, 33, 40, 100, 192, 200])
-def test_int8_layers_of_any_shape(inputs, seed):
-    """If the number of inputs was not a multiple of 16, torch's kernel read beyond the rows (NaN, or a crash). It also
-    read a slice of a longer batch, which the output layer gets, as if it were contiguous.
-    """
-    torch.manual_seed(seed)
-    for outputs in (1, 3, 4, 16, 65, 257):
-        int8 = Int8Linear(torch.nn.Linear(inputs, outputs, bias=outputs % 2 == 0).bfloat16())
-        weight = int8.weight[:, :inputs].double() * int8.scale.double()[:, None]
-        for x in (torch.randn(1, inputs), torch.randn(7, inputs), torch.randn(3, 5, inputs)[:, -1:]):
-            x = x.bfloat16()
-            expected = x.double() @ weight.T + (0 if int8.bias is None else int8.bias.double())
-            assert int8(x).shape == expected.shape
-            torch.testing.assert_close(int8(x).double(), expected, atol=0.02, rtol=0.02)
-
-
-@pytest.mark.parametrize("n_embd", [6, 24, 40])
-def test_int8_models_of_any_width(n_embd, seed):
-    """With a width that is not a multiple of 16, and an odd vocabulary size, close to the model in float32."""
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(block_size=8, vocab_size=65, n_layer=2, n_head=2, n_embd=n_embd)).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.2)
-    x = torch.randint(65, (3, 8))
-    expected = model(x)[0]
-    int8 = copy.deepcopy(model).bfloat16()
-    pack(int8, int8=True)
-    assert (int8(x)[0].float() - expected).abs().max() < 0.1 * expected.abs().max()
-
-
-def test_pack_in_bfloat16_on_a_cpu_without_avx512():
-    """oneDNN has no bfloat16 kernels for such a CPU, and packing the layers crashed. torch's own kernels support it."""
-    code = (
-        "import torch; from model import *; from folio.kernels import pack; m = GPT(GPTConfig(8, 9, 1, 1, 4)).eval();"
-        "m.bfloat16(); pack(m); assert m(torch.tensor([[1, 2]]))[0].isfinite().all()"
-    )
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent, env=environment)

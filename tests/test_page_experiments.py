@@ -14,14 +14,12 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from decoding import random_model
+from decoding import decoder_in, random_model
 from torch import Tensor
 
-from folio import checkpoint
-from folio import generate as generation
+from folio import checkpoint, torch_decoder
 from folio.generate import Sampling, generate, uniforms
 from folio.kv_cache import KVCache
-from folio.runtime import resolve_runtime
 from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
 from folio.tokenizer import CharTokenizer
@@ -347,9 +345,8 @@ def test_the_loop_draws_what_generate_does(page, serve, seed, settings):
     draws, number = 41, seed % 1000
     sampling = Sampling(**{"temperature": 0.8, "top_k": 200, **settings})
     steps = generate(
-        model,
+        decoder_in("float32", model),
         [IDS],
-        resolve_runtime("cpu", "float32", False),
         max_new_tokens=draws,
         sampling=sampling,
         vocab_size=TOKENIZER.vocab_size,
@@ -392,8 +389,8 @@ def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt)
     forward = model.forward
     model.forward = lambda idx, *rest, **named: computed.append(idx.shape[1]) or forward(idx, *rest, **named)
     ids = IDS[:prompt]
-    with mock.patch.object(generation, "KVCache", Recorded):
-        steps = generate(model, [ids], resolve_runtime("cpu", "float32", False), max_new_tokens=draws, seed=seed)
+    with mock.patch.object(torch_decoder, "KVCache", Recorded):
+        steps = generate(decoder_in("torch float32", model), [ids], max_new_tokens=draws, seed=seed)
         shown = page.evaluate("([p, n, s]) => cacheSteps(p, n, 32, s)", [prompt, draws, position == "relative"])
         assert len(shown) == draws
         for n, step in enumerate(steps):

@@ -5,16 +5,18 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from decoding import random_model
+from decoding import decoder_in, random_model
 from torch import Tensor
 from transformers import GPTNeoXConfig, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from folio.cpu_decoder import FORMATS, CPUBatch
 from folio.generate import generate
-from folio.kernels import attention_weights, pack
-from folio.runtime import resolve_runtime
+from folio.kernels import attention_weights
+from folio.quantize import quantized
+from folio.torch_decoder import TorchBatch
 from model import (
     GPT,
     POSITIONS,
@@ -164,25 +166,24 @@ class Windowed(Attention):
         return super().__call__(layer, q, k, v, mask.masked_fill(too_far, -math.inf))
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "packed"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4", "torch float32", "torch bfloat16"])
 @pytest.mark.parametrize("position", RELATIVE)
 @torch.inference_mode()
-def test_a_full_context_slides_without_being_prefilled_again(position, form, seed, monkeypatch):
+def test_a_full_context_slides_without_being_prefilled_again(position, dtype, seed, monkeypatch):
     """The logits of every step, in batches of equal and unequal prompts, are those of one pass over the whole text in
     which each token attends to block_size tokens.
     """
     assert GPTConfig(position=position).can_slide
-    runtime = resolve_runtime("cpu", "bfloat16" if form in ("bfloat16", "int8") else "float32", False)
-    model = random_model(seed, position=position).to(runtime.dtype)
     reference = random_model(seed, position=position)
-    if form in ("packed", "int8"):
-        pack(model, int8=form == "int8")
+    decoder = decoder_in(dtype, reference)
+    if dtype in FORMATS and dtype.startswith("int"):
+        reference = quantized(reference, dtype)
     prefills = count_prefills(monkeypatch)
     for prompts in ([[1]], [[1, 2, 3], [4, 5, 6]], [list(range(8))], [[1], list(range(11)), [3, 4]]):
         contexts = [prompt[-8:] for prompt in prompts]
         logits: list[list[Tensor]] = [[] for _ in prompts]
         prefills.clear()
-        for step in generate(model, prompts, runtime, max_new_tokens=24):
+        for step in generate(decoder, prompts, max_new_tokens=24):
             for row, token in enumerate(step.tokens):
                 logits[row].append(step.logits[row].clone())
                 contexts[row] = [*contexts[row], token]
@@ -190,32 +191,34 @@ def test_a_full_context_slides_without_being_prefilled_again(position, form, see
         for row, context in enumerate(contexts):
             idx = torch.tensor([context[:-1]])
             expected = reference(idx, idx, Windowed(8))[0][0, -24:]
-            tolerance = dict(atol=1e-4, rtol=1e-4) if runtime.dtype == torch.float32 else dict(atol=0.5, rtol=0.05)
+            tolerance = dict(atol=1e-4, rtol=1e-4) if "float32" in dtype else dict(atol=0.5, rtol=0.05)
             torch.testing.assert_close(torch.stack(logits[row]), expected, **tolerance)
 
 
 def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list:
     """A list that grows by one entry for each prefill."""
-    import folio.generate as generation
-
-    prefills, prefill = [], generation.prefill
-    monkeypatch.setattr(generation, "prefill", lambda *args: prefills.append(args) or prefill(*args))
+    prefills: list = []
+    for kind in (CPUBatch, TorchBatch):
+        prefill = kind.prefill
+        recorded = lambda *args, prefill=prefill: prefills.append(args) or prefill(*args)  # noqa: E731
+        monkeypatch.setattr(kind, "prefill", recorded)
     return prefills
 
 
+@pytest.mark.parametrize("dtype", ["float32", "torch float32"])
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.inference_mode()
-def test_cached_equals_recomputed_with_a_stride(position, seed):
+def test_cached_equals_recomputed_with_a_stride(position, dtype, seed):
     """Contexts that are prefilled again: the logits are those of a pass over what the model sees.
 
     Models without positions must be: their loss on Tiny Shakespeare is 1.56, and 3.7 when the context slides.
     """
-    model, runtime = random_model(seed, position=position), resolve_runtime("cpu", "float32", False)
+    model = random_model(seed, position=position)
     prompts = [[1], [2, 3, 4], list(range(10))]
     seen = [prompt[-8:] for prompt in prompts]
     stride = 3 if position in RELATIVE else None  # None: 4 of 8
     left = 8 - (stride or 4)
-    for step in generate(model, prompts, runtime, max_new_tokens=20, stride=stride):
+    for step in generate(decoder_in(dtype, model), prompts, max_new_tokens=20, stride=stride):
         for row, token in enumerate(step.tokens):
             torch.testing.assert_close(
                 step.logits[row], model(torch.tensor([seen[row]]))[0][0, -1], atol=1e-4, rtol=1e-4

@@ -8,7 +8,7 @@ from decoding import random_model
 from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
-from folio import UserError, sample_stream
+from folio import UserError
 from folio.language_model import LanguageModel
 from folio.snapshots import write_snapshot
 from folio.tokenizer import CharTokenizer
@@ -155,26 +155,6 @@ def test_a_branch_begins_with_its_text(provider, runs):
     events = generate(provider, ids=ids, begun=6, max_new_tokens=14, temperature=0, stop=text[4:8])
     assert "".join(events[0]["begun"]) + texts_of(events)[0] == text[: text.index(text[4:8])]
     assert generate(provider, ids=ids, begun=99, max_new_tokens=1)[0] == {"begun": list("ab" + text[:6])}
-
-
-@pytest.mark.parametrize("samples", [1, 4])
-def test_a_small_model_samples_with_one_thread(provider, monkeypatch, samples):
-    """Beside a browser on the same cores, two threads waited for each other: four samples were slower than one.
-
-    Between two steps torch has all its threads, because questions are answered then.
-    """
-    during, most_likely = [], sample_stream.most_likely
-    monkeypatch.setattr(
-        sample_stream, "most_likely", lambda *args: (during.append(torch.get_num_threads()), most_likely(*args))[1]
-    )
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        for _ in provider.generate({"ids": [1], "max_new_tokens": 3, "num_samples": samples}):
-            assert torch.get_num_threads() == 3
-        assert torch.get_num_threads() == 3 and during == [1, 1, 1]
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_model_that_computes_nan_samples_until_then(tmp_path):

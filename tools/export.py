@@ -39,7 +39,7 @@ from folio.export_formats import (  # noqa: E402
     transformers_model,
     with_position_table,
 )
-from folio.generate import default_prompt, generate  # noqa: E402
+from folio.generate import default_prompt, generate, make_decoder  # noqa: E402
 from folio.html_file import Weights  # noqa: E402
 from folio.language_model import encode_prompt, read_prompt  # noqa: E402
 from folio.measures import LOSS  # noqa: E402
@@ -183,7 +183,8 @@ def generate_text(model: GPT, loaded: Checkpoint) -> str:
     """200 tokens of the model's text."""
     tokenizer = loaded.tokenizer
     runtime = resolve_runtime("cpu", "float32", False)
-    steps = generate(model, [default_prompt(tokenizer)], runtime, max_new_tokens=200, vocab_size=tokenizer.vocab_size)
+    decoder = make_decoder(model, runtime)
+    steps = generate(decoder, [default_prompt(tokenizer)], max_new_tokens=200, vocab_size=tokenizer.vocab_size)
     return tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
 
 

@@ -1,0 +1,121 @@
+"""Machine code of the functions that decode on a CPU. numba compiles it once per machine; then it is read from a cache.
+
+Reading it needs neither numba nor a compiler, and takes milliseconds instead of seconds.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from llvmlite import binding as llvm
+from platformdirs import user_cache_path
+
+SOURCES = ("simd.py", "decode_step.py", "cpu_records.py")
+# What the code of an error would call. There are no errors in our functions, and they allocate nothing.
+NEVER_CALLED = {
+    *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
+    *("numba_gil_release", "numba_runtime_build_excinfo_struct", "numba_unpickle"),
+}
+
+
+def cpu_features() -> dict[str, bool]:
+    """The CPU's features by LLVM's names."""
+    return dict(llvm.get_host_cpu_features())
+
+
+@cache
+def address(function: str, format: str | None = None) -> int:
+    """The address of a compiled function of folio/decode_step.py, for a format of weights if it depends on one.
+
+    Arguments and result are int64.
+    """
+    path = user_cache_path("folio", appauthor=False) / f"{function}-{format or 'any'}-{cache_key()}.o".replace(" ", "-")
+    try:
+        symbol, code = path.read_bytes().split(b"\n", 1)
+        return load_object(code, symbol.decode())
+    except (OSError, ValueError):
+        return compile_function(function, format, path)
+
+
+@cache
+def cache_key() -> str:
+    """What the machine code depends on, as a hash."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        digest.update((Path(__file__).parent / source).read_bytes())
+    parts = (version("numba"), version("llvmlite"), platform.python_version(), platform.platform())
+    digest.update(repr((parts, llvm.get_host_cpu_name(), sorted(cpu_features().items()))).encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def engine() -> llvm.ExecutionEngine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    unreachable = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
+    for name in NEVER_CALLED:
+        if not llvm.address_of_symbol(name):
+            llvm.add_symbol(name, unreachable)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), jit=True
+    )
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+def load_object(code: bytes, symbol: str) -> int:
+    engine().add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine().finalize_object()
+    address = engine().get_function_address(symbol)
+    if not address:
+        raise ValueError(f"{symbol} is not in the file")
+    return address
+
+
+_compiled: list = []  # numba frees the code of what nothing refers to
+
+
+def compile_function(function: str, format: str | None, path: Path) -> int:
+    """Compile with numba, and save the machine code if the cache can be written."""
+    announce()
+    from numba import cfunc, int64
+
+    from folio import decode_step
+
+    made = getattr(decode_step, function)
+    if format is not None:
+        made = made(format)
+    native = cfunc(int64(*[int64] * made.py_func.__code__.co_argcount))(made.py_func)
+    _compiled.append(native)
+    module = native._library._final_module
+    if outside(module) <= NEVER_CALLED:
+        code = native._library._codegen._tm.emit_object(module)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(native._wrapper_name.encode() + b"\n" + code)
+            partial.replace(path)
+        except OSError:  # a folder that cannot be written, or a full disk: the next start compiles again
+            pass
+    return native.address
+
+
+def outside(module: llvm.ModuleRef) -> set[str]:
+    """The functions that a module calls and neither LLVM, Python, nor the C library defines."""
+    names = {function.name for function in module.functions if function.is_declaration}
+    return {name for name in names - {"memcpy", "memmove", "memset"} if not name.startswith(("llvm.", "Py"))}
+
+
+@cache
+def announce() -> None:
+    print("compiling the decoder for this CPU, once, for some seconds", file=sys.stderr)
+
+
+def function(name: str, format: str | None = None) -> Callable[..., int]:
+    """A compiled function of one argument, for Python."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address(name, format))

@@ -1,0 +1,40 @@
+"""The arguments of the compiled step of decoding: folio/cpu_decoder.py fills these records, folio/decode_step.py reads
+them.
+
+What is not a number is an address, 0 if it is not used. Strides are in bytes.
+"""
+
+import numpy as np
+
+
+def _record(*names: str, **others: str) -> np.dtype:
+    return np.dtype([*((name, "i8") for name in names), *others.items()])
+
+
+RECORDS = {
+    "matrix": _record("weight", "stride", "scale", "bias", "inputs", "outputs"),
+    "norm": _record("gain", "bias"),
+    "token": _record("id", "row", "position"),
+    "row": _record(
+        *("token", "length", "vocab_size", "top_k", "seed", "sample", "drawn", "occurred"),
+        **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), "f8"),
+    ),
+    "state": _record(
+        *("n_layer", "n_head", "n_embd", "head_size", "head_width", "block_size", "vocab_size", "gelu_new"),
+        *("matrices", "norms", "positions", "rotation", "bias"),  # parameters
+        *("rows", "cache", "logits", "row_table"),  # of each row
+        *(
+            "appends",
+            "tokens",
+            "count",
+            "predicted",
+            "predicted_count",
+            "sampled",
+            "sampled_count",
+        ),  # what the step computes
+        *("stream", "normed", "attended", "x_stride", "expanded", "expanded_stride"),  # activations
+        *("qkv", "scores", "output", "filtered"),
+        *("sync", "threads", "parts", "phase", "alone", "x_bytes", "cache_bytes"),
+        *("linear", "widen", "score", "mix", "run_part"),  # compiled functions
+    ),
+}

@@ -1,0 +1,625 @@
+"""A step of decoding on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache,
+the sampling filters of folio/generate.py, and the draw.
+
+All arguments are in records of folio/cpu_decoder.py. A step consists of phases, and a phase of parts, which the threads
+claim one by one.
+
+Dimensions: N new tokens, C channels, D head size, S slots of the cache (block_size), V vocabulary.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from folio import simd
+from folio.cpu_records import RECORDS
+from folio.simd import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    bfloat16_bits,
+    compare_exchange,
+    floats,
+    fused,
+    integers,
+    make_array_at,
+    make_call,
+    octets,
+    power_of_two,
+    round_to_integer,
+    shorts,
+    square_root,
+)
+
+compiled = njit(nogil=True, error_model="numpy")  # dividing by 0 gives infinity, without a check
+# A sum may be reordered, so that it is computed in vectors.
+compiled_sums = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+MOST_QUERIES = 4  # of a row, whose attention is computed together
+LAYER_NORM_EPSILON = np.float32(1e-5)
+INFINITY = np.float32(np.inf)
+
+states, matrices, norms = (make_array_at(RECORDS[name]) for name in ("state", "matrix", "norm"))
+new_tokens, rows_at = (make_array_at(RECORDS[name]) for name in ("token", "row"))
+ATTEND, PROJECT, EXPAND, CONTRACT, PREDICT, SAMPLE = range(6)  # phases; the first four are a layer's matrices in turn
+
+call_linear, call_widen, call_part = make_call(9), make_call(3), make_call(4)
+
+
+def linear(format: str):
+    return simd.make_linear(simd.FORMATS[format])
+
+
+def mix(format: str):
+    return simd.make_mix(simd.FORMATS[format])
+
+
+def widen(format: str):
+    return simd.make_widen(simd.FORMATS[format])
+
+
+# --- functions of a number --------------------------------------------------------------------------------------------
+
+LOG2_E, LN_2, LN_2_REST = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+SMALLEST_EXPONENT, LARGEST_EXPONENT = np.float32(-87.3), np.float32(88.0)
+TAYLOR = tuple(np.float32(1 / math.factorial(n)) for n in range(8))
+
+# Coefficients of t, t^2, ... for t = 1 / (1 + 0.3 |x|), fitted to exp(x^2 / 2) times the probability that a standard
+# normal variable exceeds |x|; the relative error is below 5e-9 (also in folio/engine/gpt.js).
+NORMAL_TAIL = tuple(
+    np.float32(c)
+    for c in (
+        *(0.1196874067, 0.1195572413, 0.1103611909, 0.07778385839, 0.09795569746),
+        *(-0.08284755081, 0.1959741857, -0.2314002865, 0.1138065163, -0.02087826143),
+    )
+)
+
+
+def make_polynomial(coefficients: tuple[np.float32, ...]):
+    """polynomial(x): the sum of coefficients[n] x^n, by Horner's rule, as one expression that is fast in vectors."""
+    body = f"c{len(coefficients) - 1}"
+    for n in range(len(coefficients) - 2, -1, -1):
+        body = f"fused({body}, x, c{n})"
+    names = {f"c{n}": c for n, c in enumerate(coefficients)}
+    return compiled(eval(f"lambda x: {body}", {"fused": fused, **names}))
+
+
+taylor, normal_tail = make_polynomial(TAYLOR), make_polynomial(NORMAL_TAIL)
+
+
+@compiled
+def exp(x):
+    """e^x in float32, for x up to 88: 2^n e^r with |r| <= ln(2) / 2. 0 below -87.3."""
+    n = round_to_integer(max(x, SMALLEST_EXPONENT) * LOG2_E)
+    r = fused(n, -LN_2_REST, fused(n, -LN_2, max(x, SMALLEST_EXPONENT)))
+    return taylor(r) * power_of_two(n) if x >= SMALLEST_EXPONENT else np.float32(0)
+
+
+@compiled
+def gelu(x):
+    """x times the probability that a standard normal variable is below x."""
+    t = np.float32(1) / fused(np.float32(0.3), abs(x), np.float32(1))
+    tail = normal_tail(t) * t * exp(np.float32(-0.5) * x * x)
+    return x * (tail if x < 0 else np.float32(1) - tail)
+
+
+@compiled
+def gelu_new(x):
+    """x / 2 (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), because (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u))."""
+    minus_2u = np.float32(-2 * math.sqrt(2 / math.pi)) * x * fused(np.float32(0.044715) * x, x, np.float32(1))
+    return x / (np.float32(1) + exp(min(minus_2u, LARGEST_EXPONENT)))
+
+
+@compiled_sums
+def exp_all(x, count, shift, scale):
+    """In place: e^((x - shift) scale). Returns their sum."""
+    total = np.float32(0)
+    for i in range(count):
+        e = exp((x[i] - shift) * scale)
+        x[i] = e
+        total += e
+    return total
+
+
+@compiled_sums
+def largest_of(x, count):
+    largest = -INFINITY
+    for i in range(count):
+        largest = max(largest, x[i])
+    return largest
+
+
+@compiled_sums
+def softmax(x, count, scale):
+    """In place: the softmax of x scale."""
+    total = exp_all(x, count, largest_of(x, count), scale)
+    for i in range(count):
+        x[i] /= total
+
+
+# --- the parts of a layer ---------------------------------------------------------------------------------------------
+
+
+@compiled
+def rotate(x, D, rotation):
+    """Rotate channels i and i + D / 2 as a plane, as model.rotate does. rotation: the address of cosines and sines."""
+    cos, sin = floats(rotation, D // 2), floats(rotation + 2 * D, D // 2)
+    for i in range(D // 2):
+        a, b = x[i], x[i + D // 2]
+        x[i] = a * cos[i] - b * sin[i]
+        x[i + D // 2] = b * cos[i] + a * sin[i]
+
+
+@compiled
+def add_bias_by_distance(scores, count, scale, by_distance, newest, S):
+    """scores[s] = scores[s] scale + by_distance[distance of slot s from the newest token's]."""
+    for s in range(newest + 1):
+        scores[s] = scores[s] * scale + by_distance[newest - s]
+    for s in range(newest + 1, count):
+        scores[s] = scores[s] * scale + by_distance[newest - s + S]
+
+
+@compiled
+def copy_floats(values, count, address, item_bytes):
+    """Copy float32 values to an address, as bfloat16 if an item has two bytes."""
+    if item_bytes == 2:
+        bits = shorts(address, count)
+        for i in range(count):
+            bits[i] = bfloat16_bits(values[i])
+    else:
+        numbers = floats(address, count)
+        for i in range(count):
+            numbers[i] = values[i]
+
+
+@compiled
+def apply(state, m, x, x_stride, N, y, y_stride, first, last):
+    """Outputs first ... last - 1 of a linear layer for N inputs x; y[0] is output `first`. Strides are in bytes."""
+    count = last - first
+    call_linear(state.linear, m.weight + first * m.stride, m.stride, x, x_stride, N, m.inputs, y, y_stride, count)
+    for n in range(N):
+        values = floats(y + n * y_stride, count)
+        if m.scale:
+            scale = floats(m.scale + 4 * first, count)
+            for i in range(count):
+                values[i] *= scale[i]
+        if m.bias:
+            bias = floats(m.bias + 4 * first, count)
+            for i in range(count):
+                values[i] += bias[i]
+
+
+@compiled
+def embed(state):
+    """The sum of token and position embeddings, as the residual stream."""
+    C, tokens = state.n_embd, new_tokens(state.tokens, state.count)
+    m = matrices(state.matrices, 4 * state.n_layer + 1)[4 * state.n_layer]
+    widened = floats(state.output, m.inputs)
+    for n in range(state.count):
+        call_widen(state.widen, m.weight + tokens[n].id * m.stride, m.inputs, state.output)
+        scale = floats(m.scale, m.outputs)[tokens[n].id] if m.scale else np.float32(1)
+        x = floats(state.stream + 4 * n * C, C)
+        for i in range(C):
+            x[i] = widened[i] * scale
+        if state.positions:
+            position = floats(state.positions + 4 * C * tokens[n].position, C)
+            for i in range(C):
+                x[i] += position[i]
+
+
+@compiled_sums
+def layer_norm(state, x, norm, scratch, output):
+    C = state.n_embd
+    gain, total, squares = floats(norm.gain, C), np.float32(0), np.float32(0)
+    for i in range(C):
+        total += x[i]
+    mean = total / np.float32(C)
+    for i in range(C):
+        squares += (x[i] - mean) * (x[i] - mean)
+    scale = np.float32(1) / square_root(squares / np.float32(C) + LAYER_NORM_EPSILON)
+    for i in range(C):
+        scratch[i] = (x[i] - mean) * scale * gain[i]
+    if norm.bias:
+        bias = floats(norm.bias, C)
+        for i in range(C):
+            scratch[i] += bias[i]
+    copy_floats(scratch, C, output, state.x_bytes)
+
+
+@compiled
+def normalize(state, index):
+    """The norm of that index for all new tokens; the last norm only for the tokens whose logits are needed."""
+    C, norm = state.n_embd, norms(state.norms, 2 * state.n_layer + 1)[index]
+    scratch = floats(state.output, C)
+    if index < 2 * state.n_layer:
+        for n in range(state.count):
+            layer_norm(state, floats(state.stream + 4 * n * C, C), norm, scratch, state.normed + n * state.x_stride)
+    else:
+        tokens, n = integers(state.predicted, state.predicted_count), 0
+        for n in range(state.predicted_count):
+            x = floats(state.stream + 4 * tokens[n] * C, C)
+            layer_norm(state, x, norm, scratch, state.normed + n * state.x_stride)
+
+
+@compiled
+def attend(state, layer, head):
+    """One head: queries, keys, and values of the new tokens, and the weighted sums of values."""
+    m = matrices(state.matrices, 4 * state.n_layer)[4 * layer + ATTEND]
+    tokens, N = new_tokens(state.tokens, state.count), state.count
+    C, D, S, width = state.n_embd, state.head_size, state.block_size, state.head_width
+    stride = 4 * state.n_head * width  # bytes of the queries, keys, or values of a token
+    queries = state.qkv + 4 * head * width
+    keys, values = queries + N * stride, queries + 2 * N * stride
+    for part, address in enumerate((queries, keys, values)):
+        first = part * C + head * D
+        apply(state, m, state.normed, state.x_stride, N, address, stride, first, first + D)
+    if state.rotation:
+        for n in range(N):
+            rotation = state.rotation + 4 * D * tokens[n].position
+            rotate(floats(queries + n * stride, D), D, rotation)
+            rotate(floats(keys + n * stride, D), D, rotation)
+    vector_bytes = state.cache_bytes * width  # a key or value in the cache
+    row_bytes = state.n_head * S * vector_bytes
+    cached_keys = state.cache + 2 * layer * state.rows * row_bytes + head * S * vector_bytes
+    cached_values = cached_keys + state.rows * row_bytes
+    for n in range(N):
+        slot = tokens[n].row * row_bytes + tokens[n].position % S * vector_bytes
+        copy_floats(floats(keys + n * stride, D), D, cached_keys + slot, state.cache_bytes)
+        copy_floats(floats(values + n * stride, D), D, cached_values + slot, state.cache_bytes)
+    scale, scores, n = np.float32(1) / square_root(np.float32(D)), state.scores + 4 * MOST_QUERIES * S * head, 0
+    while n < N:
+        row, group = tokens[n].row, 1  # up to four tokens of a row at a time
+        while group < MOST_QUERIES and n + group < N and tokens[n + group].row == row:
+            group += 1
+        most = min(tokens[n + group - 1].position + 1, S)  # keys that one of them attends to
+        query, row_keys, row_values = (
+            queries + n * stride,
+            cached_keys + row * row_bytes,
+            cached_values + row * row_bytes,
+        )
+        call_linear(state.score, row_keys, vector_bytes, query, stride, group, width, scores, 4 * S, most)
+        for g in range(group):
+            position = tokens[n + g].position
+            count = min(position + 1, S)
+            weights = floats(scores + 4 * g * S, most)
+            if state.bias:
+                add_bias_by_distance(weights, count, scale, floats(state.bias + 4 * head * S, S), position % S, S)
+                softmax(weights, count, np.float32(1))
+            else:
+                softmax(weights, count, scale)
+            for s in range(count, most):
+                weights[s] = np.float32(0)
+        call_linear(state.mix, scores, 4 * S, group, most, row_values, vector_bytes, query, stride, width)
+        for g in range(group):  # the results are in place of the queries
+            output = state.attended + (n + g) * state.x_stride + state.x_bytes * head * D
+            copy_floats(floats(query + g * stride, D), D, output, state.x_bytes)
+        n += group
+
+
+@compiled
+def add_to_stream(state, m, x, x_stride, first, last):
+    """Add outputs first ... last - 1 of a linear layer to the residual stream."""
+    C = state.n_embd
+    y = state.output + 4 * first
+    apply(state, m, x, x_stride, state.count, y, 4 * C, first, last)
+    for n in range(state.count):
+        values, stream = floats(y + 4 * n * C, last - first), floats(state.stream + 4 * (n * C + first), last - first)
+        for i in range(last - first):
+            stream[i] += values[i]
+
+
+@compiled
+def expand(state, m, first, last):
+    """Outputs first ... last - 1 of the MLP's first layer, and the activation function."""
+    y, stride = state.output + 4 * first, 4 * m.outputs
+    apply(state, m, state.normed, state.x_stride, state.count, y, stride, first, last)
+    for n in range(state.count):
+        values = floats(y + n * stride, last - first)
+        if state.gelu_new:
+            for i in range(last - first):
+                values[i] = gelu_new(values[i])
+        else:
+            for i in range(last - first):
+                values[i] = gelu(values[i])
+        copy_floats(
+            values, last - first, state.expanded + n * state.expanded_stride + state.x_bytes * first, state.x_bytes
+        )
+
+
+@compiled
+def predict(state, m, first, last):
+    """Logits first ... last - 1."""
+    y, stride = state.output + 4 * first, 4 * m.outputs
+    apply(state, m, state.normed, state.x_stride, state.predicted_count, y, stride, first, last)
+    predicted, tokens = integers(state.predicted, state.predicted_count), new_tokens(state.tokens, state.count)
+    for n in range(state.predicted_count):
+        row = tokens[predicted[n]].row
+        values, logits = (
+            floats(y + n * stride, last - first),
+            floats(state.logits + row * stride + 4 * first, last - first),
+        )
+        for i in range(last - first):
+            logits[i] = values[i]
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def sift_down(heap, start, count):
+    """Restore the order of a heap, the largest number first, after its item `start` became smaller."""
+    value, parent = heap[start], start
+    while 2 * parent + 1 < count:
+        child = 2 * parent + 1
+        if child + 1 < count and heap[child + 1] > heap[child]:
+            child += 1
+        if heap[child] <= value:
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = value
+
+
+@compiled
+def kth_largest(x, count, k, heap):
+    """heap: scratch of k numbers, the negatives of the k largest so far."""
+    for i in range(k):
+        heap[i] = -x[i]
+    for start in range(k // 2 - 1, -1, -1):
+        sift_down(heap, start, k)
+    for i in range(k, count):
+        if -x[i] < heap[0]:
+            heap[0] = -x[i]
+            sift_down(heap, 0, k)
+    return -heap[0]
+
+
+@compiled
+def nucleus(probabilities, count, p, heap):
+    """The smallest probability in the smallest set of tokens that sum to p or more, and how many such ties are in it.
+
+    probabilities: unnormalized, 0 for tokens that are not considered. heap: scratch of `count` numbers.
+    """
+    total, size = np.float64(0), 0
+    for i in range(count):
+        if probabilities[i] > 0:
+            heap[size] = probabilities[i]
+            size += 1
+            total += probabilities[i]
+    for start in range(size // 2 - 1, -1, -1):
+        sift_down(heap, start, size)
+    smallest, ties, covered = heap[0], 0, np.float64(0)
+    while size and (ties == 0 or covered < p * total):
+        ties = ties + 1 if heap[0] == smallest else 1
+        smallest = heap[0]
+        covered += smallest
+        size -= 1
+        heap[0] = heap[size]
+        sift_down(heap, 0, size)
+    return smallest, ties
+
+
+@compiled
+def uniform(seed, sample, position):
+    """A number in [0, 1) that is a function of its arguments, as folio.generate.uniforms."""
+    h = np.uint64(0)
+    for part in (np.uint64(seed), np.uint64(sample), np.uint64(position)):
+        h = (h ^ part) + np.uint64(0x9E3779B97F4A7C15)
+        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        h = h ^ (h >> np.uint64(31))
+    return np.float64(h >> np.uint64(11)) * 2.0**-53
+
+
+@compiled_sums
+def filter_probabilities(row, x, V, occurred, heap):
+    """In place: logits x (V,) become probabilities that are not normalized, 0 for filtered tokens. Returns their sum.
+
+    The filters are those of folio.generate.next_token_probabilities.
+    """
+    penalty, temperature = np.float32(row.repetition_penalty), np.float32(row.temperature)
+    if penalty != 1:
+        for i in range(V):
+            if occurred[i]:
+                x[i] = x[i] * penalty if x[i] < 0 else x[i] / penalty
+    for i in range(V):
+        x[i] /= temperature
+    largest = largest_of(x, V)
+    if row.top_k < V:
+        smallest = kth_largest(x, V, row.top_k, heap)
+        for i in range(V):
+            x[i] = x[i] if x[i] >= smallest else -INFINITY
+    total = exp_all(x, V, largest, np.float32(1))
+    if row.top_p < 1:
+        smallest, ties = nucleus(x, V, np.float32(row.top_p), heap)
+        total = np.float32(0)
+        for i in range(V):
+            if x[i] < smallest or (x[i] == smallest and ties == 0):
+                x[i] = np.float32(0)
+            elif x[i] == smallest:
+                ties -= 1
+            total += x[i]
+    if row.min_p > 0:
+        least = np.float32(row.min_p)  # the largest one is e^0
+        total = np.float32(0)
+        for i in range(V):
+            x[i] = x[i] if x[i] >= least else np.float32(0)
+            total += x[i]
+    return total
+
+
+@compiled
+def most_likely(x, V):
+    best = 0
+    for i in range(V):
+        if x[i] > x[best]:
+            best = i
+    return best
+
+
+@compiled
+def draw(x, V, total, number):
+    """The first token at which the cumulative probability exceeds `number`: inverse transform sampling."""
+    everything = np.float64(0)
+    for i in range(V):
+        everything += x[i] / total
+    target, cumulative, last = number * everything, np.float64(0), 0
+    for i in range(V):
+        if x[i] > 0:
+            cumulative += x[i] / total
+            last = i
+            if cumulative > target:
+                break
+    return last
+
+
+@compiled
+def sample(state, index):
+    """The next token of the row in that place of the list of rows that take part in the step."""
+    number = integers(state.sampled, state.sampled_count)[index]
+    row = rows_at(state.row_table, state.rows)[number]
+    V = row.vocab_size  # without padding
+    logits = floats(state.logits + 4 * state.vocab_size * number, V)
+    x = floats(state.filtered + 8 * state.vocab_size * index, V)
+    heap = floats(state.filtered + 8 * state.vocab_size * index + 4 * state.vocab_size, V)
+    occurred = octets(row.occurred, V)
+    for i in range(V):
+        x[i] = logits[i]
+    if row.temperature == 0:
+        if row.repetition_penalty != 1:
+            penalty = np.float32(row.repetition_penalty)
+            for i in range(V):
+                if occurred[i]:
+                    x[i] = x[i] * penalty if x[i] < 0 else x[i] / penalty
+        token = most_likely(x, V)
+    else:
+        total = filter_probabilities(row, x, V, occurred, heap)
+        token = draw(x, V, total, uniform(row.seed, row.sample, row.drawn))
+    row.drawn += 1
+    row.token = token
+    if row.occurred:
+        occurred[token] = 1
+
+
+@compiled
+def append_sampled(state):
+    """Make the tokens that were drawn last the new tokens of their rows."""
+    rows, sampled = rows_at(state.row_table, state.rows), integers(state.sampled, state.sampled_count)
+    tokens, predicted = new_tokens(state.tokens, state.sampled_count), integers(state.predicted, state.sampled_count)
+    for n in range(state.sampled_count):
+        row = rows[sampled[n]]
+        tokens[n].id, tokens[n].row, tokens[n].position = row.token, sampled[n], row.length
+        row.length += 1
+        predicted[n] = n
+    state.count = state.predicted_count = state.sampled_count
+
+
+# --- phases and threads -----------------------------------------------------------------------------------------------
+#
+# The leader publishes a phase in `claims`, as its number and the next part that nobody has claimed. A thread claims a
+# part by increasing it, so that a thread that is late, asleep, or without a core holds up nobody before it has claimed.
+
+EMBED, NORMALIZE = 6, 7  # phases of one part
+PARTS_BITS = 20
+PATIENCE = 200_000  # times to look before a thread is given up as waiting for a core; some 0.2 ms
+STEPS_ALONE = 64  # then
+
+
+@compiled
+def run_part(address, phase, layer, part):
+    state = states(address, 1)[0]
+    all_matrices = matrices(state.matrices, 4 * state.n_layer + 1)
+    if phase == EMBED:
+        embed(state)
+    elif phase == NORMALIZE:
+        normalize(state, layer)
+    elif phase == ATTEND:
+        attend(state, layer, part)
+    elif phase == SAMPLE:
+        sample(state, part)
+    else:
+        m = all_matrices[4 * state.n_layer if phase == PREDICT else 4 * layer + phase]
+        first, last = m.outputs * part // state.parts // 8 * 8, m.outputs * (part + 1) // state.parts // 8 * 8
+        if part + 1 == state.parts:
+            last = m.outputs
+        if phase == PROJECT:
+            add_to_stream(state, m, state.attended, state.x_stride, first, last)
+        elif phase == EXPAND:
+            expand(state, m, first, last)
+        elif phase == CONTRACT:
+            add_to_stream(state, m, state.expanded, state.expanded_stride, first, last)
+        else:
+            predict(state, m, first, last)
+    return 0
+
+
+@compiled
+def claim_parts(address):
+    """Run parts of the published phase until none is left. Returns how many."""
+    state, ran = states(address, 1)[0], 0
+    sync = state.sync
+    while True:
+        claim = atomic_load(sync)
+        phase, layer, count = atomic_load(sync + 64), atomic_load(sync + 72), atomic_load(sync + 80)
+        part = claim & ((1 << PARTS_BITS) - 1)
+        if part >= count:
+            return ran
+        if compare_exchange(sync, claim, claim + 1):
+            call_part(state.run_part, address, phase, layer, part)
+            atomic_add(sync + 128, 1)
+            ran += 1
+
+
+@compiled
+def run_phase(address, phase, layer, count):
+    state = states(address, 1)[0]
+    sync = state.sync
+    if state.threads == 1 or count == 1 or state.alone > 0:
+        for part in range(count):
+            call_part(state.run_part, address, phase, layer, part)
+        return
+    state.phase += 1
+    atomic_store(sync + 128, 0)
+    atomic_store(sync + 64, phase)
+    atomic_store(sync + 72, layer)
+    atomic_store(sync + 80, count)
+    atomic_store(sync, state.phase << PARTS_BITS)
+    claim_parts(address)
+    looks = 0
+    while atomic_load(sync + 128) < count:
+        looks += 1
+    if looks > PATIENCE:
+        state.alone = STEPS_ALONE
+
+
+@compiled
+def step(address):
+    """The forward pass for the new tokens, if there are any, and a draw for each of the rows to sample."""
+    state = states(address, 1)[0]
+    if state.appends:
+        append_sampled(state)
+    if state.count:
+        parts = state.parts
+        run_phase(address, EMBED, 0, 1)
+        for layer in range(state.n_layer):
+            run_phase(address, NORMALIZE, 2 * layer, 1)
+            run_phase(address, ATTEND, layer, state.n_head)
+            run_phase(address, PROJECT, layer, parts)
+            run_phase(address, NORMALIZE, 2 * layer + 1, 1)
+            run_phase(address, EXPAND, layer, parts)
+            run_phase(address, CONTRACT, layer, parts)
+        if state.predicted_count:
+            run_phase(address, NORMALIZE, 2 * state.n_layer, 1)
+            run_phase(address, PREDICT, 0, parts)
+    run_phase(address, SAMPLE, 0, state.sampled_count)
+    state.alone = max(0, state.alone - 1)
+    return 0
+
+
+@compiled
+def help(address):
+    """Take part in the leader's phases until there has been nothing to do for some 0.1 ms."""
+    looks = 0
+    while looks < PATIENCE // 4:
+        looks = 0 if claim_parts(address) else looks + 1
+    return 0
