@@ -286,8 +286,8 @@ def prompt_of(line: dict[str, Any]) -> str:
 def show_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives: int) -> None:
     """Print each token of the first sample with its log-probability in nats before any filter, and the most likely."""
     for step in sampler.steps([encode_prompt(sampler, cfg, start).ids], [0], cfg):
-        logprobs = step.logits[0].log_softmax(dim=-1)
-        most_likely = logprobs.topk(min(alternatives, sampler.tokenizer.vocab_size)).indices.tolist()
+        logprobs = step.logits[0, : sampler.tokenizer.vocab_size].log_softmax(dim=-1)
+        most_likely = logprobs.topk(min(alternatives, len(logprobs))).indices.tolist()
         shown = [
             f"{sampler.tokenizer.token_bytes(token).decode('utf-8', 'backslashreplace')!r} {logprobs[token]:.3f}"
             for token in (step.tokens[0], *most_likely)

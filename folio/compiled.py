@@ -37,10 +37,12 @@ def address(function: str, format: str | None = None) -> int:
     """
     path = user_cache_path("folio", appauthor=False) / f"{function}-{format or 'any'}-{cache_key()}.o".replace(" ", "-")
     try:
-        symbol, code = path.read_bytes().split(b"\n", 1)
-        return load_object(code, symbol.decode())
+        symbol, digest, code = path.read_bytes().split(b"\n", 2)
+        if hashlib.sha256(code).hexdigest() == digest.decode():
+            return load_object(code, symbol.decode())
     except (OSError, ValueError):
-        return compile_function(function, format, path)
+        pass
+    return compile_function(function, format, path)
 
 
 @cache
@@ -71,10 +73,7 @@ def engine() -> llvm.ExecutionEngine:
 def load_object(code: bytes, symbol: str) -> int:
     engine().add_object_file(llvm.ObjectFileRef.from_data(code))
     engine().finalize_object()
-    address = engine().get_function_address(symbol)
-    if not address:
-        raise ValueError(f"{symbol} is not in the file")
-    return address
+    return engine().get_function_address(symbol)
 
 
 _compiled: list = []  # numba frees the code of what nothing refers to
@@ -98,7 +97,8 @@ def compile_function(function: str, format: str | None, path: Path) -> int:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(native._wrapper_name.encode() + b"\n" + code)
+            header = f"{native._wrapper_name}\n{hashlib.sha256(code).hexdigest()}\n"
+            partial.write_bytes(header.encode() + code)
             partial.replace(path)
         except OSError:  # a folder that cannot be written, or a full disk: the next start compiles again
             pass

@@ -198,7 +198,7 @@ class CPUBatch:
         fields = dict(
             vocab_size=min(V, vocab_size or V),
             temperature=sampling.temperature,
-            top_k=sampling.top_k or V,
+            top_k=min(sampling.top_k or V, V),
             top_p=1.0 if sampling.top_p is None else sampling.top_p,
             min_p=sampling.min_p or 0.0,
             repetition_penalty=sampling.repetition_penalty,

@@ -480,16 +480,3 @@ def test_nan_weights_are_a_one_line_error(trained, monkeypatch):
     for dtype in ("float32", "int8"):
         with pytest.raises(UserError, match=r"^the model computes NaN: use another checkpoint, or --dtype=float32"):
             run_command(trained, f"--dtype={dtype}")
-
-
-def test_a_small_model_uses_one_thread_for_a_single_text(trained, monkeypatch):
-    """With another busy process, two threads waited for each other: 11 tokens per second."""
-    threads = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    run_command(trained, "--max_new_tokens=2")
-    assert threads == [1, 7] * 3  # between two steps, and after the last, other computations use all threads
-    run_command(trained, "--max_new_tokens=2", "--num_samples=3")
-    monkeypatch.setattr(language_model, "SMALL", 0)
-    run_command(trained, "--max_new_tokens=2")
-    assert threads == [1, 7] * 3
