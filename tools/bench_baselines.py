@@ -109,11 +109,13 @@ def memmap_batch(path: Path, B: int, T: int) -> tuple[Any, Any]:
 # --- generating tokens ------------------------------------------------------------------------------------------------
 
 
-# The methods get `rows` copies of a prompt, and how many tokens to generate after each. They return the number of
-# tokens that they generated.
+# The methods get `rows` copies of a prompt, and how many tokens to generate after each. They return the ids that follow
+# in each row. With a temperature of 0, all of them generate the same.
 
 
-def generate_recomputed(model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int) -> int:
+def generate_recomputed(
+    model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> list[list[int]]:
     """One text after another, in torch's default float32. Each token is computed from the whole context: by the model's
     own `generate` (nanoGPT's) or, without one, as nanoGPT does it.
     """
@@ -121,21 +123,26 @@ def generate_recomputed(model: Any, temperature: float, prompt: Sequence[int], r
 
     torch.set_float32_matmul_precision("highest")
     top_k = TOP_K if temperature else 1  # nanoGPT divides by the temperature
+    start = torch.tensor([prompt], device=next(model.parameters()).device)  # (1, T)
+    texts = []
     with torch.inference_mode():
         for _ in range(rows):
-            ids = torch.tensor([prompt], device=next(model.parameters()).device)
             if hasattr(model, "generate"):
-                model.generate(ids, count, temperature=temperature or 1.0, top_k=top_k)
+                texts.append(model.generate(start, count, temperature=temperature or 1.0, top_k=top_k))
                 continue
+            ids = start
             for _ in range(count):
                 logits = model(ids[:, -model.config.block_size :])[0][:, -1] / (temperature or 1.0)  # (1, V)
                 threshold = logits.topk(min(top_k, logits.shape[-1])).values[:, [-1]]  # (1, 1)
                 probabilities = logits.masked_fill(logits < threshold, -torch.inf).softmax(-1)
                 ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
-    return rows * count
+            texts.append(ids)
+    return torch.cat(texts)[:, len(prompt) :].tolist()
 
 
-def generate_transformers(model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int) -> int:
+def generate_transformers(
+    model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> list[list[int]]:
     """All rows at a time, with transformers."""
     import torch
 
@@ -143,7 +150,7 @@ def generate_transformers(model: Any, temperature: float, prompt: Sequence[int],
     sampling = dict(do_sample=True, temperature=temperature, top_k=TOP_K) if temperature else dict(do_sample=False)
     new_tokens = min(count, model.config.n_positions - len(prompt))  # it does not generate past its last position
     settings = dict(max_new_tokens=new_tokens, attention_mask=torch.ones_like(ids), pad_token_id=0, **sampling)
-    return model.generate(ids, **settings)[:, len(prompt) :].numel()
+    return model.generate(ids, **settings)[:, len(prompt) :].tolist()
 
 
 def transformers_model(ours: Any) -> Any:
@@ -188,13 +195,13 @@ def run_llama(
     )
     words = ["node", str(ROOT / "tools" / "bench_llama.mjs"), str(folder), str(file)]
     words += [f"--{name}={value}" for name, value in settings.items()]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError("llama: Node.js is not installed: the program node is missing") from None
+    if not shutil.which("node"):
+        raise UserError(f"llama={folder}: Node.js is not installed, which runs node-llama-cpp")
+    if not (folder / "node_modules" / "node-llama-cpp").is_dir():
+        raise UserError(f"llama={folder}: npm install --prefix {folder} node-llama-cpp installs it there")
+    done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
-        install = f"npm install --prefix {folder} node-llama-cpp"
-        raise UserError(f"llama={folder}: bench_llama.mjs failed (is it installed? {install}):\n{done.stderr.strip()}")
+        raise SystemExit(f"{words[1]} failed:\n{done.stderr}")
     return json.loads(done.stdout)
 
 

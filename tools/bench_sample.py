@@ -154,20 +154,24 @@ def make_methods(
     return baseline, methods
 
 
-def timed(generate: Callable[[Sequence[int], int, int], int], bytes_per_token: float) -> Method:
-    """The method of a function that returns the number of tokens it generated."""
+def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_per_token: float) -> Method:
+    """The method of a function that returns the ids that it generated."""
 
     def speed(prompt: Sequence[int], rows: int, count: int) -> float:
         began = time.perf_counter()
-        return generate(prompt, rows, count) / (time.perf_counter() - began)
+        texts = generate(prompt, rows, count)
+        return sum(map(len, texts)) / (time.perf_counter() - began)
 
     return Method(speed, bytes_per_token)
 
 
-def generate_folio(model: LanguageModel, temperature: float, prompt: Sequence[int], rows: int, count: int) -> int:
-    """Generate tokens as the methods of bench_baselines do."""
+def generate_folio(
+    model: LanguageModel, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> list[list[int]]:
+    """The ids that follow in each row, as from the methods of bench_baselines."""
     config = GenerationConfig(max_new_tokens=count, temperature=temperature, top_k=baselines.TOP_K)
-    return sum(len(step.tokens) for step in model.steps([list(prompt)] * rows, range(rows), config))
+    steps = [step.tokens for step in model.steps([list(prompt)] * rows, range(rows), config)]
+    return [list(ids) for ids in zip(*steps, strict=True)]
 
 
 def llama_speed(run: Callable[..., dict[str, Any]], prompt: Sequence[int], rows: int, count: int) -> float:
