@@ -6,33 +6,34 @@
 // It prints one line of JSON, with the seconds from the prompt to the first tokens ("first") and to the last ones
 // ("seconds"), how many of these were spent in llama_decode ("decode"), and the ids of the first row ("ids").
 
-import { createRequire } from "node:module";
+import {createRequire} from "node:module";
 import path from "node:path";
-import { parseArgs } from "node:util";
-import { pathToFileURL } from "node:url";
+import {parseArgs} from "node:util";
+import {pathToFileURL} from "node:url";
 
 const BATCH = 512; // tokens per llama_decode: llama.cpp's default
 const TOP_K = 200; // as sample.py and nanoGPT
 
 const names = ["threads", "rows", "prompt", "tokens", "temperature"];
-const { values, positionals } = parseArgs({
-  options: Object.fromEntries(names.map((name) => [name, { type: "string" }])), allowPositionals: true,
+const {values, positionals} = parseArgs({
+  options: Object.fromEntries(names.map((name) => [name, {type: "string"}])),
+  allowPositionals: true,
 });
 const [folder, file] = positionals;
 const [threads, rows, temperature] = [values.threads, values.rows, values.temperature].map(Number);
 const prompt = Uint32Array.from(values.prompt.split(","), Number);
 
 const library = createRequire(path.resolve(folder, "package.json")).resolve("node-llama-cpp");
-const { getLlama } = await import(pathToFileURL(library));
-const llama = await getLlama({ gpu: false, build: "never", logLevel: "error", maxThreads: threads });
-const model = await llama.loadModel({ modelPath: path.resolve(file) });
+const {getLlama} = await import(pathToFileURL(library));
+const llama = await getLlama({gpu: false, build: "never", logLevel: "error", maxThreads: threads});
+const model = await llama.loadModel({modelPath: path.resolve(file)});
 const tokens = Math.min(Number(values.tokens), model.trainContextSize - prompt.length);
 const context = await model.createContext({
   sequences: rows, contextSize: prompt.length + tokens, batchSize: BATCH, threads, flashAttention: "auto",
 });
 // The objects below node-llama-cpp's queues: their methods call llama_decode and llama_sampler_apply in a thread.
 const native = context._ctx, sampler = new llama._bindings.AddonSampler(model._model);
-sampler.applyConfig(temperature ? { temperature, topK: TOP_K, seed: 1 } : { temperature });
+sampler.applyConfig(temperature ? {temperature, topK: TOP_K, seed: 1} : {temperature});
 
 const seconds = () => performance.now() / 1000;
 let decode; // seconds in llama_decode
@@ -63,7 +64,7 @@ const generate = async (count) => {
     if (ids.length === count) break;
     next = await append(next.map((token) => Uint32Array.of(token)), position);
   }
-  const result = { first, seconds: seconds() - began, decode, ids };
+  const result = {first, seconds: seconds() - began, decode, ids};
   for (let row = 0; row < rows; row++) native.disposeSequence(row);
   return result;
 };
