@@ -5,6 +5,7 @@
 //
 // It prints one line of JSON, with the seconds from the prompt to the first tokens ("first") and to the last ones
 // ("seconds"), how many of these were spent in llama_decode ("decode"), and the ids of the first row ("ids").
+// Handing the work to node's threads adds 0.1 ms per token: 1 to 2 % at 124M, but a third at 0.8M.
 
 import {createRequire} from "node:module";
 import path from "node:path";
