@@ -54,7 +54,7 @@ def load(init_from: str, which: str = "best") -> Checkpoint:
         return from_nanogpt(path)
     if path.is_file() and path.suffix == ".gguf":
         return from_gguf(path)
-    return checkpoint.load(path, which)
+    return checkpoint.load(path, which, optimizer=False)
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------

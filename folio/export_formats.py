@@ -30,6 +30,7 @@ from model import GPTConfig, sinusoids
 
 EMBEDDINGS = ("wte", "wpe")  # the only weights that never have a bias
 TABLE = "transformer.wpe.weight"  # of position embeddings
+OUTPUT = "transformer.wte.weight"  # token embeddings, which are the output matrix too
 DROPOUTS = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # which no exported model needs
 GELUS = ("gelu_new", "gelu")  # GPT-2's activation and the exact function that it approximates
 NANOGPT_DATASET = "folio_char"  # name of the data set whose meta.pkl is exported for nanoGPT
@@ -184,9 +185,12 @@ def model_card(loaded: Checkpoint, name: str, checked: str) -> str:
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def write_gguf(loaded: Checkpoint, path: Path) -> None:
-    """Write a float32 file for llama.cpp, with the tokenizer. Rows that pad the vocabulary become unused tokens."""
-    from gguf import GGUFWriter, LlamaFileType, TokenType
+def write_gguf(loaded: Checkpoint, path: Path, matrices: str = "F32") -> None:
+    """Write a file for llama.cpp, with the tokenizer. Rows that pad the vocabulary become unused tokens.
+
+    matrices: F32, F16, Q8_0 or Q4_0; the other tensors are float32, as llama-quantize leaves them.
+    """
+    from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, TokenType, quants
 
     shape, tokenizer = loaded.state["model"], loaded.tokenizer
     writer = GGUFWriter(path, "gpt2")
@@ -196,7 +200,8 @@ def write_gguf(loaded: Checkpoint, path: Path) -> None:
     writer.add_feed_forward_length(4 * shape["n_embd"])
     writer.add_head_count(shape["n_head"])
     writer.add_layer_norm_eps(LAYER_NORM_EPSILON)
-    writer.add_file_type(LlamaFileType.ALL_F32)
+    writer.add_file_type(LlamaFileType.ALL_F32 if matrices == "F32" else LlamaFileType[f"MOSTLY_{matrices}"])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
     spelled = spell_tokens(tokenizer.ranks)
     padding = [f"[PAD{i}]" for i in range(tokenizer.vocab_size, shape["vocab_size"])]
     types = [TokenType.NORMAL] * len(spelled) + [TokenType.CONTROL] + [TokenType.UNUSED] * len(padding)
@@ -210,12 +215,25 @@ def write_gguf(loaded: Checkpoint, path: Path) -> None:
     writer.add_add_bos_token(False)
     names = gguf_names(shape["n_layer"])
     for name, tensor in with_biases(loaded.model).items():
-        writer.add_tensor(names[name], tensor.float().contiguous().numpy())
+        array, kind = tensor.float().contiguous().numpy(), gguf_type(name, tensor, matrices)
+        writer.add_tensor(names[name], quants.quantize(array, kind), raw_dtype=kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def gguf_type(name: str, tensor: Tensor, matrices: str) -> Any:
+    """The type of a tensor in a file whose matrices are of this type, as llama-quantize chooses it.
+
+    In Q4_0 it writes the output matrix, which GPT-2 shares with wte, in Q6_K. The package gguf cannot; Q8_0 is next.
+    """
+    from gguf import GGMLQuantizationType as Type
+
+    if tensor.dim() == 1 or name == TABLE:
+        return Type.F32
+    return Type.Q8_0 if matrices == "Q4_0" and name == OUTPUT else Type[matrices]
 
 
 # --- nanoGPT ----------------------------------------------------------------------------------------------------------

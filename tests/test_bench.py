@@ -3,18 +3,22 @@ import os
 import random
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import processes
 import pytest
 import torch
+from decoding import random_model
 from tiny_tokenizers import bpe
 
 from folio import UserError, configurator, tokenizer
 from folio.configurator import ConfigError
 from folio.corpus import Corpus, find_sources
+from folio.language_model import LanguageModel
 from folio.prepare import PrepareConfig, prepare
 from folio.shards import open_dataset
+from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
 from tools import bench_baselines, bench_data, bench_sample, bench_sweep, bench_train
 from tools.bench_baselines import BaselineConfig
@@ -39,6 +43,7 @@ def test_lists_are_separated_by_commas():
         (SampleBenchConfig, ["--models=char 0.8M,GPT"], "models=char 0.8M,GPT: 'GPT' is not one of char 0.8M, char 10"),
         (SampleBenchConfig, ["--rows=1 10"], "rows=1 10: it must be integers of at least 1, separated by commas"),
         (SampleBenchConfig, ["--rows=0"], "rows=0: it must be integers of at least 1"),
+        (SampleBenchConfig, ["--llama_threads=0"], "llama_threads=0: it must be integers of at least 1"),
         (SampleBenchConfig, ["--repeats=0"], "repeats=0: it must be at least 1"),
         (SampleBenchConfig, ["--device=gpu"], "device=gpu: it takes 'cpu' or 'cuda'"),
         (SampleBenchConfig, ["--device=cuda"], "device=cuda: torch finds no CUDA GPU here; use cpu"),
@@ -109,6 +114,73 @@ def test_all_methods_of_sampling_are_measured(capsys, monkeypatch):
     assert "| small, 12 tokens | 1 at a time, tokens/s | ratio | 10 at a time, tokens/s |" in out
 
 
+def test_the_time_to_the_first_token_and_llama_cpp_are_measured(capsys, monkeypatch, tmp_path):
+    small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
+    monkeypatch.setattr(bench_sample, "MODELS", {"small": (small, 12)})
+    asked = []
+
+    def run_llama(folder, file, threads, temperature, prompt, rows, count):
+        assert folder == tmp_path and file.stat().st_size > 10_000
+        asked.append((file.stem, threads, temperature, len(prompt), rows, count))
+        return {"ids": [0] * count, "seconds": 0.5 / threads}
+
+    monkeypatch.setattr(bench_baselines, "run_llama", run_llama)
+    monkeypatch.setattr(bench_sample, "memory_bandwidth", lambda device: 1e10)
+    settings = dict(llama=str(tmp_path), rows="3", prompt_tokens=8, temperature=0.0, repeats=1)
+    bench_sample.main(SampleBenchConfig(models="small", **settings))
+    out = capsys.readouterr().out
+    assert "| small, 12 tokens | 3 at a time, tokens/s | ratio | first token after 8, ms | ratio | of the" in out
+    assert re.search(r"^\| llama\.cpp, Q8_0, 2 threads \| 144 \| [\d.]+ \| 250 \| ", out, re.MULTILINE)
+    kinds = [(matrices, threads, 0.0) for matrices in ("F16", "Q8_0", "Q4_0") for threads in (1, 2)]
+    assert asked == [(*kind, *case) for kind in kinds for case in ((1, 3, 12), (8, 1, 1))]
+
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture
+def greedy(seed):
+    """A random model, and the nine most likely tokens after PROMPT."""
+    model = random_model(seed, block_size=32, vocab_size=30, n_layer=2, n_head=2, n_embd=32, activation="gelu_new")
+    ids = torch.tensor([PROMPT])
+    for _ in range(9):
+        ids = torch.cat([ids, model(ids)[0][:, -1:].argmax(-1)], dim=1)
+    return model.eval(), ids[0, len(PROMPT) :].tolist()
+
+
+def test_all_methods_generate_the_same(greedy):
+    """What is compared is the same work."""
+    model, expected = greedy
+    ours = LanguageModel(model, CharTokenizer("".join(map(chr, range(30)))), "cpu", "float32")
+    assert bench_sample.generate_folio(ours, 0.0, PROMPT, 2, 9) == [expected] * 2
+    assert bench_baselines.generate_recomputed(model, 0.0, PROMPT, 2, 9) == [expected] * 2
+    theirs = bench_baselines.transformers_model(model)
+    assert bench_baselines.generate_transformers(theirs, 0.0, PROMPT, 2, 9) == [expected] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("NODE_LLAMA_CPP" not in os.environ, reason="it names the folder where node-llama-cpp is installed")
+@pytest.mark.parametrize("rows, threads", [(1, 1), (3, 2)])
+def test_llama_cpp_generates_the_same(greedy, rows, threads, tmp_path):
+    model, expected = greedy
+    bench_baselines.write_llama_model(model, tmp_path / "model.gguf", "F32")
+    folder = Path(os.environ["NODE_LLAMA_CPP"])
+    result = bench_baselines.run_llama(folder, tmp_path / "model.gguf", threads, 0.0, PROMPT, rows, 9)
+    assert result["ids"] == expected and 0 < result["first"] < result["decode"] < result["seconds"]
+    result = bench_baselines.run_llama(folder, tmp_path / "model.gguf", threads, 0.8, PROMPT, rows, 99)
+    assert len(result["ids"]) == 32 - len(PROMPT) and set(result["ids"]) <= set(range(30))
+
+
+def test_llama_cpp_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    with pytest.raises(
+        UserError, match=r"^llama=.*: (npm install --prefix .* node-llama-cpp|Node.js is not installed)"
+    ):
+        bench_baselines.run_llama(tmp_path, tmp_path / "model.gguf", 1, 0.0, PROMPT, 1, 9)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"^llama=.*: Node.js is not installed"):
+        bench_baselines.run_llama(tmp_path, tmp_path / "model.gguf", 1, 0.0, PROMPT, 1, 9)
+
+
 def test_the_model_of_a_checkout_is_measured(tmp_path):
     """The benchmark uses three names of its model.py: GPTConfig, GPT, generate(idx, max_new_tokens, ...)."""
     with pytest.raises(UserError, match="not a checkout of nanoGPT"):
@@ -118,10 +190,15 @@ def test_the_model_of_a_checkout_is_measured(tmp_path):
         "from types import SimpleNamespace as GPTConfig\n"
         "class GPT(torch.nn.Linear):\n"
         "    def __init__(self, config): super().__init__(1, config.n_layer)\n"
-        "    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None): self.asked = max_new_tokens, top_k\n"
+        "    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):\n"
+        "        self.asked = temperature, top_k\n"
+        "        return torch.cat([idx, torch.full((1, max_new_tokens), 5)], dim=1)\n"
     )
     theirs = bench_baselines.nanogpt_model(tmp_path, {"n_layer": 2})
-    assert bench_baselines.generate_recomputed(theirs, 7, 3) == 21 and theirs.asked == (7, 200)
+    assert bench_baselines.generate_recomputed(theirs, 0.8, [1, 2], 3, 7) == [[5] * 7] * 3
+    assert theirs.asked == (0.8, 200)
+    bench_baselines.generate_recomputed(theirs, 0.0, [1, 2], 3, 7)
+    assert theirs.asked == (1.0, 1)  # nanoGPT divides by the temperature
 
 
 @pytest.mark.architecture("tools/bench_baselines.py: transformers_model")

@@ -422,6 +422,30 @@ def test_a_gguf_of_another_architecture_or_cut_is_refused(tmp_path):
         convert.load(str(tmp_path / "half.gguf"))
 
 
+STEPS = {"F16": (2**-11, 1.01), "Q8_0": (1 / 127, 0.57), "Q4_0": (1 / 8, 1.01)}  # of a block's largest weight; error
+
+
+@pytest.mark.parametrize("matrices", STEPS)
+def test_quantized_matrices_are_read_back(matrices, tmp_path):
+    """Each weight within a step (rounded to the nearest: half of one) of its block of 32; other tensors are exact."""
+    loaded = checkpoint_of(bpe(), bias=True, n_embd=64)
+    write_gguf(loaded, tmp_path / "exported.gguf", matrices)
+    read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "exported.gguf").tensors}
+    names = convert.gguf_names(2)
+    assert read.keys() == {names[name] for name in loaded.model}
+    for name, tensor in loaded.model.items():
+        kind, data = read[names[name]].tensor_type, read[names[name]].data
+        values = torch.from_numpy(gguf.dequantize(data, kind).copy())
+        if tensor.dim() == 1 or name == "transformer.wpe.weight":
+            assert kind.name == "F32" and torch.equal(values, tensor)
+            continue
+        assert kind.name == ("Q8_0" if matrices == "Q4_0" and name == "transformer.wte.weight" else matrices)
+        blocks, expected = values.view(-1, 32), tensor.reshape(-1, 32)
+        step, most = STEPS[kind.name]
+        error = (blocks - expected).abs() / (step * expected.abs().amax(dim=1, keepdim=True))
+        assert 0.1 < error.max() < most
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, bias, padding", [("gpt2", True, 0), ("bpe", False, 0), ("bpe", False, 5)])
 def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path):

@@ -3,15 +3,21 @@
     python tools/bench_baselines.py documents.jsonl FOLDER    prepare a data set as nanoGPT does
 
 tools/bench_data.py starts this command as a separate process. The other baselines are functions: nanoGPT's batches,
-generation without a cache, transformers' GPT-2 with Folio's weights, and the scripts of a nanoGPT checkout.
+generation without a cache, transformers' GPT-2 and llama.cpp with Folio's weights, and the scripts of a nanoGPT
+checkout.
 """
 
+import json
 import pickle
 import runpy
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +39,7 @@ NANOGPT_CPU_RECIPE = (
     "--n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
 ).split()
 NANOGPT_CPU_LOSS = 1.886  # validation loss that this recipe ends with
+TOP_K = 200  # of all methods of generating
 NANOGPT_A100_LOSS = 1.4697  # validation loss that nanoGPT's README gives for an A100
 
 
@@ -102,37 +109,48 @@ def memmap_batch(path: Path, B: int, T: int) -> tuple[Any, Any]:
 # --- generating tokens ------------------------------------------------------------------------------------------------
 
 
-def generate_recomputed(model: Any, count: int, rows: int) -> int:
-    """Generate `count` tokens in each of `rows` texts, one text after another, in torch's default float32. Each token
-    is computed from the whole context: by the model's own `generate` (nanoGPT's) or, without one, as nanoGPT does it.
+# The methods get `rows` copies of a prompt, and how many tokens to generate after each. They return the ids that follow
+# in each row. With a temperature of 0, all of them generate the same.
 
-    Returns the number of generated tokens.
+
+def generate_recomputed(
+    model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> list[list[int]]:
+    """One text after another, in torch's default float32. Each token is computed from the whole context: by the model's
+    own `generate` (nanoGPT's) or, without one, as nanoGPT does it.
     """
     import torch
 
     torch.set_float32_matmul_precision("highest")
+    top_k = TOP_K if temperature else 1  # nanoGPT divides by the temperature
+    start = torch.tensor([prompt], device=next(model.parameters()).device)  # (1, T)
+    texts = []
     with torch.inference_mode():
         for _ in range(rows):
-            ids = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
             if hasattr(model, "generate"):
-                model.generate(ids, count, temperature=0.8, top_k=200)
+                texts.append(model.generate(start, count, temperature=temperature or 1.0, top_k=top_k))
                 continue
+            ids = start
             for _ in range(count):
-                logits = model(ids[:, -model.config.block_size :])[0][:, -1] / 0.8  # (1, V)
-                threshold = logits.topk(min(200, logits.shape[-1])).values[:, [-1]]  # (1, 1)
+                logits = model(ids[:, -model.config.block_size :])[0][:, -1] / (temperature or 1.0)  # (1, V)
+                threshold = logits.topk(min(top_k, logits.shape[-1])).values[:, [-1]]  # (1, 1)
                 probabilities = logits.masked_fill(logits < threshold, -torch.inf).softmax(-1)
                 ids = torch.cat([ids, torch.multinomial(probabilities, 1)], dim=1)
-    return rows * count
+            texts.append(ids)
+    return torch.cat(texts)[:, len(prompt) :].tolist()
 
 
-def generate_transformers(model: Any, count: int, rows: int) -> int:
-    """Generate `count` tokens in each of `rows` texts at a time with transformers. Returns the number of tokens."""
+def generate_transformers(
+    model: Any, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> list[list[int]]:
+    """All rows at a time, with transformers."""
     import torch
 
-    ids = torch.ones(rows, 1, dtype=torch.long, device=model.device)
-    settings = dict(do_sample=True, temperature=0.8, top_k=200, attention_mask=torch.ones_like(ids), pad_token_id=0)
-    new_tokens = min(count, model.config.n_positions - 1)  # it does not generate past its last position
-    return model.generate(ids, max_new_tokens=new_tokens, **settings)[:, 1:].numel()
+    ids = torch.tensor([prompt] * rows, device=model.device)
+    sampling = dict(do_sample=True, temperature=temperature, top_k=TOP_K) if temperature else dict(do_sample=False)
+    new_tokens = min(count, model.config.n_positions - len(prompt))  # it does not generate past its last position
+    settings = dict(max_new_tokens=new_tokens, attention_mask=torch.ones_like(ids), pad_token_id=0, **sampling)
+    return model.generate(ids, **settings)[:, len(prompt) :].tolist()
 
 
 def transformers_model(ours: Any) -> Any:
@@ -140,6 +158,51 @@ def transformers_model(ours: Any) -> Any:
     from folio import export_formats
 
     return export_formats.transformers_model(asdict(ours.config), dict(ours.named_parameters()))
+
+
+# --- llama.cpp --------------------------------------------------------------------------------------------------------
+
+
+def write_llama_model(ours: Any, path: Path, matrices: str) -> float:
+    """Write a model.GPT for llama.cpp, with matrices of this type (export_formats.write_gguf) and meaningless tokens.
+
+    Returns the bytes of the weights that are read for each token.
+    """
+    from gguf import GGUFReader
+
+    from folio.checkpoint import Checkpoint
+    from folio.export_formats import write_gguf
+
+    vocab_size = ours.config.vocab_size
+    letters = [bytes([b]) for b in range(min(256, vocab_size - 2))]  # and at least one merge, which llama.cpp needs
+    merged = (first + second for first, second in product(letters, repeat=2))
+    ranks = [*letters, *islice(merged, vocab_size - 1 - len(letters))]
+    tokenizer: Any = SimpleNamespace(ranks=ranks, eot=len(ranks), vocab_size=vocab_size)
+    tensors = {name: p.detach().cpu() for name, p in ours.named_parameters()}
+    write_gguf(Checkpoint(path, tensors, tokenizer, {"model": asdict(ours.config)}), path, matrices)
+    return sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors if tensor.name != "position_embd.weight")
+
+
+def run_llama(
+    folder: Path, file: Path, threads: int, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> dict[str, Any]:
+    """What tools/bench_llama.mjs prints. folder: node-llama-cpp is installed there. Raises UserError.
+
+    It generates the same number of tokens after `rows` copies of the prompt, but not past the model's last position.
+    """
+    settings = dict(
+        threads=threads, rows=rows, prompt=",".join(map(str, prompt)), tokens=count, temperature=temperature
+    )
+    words = ["node", str(ROOT / "tools" / "bench_llama.mjs"), str(folder), str(file)]
+    words += [f"--{name}={value}" for name, value in settings.items()]
+    if not shutil.which("node"):
+        raise UserError(f"llama={folder}: Node.js is not installed, which runs node-llama-cpp")
+    if not (folder / "node_modules" / "node-llama-cpp").is_dir():
+        raise UserError(f"llama={folder}: npm install --prefix {folder} node-llama-cpp installs it there")
+    done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8")
+    if done.returncode:
+        raise SystemExit(f"{words[1]} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
 
 
 # --- a checkout of nanoGPT --------------------------------------------------------------------------------------------
