@@ -92,9 +92,8 @@ def write_onnx(loaded: Checkpoint, folder: Path) -> None:
     Weights of more than 1.5 GiB are in model.onnx.data, because a protobuf holds at most 2 GiB. Raises UserError if
     torch.onnx cannot trace model.py.
     """
-    program = trace(loaded.build().eval())
     folder.mkdir(parents=True)
-    program.save(folder / MODEL)
+    trace(loaded.build().eval()).save(folder / MODEL)
     write_tokenizer(loaded, folder)
     hugging_face_config(loaded.state["model"], loaded.tokenizer.eot).save_pretrained(folder)
 
