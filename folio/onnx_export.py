@@ -7,7 +7,7 @@ outputs have the names that Hugging Face's optimum gives them:
     attention_mask          (B, P + T)     1 for a token, 0 for padding: of the cached tokens and the new ones
     position_ids            (B, T)         how many tokens are before each new one, without padding
     past_key_values.I.key   (B, H, P, D)   the cache of layer I, and past_key_values.I.value; P is 0 for a prompt
-    logits                  (B, T, V)
+    logits                  (B, T, V)      of all new tokens
     present.I.key           (B, H, P + T, D)   what past_key_values.I.key is in the next call, and present.I.value
 
 The first three are int64, the others float32. Rows of different lengths can be padded on either side.
@@ -33,7 +33,7 @@ from folio.export_formats import ExportedModel, hugging_face_config, open_tokeni
 from folio.kernels import attention_weights
 from model import GPT, Attention, CausalSelfAttention
 
-OPSET = 20  # the first with Gelu(approximate="tanh"); onnxruntime 1.17 and later have it
+OPSET = 20  # the first with Gelu(approximate="tanh")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MODEL = "model.onnx"
 INPUTS = ("input_ids", "attention_mask", "position_ids")  # and the cache
