@@ -311,7 +311,7 @@ class GPT(nn.Module):
         """
         if query_positions.dim() == 1 and not self.config.biases_scores:
             return None
-        queries, keys = torch.atleast_2d(query_positions, key_positions)
+        queries, keys = torch.atleast_2d(query_positions), torch.atleast_2d(key_positions)
         distance = queries[:, None, :, None] - keys[:, None, None, :]  # (B or 1, 1, T, S)
         if self.config.position == "relative":
             bias = self.transformer.relative_bias(relative_bucket(distance[:, 0])).movedim(-1, 1).contiguous()

@@ -54,15 +54,21 @@ def write_hugging_face(loaded: Checkpoint, folder: Path) -> None:
 
     Biases that the model lacks are written as zeros; matrices are transposed to (in, out).
     """
+    folder.mkdir(parents=True)
+    hugging_face_config(loaded.state["model"], loaded.tokenizer.eot).save_pretrained(folder)
+    save_file(conv1d_tensors(loaded.model), folder / "model.safetensors", metadata={"format": "pt"})
+    write_tokenizer(loaded, folder)
+
+
+def write_tokenizer(loaded: Checkpoint, folder: Path) -> None:
+    """Write the files that transformers' AutoTokenizer opens."""
     from transformers import PreTrainedTokenizerFast
 
-    shape, eot = loaded.state["model"], loaded.tokenizer.eot
-    folder.mkdir(parents=True)
-    hugging_face_config(shape, eot).save_pretrained(folder)
-    save_file(conv1d_tensors(loaded.model), folder / "model.safetensors", metadata={"format": "pt"})
-    special_tokens = {} if eot is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
+    special_tokens = {} if loaded.tokenizer.eot is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=to_library(loaded.tokenizer), model_max_length=shape["block_size"], **special_tokens
+        tokenizer_object=to_library(loaded.tokenizer),
+        model_max_length=loaded.state["model"]["block_size"],
+        **special_tokens,
     )
     tokenizer.save_pretrained(folder)
 
@@ -275,16 +281,21 @@ class ExportedModel(NamedTuple):
 
 
 def open_with_transformers(folder: Path) -> ExportedModel:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).float()
-    return ExportedModel(
-        lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids,  # no warning for a long text
-        tokenizer.decode,
-        lambda ids: model(ids).logits,
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder).float()
+    return ExportedModel(*open_tokenizer(folder), lambda ids: model(ids).logits)
+
+
+def open_tokenizer(folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """ExportedModel's encode and decode, of what write_tokenizer wrote."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # verbose=False: no warning for a text that is longer than the context
+    return lambda text: tokenizer(text, add_special_tokens=False, verbose=False).input_ids, tokenizer.decode
 
 
 def open_with_folio(path: Path) -> ExportedModel:
@@ -360,16 +371,22 @@ def check_fits(loaded: Checkpoint, to: str) -> None:
     activation = shape.get("activation", GPTConfig.activation)
     if activation not in (*target.activations, *GELUS):
         raise UserError(f"{source} has no place for activation={activation!r}, only for {' and '.join(GELUS)}")
-    if loaded.tokenizer.kind not in target.tokenizers:
-        kinds = " and ".join(target.tokenizers)
-        raise UserError(
-            f"{source} has no tokenizer of the kind {loaded.tokenizer.kind!r}, only {kinds}; use --to=hf, or prepare "
-            f"the text with --tokenizer={target.tokenizers[-1]} and train again"
-        )
-
+    check_tokenizer(loaded, to, target.tokenizers)
     allowed = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] or target.adds_biases)
     required = gpt2_parameters(shape, len(loaded.model), bias=shape["bias"] and not target.adds_biases)
     check_parameters(loaded, allowed, required, source)
+
+
+def check_tokenizer(loaded: Checkpoint, to: str, kinds: tuple[str, ...]) -> None:
+    """Raise UserError unless the tokenizer is of one of the kinds, which are those of the format."""
+    kind = loaded.tokenizer.kind
+    if kind not in kinds:
+        remedy = f"use --to=hf, or prepare the text with --tokenizer={kinds[-1]} and train again"
+        if kind not in FORMATS["hf"].tokenizers:  # music
+            remedy = "use --to=html"
+        raise UserError(
+            f"{loaded.path}: --to={to} has no tokenizer of the kind {kind!r}, only {' and '.join(kinds)}; {remedy}"
+        )
 
 
 def check_parameters(

@@ -73,7 +73,7 @@ def test_a_wrong_number_of_paths_shows_the_command(paths):
         UserError, match=r"give two, the run and the path to write: python tools/export\.py --to=hf out-shakes"
     ):
         run_export(*paths)
-    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt' or 'html'"):
+    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt', 'onnx' or 'html'"):
         run_export("run", "output", "--to=h")
 
 

@@ -3,12 +3,15 @@
     python tools/export.py --to=hf out-shakespeare-char exported
     python tools/export.py --to=gguf gpt2 gpt2.gguf
     python tools/export.py --to=nanogpt out-shakespeare-char exported --checkpoint=last
+    python tools/export.py --to=onnx out-shakespeare-char exported                 a graph for ONNX Runtime
     python tools/export.py --to=html out-shakespeare-char model.html               generates text in a browser, offline
 
 A checkpoint with a parameter or a setting that the format cannot hold is refused, and so is one whose logits are not
 those of transformers' GPT-2 with the same weights. The export is then checked: its logits and its tokenizer are
 compared with Folio's, on train.py and on a text that the model generates. If they differ, the export is removed and the
 command fails.
+
+An ONNX graph is traced from model.py, and holds whatever model.py computes.
 
 An HTML file also holds models with other positions than GPT-2's. Its weights are read back and compared, the loss on
 the validation set is printed before and after they were rounded, and in the browser the file compares its logits with
@@ -17,7 +20,8 @@ those of model.py. docs/inside.md shows such a file.
 
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,13 +33,14 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, convert, html_file  # noqa: E402
+from folio import UserError, convert, html_file, onnx_export  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
 from folio.export_formats import (  # noqa: E402
     FORMATS,
     ExportedModel,
     check_fits,
+    check_tokenizer,
     transformers_model,
     with_position_table,
 )
@@ -55,7 +60,7 @@ from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
 OTHER_GELU_TOLERANCE = 1e-2  # the same where one computes exact GELU and the other one GPT-2's approximation
-HTML = ".html"
+HTML, ONNX = ".html", ".onnx"
 LOSS_TOKENS = 100_000  # for validation, the first ones, on which the loss of an HTML file's weights is measured
 LOSS_WORK = 2e11  # parameters times tokens: fewer tokens of a large model, but at least LEAST_LOSS_TOKENS
 LEAST_LOSS_TOKENS = 10_000
@@ -65,7 +70,8 @@ LEAST_LOSS_TOKENS = 10_000
 class ExportConfig(Settings):
     # --- files ---
     paths: tuple[str, ...] = ()  # RUN OUTPUT: a run, a checkpoint, or what --init_from takes; the path to write
-    to: Literal[(*FORMATS, "html")] = "hf"  # a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder; html
+    # a folder for transformers; gguf: a llama.cpp file; nanogpt: a folder; onnx: a folder for ONNX Runtime; html
+    to: Literal[(*FORMATS, "onnx", "html")] = "hf"
     checkpoint: Literal["best", "last"] = "best"  # of a run
     # --- an HTML file ---
     dtype: Literal[html_file.DTYPES] = "float16"  # of its weights; with float32, it generates what sample.py does
@@ -87,22 +93,32 @@ class ExportConfig(Settings):
 def main(cfg: ExportConfig) -> None:
     output = Path(cfg.paths[1])
     check_output(output, cfg.to)
-    if cfg.to == "html":
-        export_html(cfg, output)
-    else:
-        export_gpt2(cfg, output)
+    {"onnx": export_onnx, "html": export_html}.get(cfg.to, export_gpt2)(cfg, output)
 
 
 def check_output(output: Path, to: str) -> None:
     """Raise UserError if the output exists, or is a folder where the format is a file or the other way around."""
     if output.exists():
         raise UserError(f"{output} already exists; choose another path")
-    suffixes = {name: target.suffix for name, target in FORMATS.items()} | {"html": HTML}
-    suffix, is_file = suffixes[to], output.suffix in {*suffixes.values()} - {""}
+    suffixes = {name: target.suffix for name, target in FORMATS.items()} | {"onnx": "", "html": HTML}
+    suffix, is_file = suffixes[to], output.suffix in {*suffixes.values(), ONNX} - {""}
     if suffix and output.suffix != suffix:
         raise UserError(f"{output}: --to={to} writes a file; choose a name that ends in {suffix}")
     if is_file and not suffix:
         raise UserError(f"{output}: --to={to} writes a folder; choose a name without {output.suffix}")
+
+
+@contextmanager
+def removed_on_error(output: Path) -> Iterator[None]:
+    """Remove the output, a file or a folder, if the block fails. Raises UserError if it cannot be written."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
+        if isinstance(error, OSError):
+            raise UserError(f"{output} cannot be written ({error}); choose another path") from None
+        raise
 
 
 # --- formats of GPT-2 -------------------------------------------------------------------------------------------------
@@ -117,17 +133,11 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
     check_computes_gpt2(loaded, gpt2, cfg.to)
     same_activation = loaded.state["model"].get("activation", GPTConfig.activation) in target.activations
     tolerance = TOLERANCE if same_activation else OTHER_GELU_TOLERANCE
-    try:
+    with removed_on_error(output):
         target.write(gpt2, output)
         checked = compare(loaded, target.open(output), tolerance)
         if target.card:
             (output / "README.md").write_text(target.card(loaded, output.name, checked), encoding="utf-8")
-    except BaseException as error:
-        with suppress(OSError):
-            shutil.rmtree(output) if output.is_dir() else output.unlink()
-        if isinstance(error, OSError):
-            raise UserError(f"{output} cannot be written ({error}); choose another path") from None
-        raise
     print(f"{output}: {target.content}")
     print(f"checked: {checked}")
     if target.card:
@@ -188,6 +198,21 @@ def generate_text(model: GPT, loaded: Checkpoint) -> str:
     return tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])
 
 
+# --- ONNX -------------------------------------------------------------------------------------------------------------
+
+
+def export_onnx(cfg: ExportConfig, output: Path) -> None:
+    """Export to a folder with an ONNX graph."""
+    onnx_export.check_packages()
+    loaded = convert.load(resolve(cfg.paths[0]), cfg.checkpoint)
+    check_tokenizer(loaded, cfg.to, FORMATS["hf"].tokenizers)
+    with removed_on_error(output):
+        onnx_export.write_onnx(loaded, output)
+        checked = compare(loaded, onnx_export.open_with_onnxruntime(output))
+    print(f"{output}: {onnx_export.MODEL} for ONNX Runtime, and a tokenizer that transformers' AutoTokenizer opens")
+    print(f"checked: {checked}")
+
+
 # --- an HTML file -----------------------------------------------------------------------------------------------------
 
 
@@ -219,15 +244,9 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
             raise UserError(f"with_index: {cfg.paths[0]}: {problem}") from None
         print(f"the validation loss is not measured: {problem}")
     header = html_file.make_header(viewed, stored, weights, cfg.dtype, text, losses, languages, index)
-    try:
+    with removed_on_error(output):
         html_file.write_html(output, header, content)
         check_weights(loaded.model, html_file.read_html(output).weights)
-    except BaseException as error:
-        with suppress(OSError):
-            output.unlink()
-        if isinstance(error, OSError):
-            raise UserError(f"{output} cannot be written ({error}); choose another path") from None
-        raise
     whole, stored_bytes = output.stat().st_size, len(weights.content)
     print(f"{output}: {whole / 1e6:.1f} MB, {stored_bytes / 1e6:.1f} MB of weights in {cfg.dtype}")
     if index:
