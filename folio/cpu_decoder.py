@@ -136,8 +136,9 @@ class CPUBatch:
         self.tokens = np.zeros(N, RECORDS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
         self.threads = choose_threads(decoder, rows)
+        self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; the last counts helping threads
         self.state = np.zeros(1, RECORDS["state"])
-        self.address = self.state.ctypes.data
+        self.address, self.helping = self.state.ctypes.data, self.sync.numpy()[3]
         self.set(
             **decoder.functions,
             n_layer=L,
@@ -170,10 +171,9 @@ class CPUBatch:
             qkv=self.zeros(3 * N * H * width),
             scores=self.zeros(4 * H * S),
             output=self.zeros(max(4 * N * C, rows * V, inputs)),
-            filtered=self.zeros(2 * rows * V),
-            sync=self.zeros(3 * ALIGNMENT),
+            filtered=self.zeros(3 * rows * V),
+            sync=self.sync.data_ptr(),
             threads=self.threads,
-            parts=2 * self.threads if self.threads > 1 else 1,
         )
 
     def zeros(self, count: int) -> int:
@@ -257,8 +257,9 @@ class CPUBatch:
     def run(self, **fields: int) -> None:
         """Run the compiled step with these fields of the state."""
         self.set(**fields)
-        for helper in helpers(self.threads - 1):
-            helper.wake(self)
+        if self.threads > 1 and self.helping[0] < self.threads - 1:
+            for helper in helpers(self.threads - 1):
+                helper.wake(self)
         self.decoder.run_step(self.address)
 
 
@@ -276,20 +277,22 @@ class Helper(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True)
         self.batch: CPUBatch | None = None
-        self.awake = threading.Semaphore(0)
+        self.awake = threading.Event()
         self.start()
 
     def wake(self, batch: CPUBatch) -> None:
-        """Take part in the steps of the batch. Does nothing while the thread takes part in another's."""
-        if self.batch is None:
-            self.batch = batch
-            self.awake.release()
+        """Take part in the steps of the batch, after those of another one."""
+        self.batch = batch
+        self.awake.set()
 
     def run(self) -> None:
         while True:
-            self.awake.acquire()
-            self.batch.decoder.run_help(self.batch.address)
-            self.batch = None
+            self.awake.wait()
+            self.awake.clear()
+            batch, self.batch = self.batch, None
+            if batch is not None:
+                batch.decoder.run_help(batch.address)
+            del batch
 
 
 _helpers: list[Helper] = []

@@ -34,7 +34,7 @@ RECORDS = {
         ),  # what the step computes
         *("stream", "normed", "attended", "x_stride", "expanded", "expanded_stride"),  # activations
         *("qkv", "scores", "output", "filtered"),
-        *("sync", "threads", "parts", "phase", "alone", "x_bytes", "cache_bytes"),
+        *("sync", "threads", "phase", "alone", "next_break", "x_bytes", "cache_bytes"),
         *("linear", "widen", "score", "mix", "run_part"),  # compiled functions
     ),
 }

@@ -23,6 +23,7 @@ from folio.simd import (
     floats,
     fused,
     integers,
+    integers_32,
     make_array_at,
     make_call,
     octets,
@@ -35,6 +36,7 @@ from folio.simd import (
 compiled = njit(nogil=True, error_model="numpy")  # dividing by 0 gives infinity, without a check
 # A sum may be reordered, so that it is computed in vectors.
 compiled_sums = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+compiled_largest = njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
 MOST_QUERIES = 4  # of a row, whose attention is computed together
 LAYER_NORM_EPSILON = np.float32(1e-5)
 INFINITY = np.float32(np.inf)
@@ -121,9 +123,9 @@ def exp_all(x, count, shift, scale):
     return total
 
 
-@compiled_sums
+@compiled_largest
 def largest_of(x, count):
-    largest = -INFINITY
+    largest = x[0]
     for i in range(count):
         largest = max(largest, x[i])
     return largest
@@ -360,6 +362,9 @@ def sift_down(heap, start, count):
     heap[parent] = value
 
 
+BLOCK = 64  # logits of which most can be skipped together
+
+
 @compiled
 def kth_largest(x, count, k, heap):
     """heap: scratch of k numbers, the negatives of the k largest so far."""
@@ -375,28 +380,53 @@ def kth_largest(x, count, k, heap):
 
 
 @compiled
-def nucleus(probabilities, count, p, heap):
-    """The smallest probability in the smallest set of tokens that sum to p or more, and how many such ties are in it.
+def keep_from(x, ids, count, least):
+    """Move the numbers from `least` on to the front, and their ids. Returns how many there are."""
+    kept = 0
+    for start in range(0, count, BLOCK):
+        block = x[start : min(start + BLOCK, count)]
+        if largest_of(block, len(block)) >= least:
+            for i in range(len(block)):
+                if block[i] >= least:
+                    x[kept], ids[kept] = block[i], ids[start + i]
+                    kept += 1
+    return kept
 
-    probabilities: unnormalized, 0 for tokens that are not considered. heap: scratch of `count` numbers.
+
+@compiled
+def keep_nucleus(x, ids, count, p, heap):
+    """Keep the smallest set of the largest numbers that sum to a share of p or more of all. heap: scratch of `count`.
+
+    Of equal numbers at the end of the set, those with the lowest ids are kept.
     """
-    total, size = np.float64(0), 0
+    total = sum_of(x, count)
     for i in range(count):
-        if probabilities[i] > 0:
-            heap[size] = probabilities[i]
-            size += 1
-            total += probabilities[i]
-    for start in range(size // 2 - 1, -1, -1):
-        sift_down(heap, start, size)
-    smallest, ties, covered = heap[0], 0, np.float64(0)
+        heap[i] = x[i]
+    for start in range(count // 2 - 1, -1, -1):
+        sift_down(heap, start, count)
+    least, ties, covered, size = heap[0], 0, np.float64(0), count
     while size and (ties == 0 or covered < p * total):
-        ties = ties + 1 if heap[0] == smallest else 1
-        smallest = heap[0]
-        covered += smallest
+        ties = ties + 1 if heap[0] == least else 1
+        least = heap[0]
+        covered += least
         size -= 1
         heap[0] = heap[size]
         sift_down(heap, 0, size)
-    return smallest, ties
+    kept = 0
+    for i in range(count):
+        if x[i] > least or (x[i] == least and ties > 0):
+            ties -= x[i] == least
+            x[kept], ids[kept] = x[i], ids[i]
+            kept += 1
+    return kept
+
+
+@compiled_sums
+def sum_of(x, count):
+    total = np.float64(0)
+    for i in range(count):
+        total += x[i]
+    return total
 
 
 @compiled
@@ -411,62 +441,50 @@ def uniform(seed, sample, position):
     return np.float64(h >> np.uint64(11)) * 2.0**-53
 
 
-@compiled_sums
-def filter_probabilities(row, x, V, occurred, heap):
-    """In place: logits x (V,) become probabilities that are not normalized, 0 for filtered tokens. Returns their sum.
+@compiled
+def penalize(x, V, occurred, penalty):
+    """Divide the logits of tokens that occurred by the penalty; negative ones are multiplied by it."""
+    for i in range(V):
+        if occurred[i]:
+            x[i] = x[i] * penalty if x[i] < 0 else x[i] / penalty
 
-    The filters are those of folio.generate.next_token_probabilities.
+
+@compiled
+def filter_tokens(row, x, ids, V, heap):
+    """Apply the filters of folio.generate.next_token_probabilities, but for the penalty, to logits x (V,).
+
+    x becomes the probabilities of the tokens that are left, not normalized, and ids these tokens, in ascending order.
+    Returns how many there are.
     """
-    penalty, temperature = np.float32(row.repetition_penalty), np.float32(row.temperature)
-    if penalty != 1:
-        for i in range(V):
-            if occurred[i]:
-                x[i] = x[i] * penalty if x[i] < 0 else x[i] / penalty
+    temperature = np.float32(row.temperature)
     for i in range(V):
         x[i] /= temperature
-    largest = largest_of(x, V)
-    if row.top_k < V:
-        smallest = kth_largest(x, V, row.top_k, heap)
-        for i in range(V):
-            x[i] = x[i] if x[i] >= smallest else -INFINITY
-    total = exp_all(x, V, largest, np.float32(1))
+    count = V
+    for i in range(V):
+        ids[i] = i
+    if row.top_k * BLOCK < V:  # then the k-th largest of the blocks' maxima is not above the k-th largest number
+        blocks = V // BLOCK
+        maxima = heap[row.top_k :]
+        for block in range(blocks):
+            maxima[block] = largest_of(x[block * BLOCK :], BLOCK)
+        count = keep_from(x, ids, count, kth_largest(maxima, blocks, row.top_k, heap))
+    if row.top_k < count:
+        count = keep_from(x, ids, count, kth_largest(x, count, row.top_k, heap))
+    exp_all(x, count, largest_of(x, count), np.float32(1))
     if row.top_p < 1:
-        smallest, ties = nucleus(x, V, np.float32(row.top_p), heap)
-        total = np.float32(0)
-        for i in range(V):
-            if x[i] < smallest or (x[i] == smallest and ties == 0):
-                x[i] = np.float32(0)
-            elif x[i] == smallest:
-                ties -= 1
-            total += x[i]
+        count = keep_nucleus(x, ids, count, np.float32(row.top_p), heap)
     if row.min_p > 0:
-        least = np.float32(row.min_p)  # the largest one is e^0
-        total = np.float32(0)
-        for i in range(V):
-            x[i] = x[i] if x[i] >= least else np.float32(0)
-            total += x[i]
-    return total
+        count = keep_from(x, ids, count, np.float32(row.min_p))  # the most likely token has e^0 = 1
+    return count
 
 
 @compiled
-def most_likely(x, V):
-    best = 0
-    for i in range(V):
-        if x[i] > x[best]:
-            best = i
-    return best
-
-
-@compiled
-def draw(x, V, total, number):
-    """The first token at which the cumulative probability exceeds `number`: inverse transform sampling."""
-    everything = np.float64(0)
-    for i in range(V):
-        everything += x[i] / total
-    target, cumulative, last = number * everything, np.float64(0), 0
-    for i in range(V):
+def draw(x, count, number):
+    """The first index at which the cumulative sum exceeds a share of `number`: inverse transform sampling."""
+    target, cumulative, last = number * sum_of(x, count), np.float64(0), 0
+    for i in range(count):
         if x[i] > 0:
-            cumulative += x[i] / total
+            cumulative += x[i]
             last = i
             if cumulative > target:
                 break
@@ -475,30 +493,35 @@ def draw(x, V, total, number):
 
 @compiled
 def sample(state, index):
-    """The next token of the row in that place of the list of rows that take part in the step."""
-    number = integers(state.sampled, state.sampled_count)[index]
-    row = rows_at(state.row_table, state.rows)[number]
-    V = row.vocab_size  # without padding
+    """Sample the next token of a row, the one in that place of the list of rows that are sampled."""
+    row = rows_at(state.row_table, state.rows)[integers(state.sampled, state.sampled_count)[index]]
+    number, V = integers(state.sampled, state.sampled_count)[index], row.vocab_size  # without padding
     logits = floats(state.logits + 4 * state.vocab_size * number, V)
-    x = floats(state.filtered + 8 * state.vocab_size * index, V)
-    heap = floats(state.filtered + 8 * state.vocab_size * index + 4 * state.vocab_size, V)
-    occurred = octets(row.occurred, V)
+    scratch = state.filtered + 3 * 4 * state.vocab_size * index
+    x, heap = floats(scratch, V), floats(scratch + 4 * state.vocab_size, V)
+    ids = integers_32(scratch + 8 * state.vocab_size, V)
     for i in range(V):
         x[i] = logits[i]
+    if row.occurred:
+        penalize(x, V, octets(row.occurred, V), np.float32(row.repetition_penalty))
     if row.temperature == 0:
-        if row.repetition_penalty != 1:
-            penalty = np.float32(row.repetition_penalty)
-            for i in range(V):
-                if occurred[i]:
-                    x[i] = x[i] * penalty if x[i] < 0 else x[i] / penalty
-        token = most_likely(x, V)
+        token = index_of(x, V, largest_of(x, V))
     else:
-        total = filter_probabilities(row, x, V, occurred, heap)
-        token = draw(x, V, total, uniform(row.seed, row.sample, row.drawn))
+        count = filter_tokens(row, x, ids, V, heap)
+        token = ids[draw(x, count, uniform(row.seed, row.sample, row.drawn))]
     row.drawn += 1
     row.token = token
     if row.occurred:
-        occurred[token] = 1
+        octets(row.occurred, V)[token] = 1
+
+
+@compiled
+def index_of(x, count, value):
+    """The first place of a value; 0 if there is none."""
+    for i in range(count):
+        if x[i] == value:
+            return i
+    return 0
 
 
 @compiled
@@ -516,19 +539,33 @@ def append_sampled(state):
 
 # --- phases and threads -----------------------------------------------------------------------------------------------
 #
-# The leader publishes a phase in `claims`, as its number and the next part that nobody has claimed. A thread claims a
-# part by increasing it, so that a thread that is late, asleep, or without a core holds up nobody before it has claimed.
+# `sync` is four cache lines: the number of the phase and its next part that nobody has claimed, in one integer; what
+# the phase is and how many parts it has; how many are done; how many threads are helping. A thread claims a part by
+# increasing the first integer, so that one that is late, asleep, or without a core delays nobody before it has claimed.
 
 EMBED, NORMALIZE = 6, 7  # phases of one part
 PARTS_BITS = 20
-PATIENCE = 200_000  # times to look before a thread is given up as waiting for a core; some 0.2 ms
-STEPS_ALONE = 64  # then
+PART_BYTES = 1 << 17  # of weights, at most, so that threads that share a matrix end nearly together
+PATIENCE = 1_000_000  # times to look, some 1 ms: a thread that takes longer for its part has lost its core
+SHORTEST_BREAK, LONGEST_BREAK = 4, 128  # steps that are then computed without the others; more each time it happens
+IDLE = 50_000  # times to look for work, some 0.2 ms, before a thread sleeps
+
+
+@compiled
+def matrix_of(state, phase, layer):
+    """The linear layer of a phase."""
+    return matrices(state.matrices, 4 * state.n_layer + 1)[4 * state.n_layer if phase == PREDICT else 4 * layer + phase]
+
+
+@compiled
+def count_parts(state, m):
+    """How many parts the outputs of a linear layer are divided into."""
+    return 1 if state.threads == 1 else max(state.threads, m.outputs * m.stride // PART_BYTES)
 
 
 @compiled
 def run_part(address, phase, layer, part):
     state = states(address, 1)[0]
-    all_matrices = matrices(state.matrices, 4 * state.n_layer + 1)
     if phase == EMBED:
         embed(state)
     elif phase == NORMALIZE:
@@ -538,10 +575,10 @@ def run_part(address, phase, layer, part):
     elif phase == SAMPLE:
         sample(state, part)
     else:
-        m = all_matrices[4 * state.n_layer if phase == PREDICT else 4 * layer + phase]
-        first, last = m.outputs * part // state.parts // 8 * 8, m.outputs * (part + 1) // state.parts // 8 * 8
-        if part + 1 == state.parts:
-            last = m.outputs
+        m = matrix_of(state, phase, layer)
+        parts = count_parts(state, m)
+        first = m.outputs * part // parts // 8 * 8
+        last = m.outputs if part + 1 == parts else m.outputs * (part + 1) // parts // 8 * 8
         if phase == PROJECT:
             add_to_stream(state, m, state.attended, state.x_stride, first, last)
         elif phase == EXPAND:
@@ -572,6 +609,7 @@ def claim_parts(address):
 
 @compiled
 def run_phase(address, phase, layer, count):
+    """Run all parts of a phase, with the threads that are awake."""
     state = states(address, 1)[0]
     sync = state.sync
     if state.threads == 1 or count == 1 or state.alone > 0:
@@ -589,7 +627,13 @@ def run_phase(address, phase, layer, count):
     while atomic_load(sync + 128) < count:
         looks += 1
     if looks > PATIENCE:
-        state.alone = STEPS_ALONE
+        state.alone = state.next_break = min(2 * state.next_break, LONGEST_BREAK)
+
+
+@compiled
+def run_linear(address, phase, layer):
+    state = states(address, 1)[0]
+    run_phase(address, phase, layer, count_parts(state, matrix_of(state, phase, layer)))
 
 
 @compiled
@@ -599,27 +643,31 @@ def step(address):
     if state.appends:
         append_sampled(state)
     if state.count:
-        parts = state.parts
         run_phase(address, EMBED, 0, 1)
         for layer in range(state.n_layer):
             run_phase(address, NORMALIZE, 2 * layer, 1)
             run_phase(address, ATTEND, layer, state.n_head)
-            run_phase(address, PROJECT, layer, parts)
+            run_linear(address, PROJECT, layer)
             run_phase(address, NORMALIZE, 2 * layer + 1, 1)
-            run_phase(address, EXPAND, layer, parts)
-            run_phase(address, CONTRACT, layer, parts)
+            run_linear(address, EXPAND, layer)
+            run_linear(address, CONTRACT, layer)
         if state.predicted_count:
             run_phase(address, NORMALIZE, 2 * state.n_layer, 1)
-            run_phase(address, PREDICT, 0, parts)
+            run_linear(address, PREDICT, 0)
     run_phase(address, SAMPLE, 0, state.sampled_count)
-    state.alone = max(0, state.alone - 1)
+    if state.alone > 0:
+        state.alone -= 1
+    else:
+        state.next_break = max(state.next_break - 1, SHORTEST_BREAK)
     return 0
 
 
 @compiled
 def help(address):
-    """Take part in the leader's phases until there has been nothing to do for some 0.1 ms."""
-    looks = 0
-    while looks < PATIENCE // 4:
+    """Take part in the leader's phases until there has been nothing to do for a moment."""
+    sync, looks = states(address, 1)[0].sync, 0
+    atomic_add(sync + 192, 1)
+    while looks < IDLE:
         looks = 0 if claim_parts(address) else looks + 1
+    atomic_add(sync + 192, -1)
     return 0

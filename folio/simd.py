@@ -412,7 +412,7 @@ def make_array_at(dtype):
 
 
 floats, shorts = make_array_at(np.float32), make_array_at(np.uint16)
-integers, octets = make_array_at(np.int64), make_array_at(np.uint8)
+integers, integers_32, octets = make_array_at(np.int64), make_array_at(np.int32), make_array_at(np.uint8)
 
 
 def _int64_pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
