@@ -62,8 +62,8 @@ def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW without its decorators. They import torch's compiler, for almost a second, only to keep these methods
-    out of compiled graphs, in which they never are here.
+    """torch's AdamW without its decorators, which import torch's compiler, for almost a second, only to keep these
+    methods out of compiled graphs. Here they never are in one.
     """
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
