@@ -259,7 +259,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 grads_x.append(grad_x)
                 grad_weight = part.float() if grad_weight is None else grad_weight.add_(part)
         if needs_gradients:
-            ctx.save_for_backward(torch.cat(grads_x), grad_weight.to(weight.dtype))
+            ctx.save_for_backward(torch.cat(grads_x).type_as(x), grad_weight.type_as(weight))
         return total
 
     @staticmethod
