@@ -226,6 +226,64 @@ class Block(nn.Module):
         return x
 
 
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+LOGITS_AT_ONCE = 2**26  # 1,335 tokens of GPT-2's vocabulary, 256 MiB in float32
+
+
+def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """The sum over N tokens of -log softmax(x weight^T)[target], in nats; a target of -1 is not counted.
+
+    x: (N, C). weight: (V, C). targets: (N,).
+    """
+    if len(targets) * len(weight) > LOGITS_AT_ONCE:
+        return ChunkedCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
+    return F.cross_entropy(F.linear(x, weight), targets, ignore_index=-1, reduction="sum")
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """`cross_entropy` for a large vocabulary, whose logits (N, V) would be a step's largest tensor.
+
+    Loss and gradients of a chunk of tokens are computed together, so that its logits are needed only once. The idea is
+    that of Liger Kernel (Hsu et al. 2024) and Cut Cross-Entropy (Wijmans et al. 2024).
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> Tensor:
+        chunks = -(-len(targets) * len(weight) // LOGITS_AT_ONCE)
+        total, grads_x, grad_weight = torch.zeros((), device=x.device), [], None
+        for x_n, targets_n in zip(x.chunk(chunks), targets.chunk(chunks), strict=True):  # (n, C), (n,)
+            loss, grad_x, part = ChunkedCrossEntropy.of_chunk(x_n, weight, targets_n, needs_gradients)
+            total += loss
+            if needs_gradients:
+                grads_x.append(grad_x)
+                grad_weight = part.float() if grad_weight is None else grad_weight.add_(part)
+        if needs_gradients:
+            ctx.save_for_backward(torch.cat(grads_x).type_as(x), grad_weight.type_as(weight))
+        return total
+
+    @staticmethod
+    def of_chunk(x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> tuple[Tensor, ...]:
+        """The sum of the losses, and its gradients with respect to x (n, C) and weight (V, C)."""
+        logits = F.linear(x, weight)  # (n, V)
+        log_p = logits.log_softmax(dim=-1, dtype=torch.float)
+        loss = F.nll_loss(log_p, targets, ignore_index=-1, reduction="sum")
+        if not needs_gradients:
+            return loss, None, None
+        target, counted = targets.clamp(min=0)[:, None], (targets != -1)[:, None]  # (n, 1) each
+        p_minus_one_hot = log_p.exp_().scatter_add_(1, target, -torch.ones_like(log_p[:, :1])).mul_(counted)
+        grad_logits = p_minus_one_hot.to(logits.dtype)  # (n, V)
+        return loss, grad_logits @ weight, grad_logits.T @ x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x * grad, grad_weight * grad, None, None
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
 def position_table(config: GPTConfig) -> dict[str, nn.Embedding]:
     """The trainable table of the position method, by its name in GPT.transformer; most methods have none."""
     if config.position == "learned":
@@ -323,14 +381,25 @@ class GPT(nn.Module):
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, attend: Attention | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits and, with targets, the mean cross-entropy in nats.
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The logits of the last position (B, 1, V) and None; with targets, None and the mean cross-entropy in nats.
 
         idx: (B, T) token ids; T <= block_size if positions are learned. targets: (B, T) next ids; -1 is not counted,
         and the mean over no targets is 0. attend: how the layers attend, such as a KVCache that holds the tokens before
-        `idx`. Returns logits (B, T, V) and the loss; without targets, the logits of the last position (B, 1, V) and
-        None.
+        `idx`.
         """
+        x = self.hidden_states(idx, attend)
+        if targets is None:
+            return self.lm_head(x[:, -1:]), None
+        total = cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
+        return None, total / (targets != -1).sum().clamp(min=1)
+
+    def logits(self, idx: Tensor, attend: Attention | None = None) -> Tensor:
+        """The logits of all positions, (B, T, V)."""
+        return self.lm_head(self.hidden_states(idx, attend))
+
+    def hidden_states(self, idx: Tensor, attend: Attention | None = None) -> Tensor:
+        """What the output matrix multiplies to get logits: the last norm's output, (B, T, C)."""
         config = self.config
         if config.position == "learned" and idx.shape[1] > config.block_size:
             raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={config.block_size}")
@@ -341,12 +410,7 @@ class GPT(nn.Module):
         x = self.transformer.drop(self.embed(idx, positions))  # (B, T, C)
         for block in self.transformer.h:
             x = block(x, rotation, mask, attend)
-        x = self.transformer.ln_f(x)
-        if targets is None:
-            return self.lm_head(x[:, -1:]), None
-        logits = self.lm_head(x)  # (B, T, V)
-        total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-        return logits, total / (targets != -1).sum().clamp(min=1)
+        return self.transformer.ln_f(x)
 
     @torch.no_grad()
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:

@@ -223,7 +223,7 @@ def shard(
     Blocks are all-gathered one at a time, in `dtype`; gradients are reduced and kept in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(device.type, (group.size,))
     policy = MixedPrecisionPolicy()
@@ -234,6 +234,7 @@ def shard(
             block.compile()  # block by block, because all-gathers are not part of a graph
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(model, "logits")
     model.to_empty(device=device)
     model.tie_weights()  # to_empty unties them
 

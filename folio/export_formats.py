@@ -304,7 +304,7 @@ def open_with_folio(path: Path) -> ExportedModel:
     return ExportedModel(
         lambda text: loaded.tokenizer.encode(text).tolist(),
         loaded.tokenizer.decode,
-        lambda ids: model(ids, ids)[0],
+        model.logits,
     )
 
 

@@ -170,7 +170,7 @@ def tokens_reproduced(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
     for first in range(0, len(passages), rows):
         ids = torch.from_numpy(passages[first : first + rows]).to(runtime.device)  # (B, 2 * P)
         with inference_context(gpt, runtime):
-            logits, _ = gpt(ids[:, :-1], ids[:, 1:])  # (B, 2 * P - 1, V)
+            logits = gpt.logits(ids[:, :-1])  # (B, 2 * P - 1, V)
         greedy = logits[:, half - 1 :, : model.tokenizer.vocab_size].argmax(dim=-1)  # (B, P)
         correct = greedy == ids[:, half:]
         reproduced.append(correct.long().cumprod(dim=1).sum(dim=1).cpu().numpy())

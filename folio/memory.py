@@ -14,7 +14,7 @@ from folio.configurator import Settings
 from folio.kernels import ManualAttention, choose_attention
 from folio.optim import muon_matrices
 from folio.runtime import Runtime
-from model import GPT, GPTConfig
+from model import GPT, LOGITS_AT_ONCE, GPTConfig
 
 CGROUP = Path("/sys/fs/cgroup")
 HEADROOM = 1.2  # a factor for what kernels and allocators take themselves (docs/scaling.md)
@@ -82,7 +82,7 @@ def training_memory(
     activations += 4 * bias
     if config.position == "relative":
         activations += 9 * config.block_size**2  # for the bias's gradient: the buckets, and where the mask is
-    logits = tokens * config.vocab_size * (12 if s == 4 else 14)  # at worst: log-probabilities, two float32 gradients
+    logits = bytes_of_loss(tokens, config, s)
     if shards > 1:
         cast = s * (N - config.n_layer * block + 2 * block)  # gathered: all but the blocks, one block, the next block
     else:
@@ -111,6 +111,15 @@ def bytes_kept_by_block(config: GPTConfig, dtype: torch.dtype, device: str) -> i
     if config.pdrop("resid"):
         total += 2 * C * (s if device == "cpu" else 1)
     return total
+
+
+def bytes_of_loss(tokens: int, config: GPTConfig, s: int) -> int:
+    """Bytes that logits and their gradients take at worst. s: bytes of a logit."""
+    logits = tokens * config.vocab_size
+    if logits <= LOGITS_AT_ONCE:
+        return logits * (12 if s == 4 else 14)  # log-probabilities, two float32 gradients
+    of_chunk = LOGITS_AT_ONCE * (8 if s == 4 else 10)  # log-probabilities, and float32 logits
+    return of_chunk + (4 + s) * config.vocab_size * config.n_embd  # the weights' gradient, of all chunks and of one
 
 
 def refuse_too_large(config: GPTConfig, optimizer: str, available: float, shards: int = 1) -> None:

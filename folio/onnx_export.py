@@ -73,8 +73,7 @@ class Step(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, ...]:
         attend = GivenCache(past, attention_mask, position_ids)
-        logits, _ = self.model(input_ids, input_ids, attend)  # as targets, the ids give the logits of all positions
-        return logits, *attend.present
+        return self.model.logits(input_ids, attend), *attend.present
 
 
 def check_packages() -> None:

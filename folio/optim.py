@@ -1,5 +1,6 @@
 """Optimizers: parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +61,19 @@ def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
 
 
-class Muon(torch.optim.AdamW):
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW without its decorators, which import torch's compiler, for almost a second, only to keep these
+    methods out of compiled graphs. Here they never are in one.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Muon(AdamW):
     """Muon (Jordan et al. 2024) for parameter groups with "rows", AdamW for the others.
 
     A parameter of shape (k * rows, columns) counts as k matrices. Momentum is Nesterov's, group["momentum"]; weight
@@ -118,7 +131,7 @@ class Muon(torch.optim.AdamW):
 
 
 BUILDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {  # of parameter groups, lr, betas and fused
-    "adamw": torch.optim.AdamW,  # Loshchilov & Hutter 2019
+    "adamw": AdamW,  # Loshchilov & Hutter 2019
     "muon": Muon,
 }
 OPTIMIZERS = tuple(BUILDERS)

@@ -98,7 +98,7 @@ class StepRecorder:
     @torch.no_grad()
     def _record_tokens(self, idx: Tensor, targets: Tensor) -> None:
         with self.loader.runtime.compute():
-            logits, _ = self.model(idx, targets)  # (B, T, V)
+            logits = self.model.logits(idx)  # (B, T, V)
         distributed.reshard(self.model)
         rows = []
         for row, next_ids in zip(logits, targets, strict=True):  # one by one, because logits take much memory

@@ -106,7 +106,7 @@ def score_endings(
         ids = ids.to(runtime.device)
         targets = ids[:, 1:]
         with runtime.compute():
-            logits, _ = model(ids[:, :-1], targets)  # (B, T, V)
+            logits = model.logits(ids[:, :-1])  # (B, T, V)
         for row, target, i in zip(logits, targets, batch, strict=True):
             end = len(encoded[i].ids) - 1
             scored = slice(end - encoded[i].n_scored, end)

@@ -185,6 +185,6 @@ def batch_losses(model: GPT, ids: torch.Tensor, runtime: Runtime) -> np.ndarray:
     """The loss in nats of each of the ids (B, T + 1) but the first of each row: (B, T). An id of -1 is padding."""
     ids = ids.to(runtime.device)
     with runtime.compute():
-        logits, _ = model(ids[:, :-1].clamp(min=0), ids[:, 1:])  # (B, T, V)
+        logits = model.logits(ids[:, :-1].clamp(min=0))  # (B, T, V)
     losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), ignore_index=-1, reduction="none")
     return losses.view(len(ids), -1).double().cpu().numpy()

@@ -90,7 +90,7 @@ def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
     assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and theirs.decode(ids[0]) == text
     assert theirs.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
     ours = loaded.build().eval()
-    torch.testing.assert_close(model(ids).logits, ours(ids, ids)[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model(ids).logits, ours.logits(ids), atol=1e-4, rtol=1e-4)
 
 
 def test_an_unknown_character_is_an_error_in_transformers_too(tmp_path):
@@ -240,7 +240,7 @@ def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch)
     assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
     read, ids = convert.load(str(path)).build().eval(), torch.arange(64)[None]
     assert read.config.position == "learned"
-    torch.testing.assert_close(read(ids, ids)[0], loaded.build().eval()(ids, ids)[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(read.logits(ids), loaded.build().eval().logits(ids), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
     assert theirs.token_eos() == loaded.tokenizer.eot
     theirs.eval(ids)
     ours = loaded.build().eval()
-    expected = ours(torch.tensor([ids]), torch.tensor([ids]))[0][0].detach()
+    expected = ours.logits(torch.tensor([ids]))[0].detach()
     logits = torch.from_numpy(theirs.scores[: len(ids)].copy())
     assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache
     theirs.reset()

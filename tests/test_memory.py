@@ -1,14 +1,18 @@
+import weakref
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from folio import UserError, distributed, memory
 from folio.kernels import adapt
 from folio.loader import resident_bytes
 from folio.memory import memory_of, memory_report, suggest_memory_fix
 from folio.runtime import Runtime, resolve_runtime
-from model import GPT, POSITIONS, GPTConfig
+from model import GPT, POSITIONS, GPTConfig, cross_entropy
 from train import open_data, train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
@@ -70,6 +74,38 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     block = 4 * 64 * memory.bytes_kept_by_block(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
+
+
+class PeakBytes(TorchDispatchMode):
+    """The largest sum of bytes of tensors that operations returned and that are alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak, self.alive = 0, Counter()  # bytes; tensors by the address and size of their memory
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            storage = tensor.untyped_storage()
+            place = storage.data_ptr(), storage.nbytes()
+            self.alive[place] += 1
+            weakref.finalize(tensor, self.alive.subtract, [place])
+        self.peak = max(self.peak, sum(size for (_, size), n in self.alive.items() if n))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
+    """Against the peak of computing it. The gradient of x and the weights cast for matmuls are counted elsewhere."""
+    N, V, C, n = 240, 1000, 8, 60
+    for module in ("model", "folio.memory"):
+        monkeypatch.setattr(f"{module}.LOGITS_AT_ONCE", n * V)
+    config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
+    x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as bytes_:
+        cross_entropy(x, weight, torch.arange(N))
+    elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
+    assert memory.bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
 
 
 @pytest.mark.architecture("folio/memory.py: training_memory")

@@ -148,8 +148,7 @@ def make(seed: int, **changes) -> GPT:
 def losses(model: GPT, ids: list[int] = IDS) -> Tensor:
     """The loss of each token but the first, by torch alone."""
     idx = torch.tensor(ids)[None]
-    logits, _ = model.eval()(idx, targets=idx)
-    return F.cross_entropy(logits[0, :-1], idx[0, 1:], reduction="none").double()
+    return F.cross_entropy(model.eval().logits(idx)[0, :-1], idx[0, 1:], reduction="none").double()
 
 
 def previous_scores(model: GPT, ids: list[int] = IDS) -> Tensor:

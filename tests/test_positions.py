@@ -121,7 +121,7 @@ def test_no_logits_depend_on_later_tokens(position, seed):
 
     model.transformer.wte.register_forward_hook(keep)
     for t in (0, 3, 7):
-        logits, _ = model(idx, idx)
+        logits = model.logits(idx)
         (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), embeddings[-1])
         assert (gradient[0].abs().sum(dim=-1) > 0).tolist() == [i <= t for i in range(8)]
 
@@ -131,8 +131,8 @@ def test_no_logits_depend_on_later_tokens(position, seed):
 def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
     """As in sampling. Sinusoids in float32 made the residual stream float32, which the norms then refused."""
     model, idx = random_model(seed, position=position), torch.arange(8)[None]
-    expected = model(idx, idx)[0]
-    logits = model.bfloat16()(idx, idx)[0]
+    expected = model.logits(idx)
+    logits = model.bfloat16().logits(idx)
     assert logits.dtype == torch.bfloat16
     torch.testing.assert_close(logits.float(), expected, atol=0.1 * float(expected.std()), rtol=0)
 
@@ -149,7 +149,7 @@ class Shifted(Attention):
 def test_only_what_is_added_to_embeddings_depends_on_a_shift_of_all_positions(position, seed):
     model = random_model(seed, position=position, block_size=16)
     idx = torch.arange(10)[None]
-    same = torch.allclose(model(idx, idx, Shifted())[0], model(idx, idx)[0], atol=1e-4)
+    same = torch.allclose(model.logits(idx, Shifted()), model.logits(idx), atol=1e-4)
     assert same == (position in (*RELATIVE, "none"))
 
 
@@ -190,7 +190,7 @@ def test_a_full_context_slides_without_being_prefilled_again(position, dtype, se
         assert len(prefills) == 1
         for row, context in enumerate(contexts):
             idx = torch.tensor([context[:-1]])
-            expected = reference(idx, idx, Windowed(8))[0][0, -24:]
+            expected = reference.logits(idx, Windowed(8))[0, -24:]
             tolerance = dict(atol=1e-4, rtol=1e-4) if "float32" in dtype else dict(atol=0.5, rtol=0.05)
             torch.testing.assert_close(torch.stack(logits[row]), expected, **tolerance)
 
@@ -236,7 +236,7 @@ def test_sequences_longer_than_the_trained_ones(position, seed):
         with pytest.raises(ValueError, match="block_size=20 is more than the model's 8 positions"):
             model.crop_block_size(20)
     else:
-        torch.testing.assert_close(model(idx, idx)[0][:, :8], model(idx[:, :8], idx[:, :8])[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model.logits(idx)[:, :8], model.logits(idx[:, :8]), atol=1e-4, rtol=1e-4)
         model.crop_block_size(20)
         assert model.config.block_size == 20
     model.crop_block_size(4)

@@ -48,8 +48,8 @@ def test_a_trace_is_what_the_model_and_numpy_compute(position, seed):
     trace, run = traced(seed, position=position)
     assert_same_run(trace, run)
     ids = trace.ids[None]
-    logits, loss = trace.model(ids[:, :-1], ids[:, 1:])
-    assert_same(trace.logits(trace.stream[-1, :-1]), logits[0])
+    _, loss = trace.model(ids[:, :-1], ids[:, 1:])
+    assert_same(trace.logits(trace.stream[-1]), trace.model.logits(ids)[0])
     assert trace.predictions.loss.mean().item() == pytest.approx(loss.item(), rel=1e-5)
     for index in range(3):
         weights = trace.layer(index).heads.weights

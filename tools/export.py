@@ -154,7 +154,7 @@ def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
     shape = gpt2.state["model"]
     ids = torch.arange(shape["block_size"])[None] % shape["vocab_size"]  # (1, T)
     with torch.inference_mode():
-        logits = loaded.build().eval()(ids, ids)[0]  # (1, T, V)
+        logits = loaded.build().eval().logits(ids)  # (1, T, V)
         difference = relative_difference(logits, transformers_model(shape, gpt2.model)(ids).logits)
     if not difference < TOLERANCE:  # also if it is NaN
         raise UserError(
@@ -180,7 +180,7 @@ def compare(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLE
             raise UserError(f"the exported tokenizer encodes {known_text[:40]!r}... differently")
         context = torch.tensor([ids[: model.config.block_size]])  # (1, T)
         with torch.inference_mode():
-            expected = model(context, context)[0]  # (1, T, V)
+            expected = model.logits(context)  # (1, T, V)
             difference = relative_difference(exported.logits(context), expected)
         if not difference < tolerance:  # also if it is NaN
             raise UserError(f"the exported model's logits differ by {difference:.1e} of the largest")
