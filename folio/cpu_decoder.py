@@ -4,8 +4,12 @@ Dimensions: B rows, N new tokens, C channels, H heads, D head size, S slots of t
 L layers.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,9 +19,11 @@ from folio import compiled
 from folio.cpu_records import RECORDS
 from folio.generate import Sampling
 from folio.quantize import pack_int4, quantize_int8
+from folio.torch_decoder import TokenSampler
 from model import GPT, alibi_slopes, angles, relative_bucket, sinusoids
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
+FILTERS = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p"}  # that the compiled step has
 LANES = 16  # floats that are computed together
 ALIGNMENT = 64  # bytes of a cache line
 PREFILL = 64  # tokens of prompts that are computed together
@@ -91,9 +97,48 @@ class CPUDecoder:
         vocab_size: int | None,
     ) -> "CPUBatch":
         batch = CPUBatch(self, len(prompts))
+        if {field.name for field in fields(sampling)} != FILTERS:  # folio/generate.py was changed
+            batch.sampler = TokenSampler(sampling, prompts, samples, seed, vocab_size, torch.device("cpu"))
         for row, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
             batch.set_sampling(row, prompt, sample, sampling, seed, vocab_size)
         return batch
+
+
+@torch.no_grad()
+def computes_model(model: GPT) -> bool:
+    """Whether the compiled step computes what the model does, which may be of a changed model.py.
+
+    A small model with large random weights is computed with both. The result is saved for the same code and settings.
+    """
+    small = replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TESTED_TOKENS)
+    source = Path(inspect.getfile(type(model))).read_bytes()
+    what = f"{compiled.cache_key()} {type(model).__qualname__} {type(model.attend).__qualname__} {small}"
+    verdict = compiled.cache_file(what.encode() + source, "txt")
+    with suppress(OSError):
+        return verdict.read_text(encoding="utf-8") == "equal"
+    try:
+        same = differs_by(type(model)(small)) < 1e-4
+    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError):  # it has other parts, or other arguments
+        same = False
+    compiled.write_file(verdict, b"equal" if same else b"different")
+    return same
+
+
+TESTED_TOKENS = 320
+
+
+def differs_by(model: GPT) -> float:
+    """The largest difference of the compiled step's logits from the model's, relative to the largest logit."""
+    for parameter in model.eval().parameters():
+        parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+    ids = torch.randint(64, (TESTED_TOKENS,), generator=torch.Generator().manual_seed(1))
+    batch = CPUBatch(CPUDecoder(model, "float32"), 3)
+    largest = 0.0
+    for count in (1, 40, TESTED_TOKENS):
+        batch.prefill({0: ids[:count].tolist()})
+        expected = model(ids[None, :count])[0][0, -1]
+        largest = max(largest, ((batch.logits[0] - expected).abs().max() / expected.abs().max()).item())
+    return largest
 
 
 @torch.no_grad()
@@ -121,6 +166,7 @@ class CPUBatch:
     """Rows of tokens that are continued together: their key-value cache, sampling settings, and buffers."""
 
     steps_ahead = 0
+    sampler: TokenSampler | None = None  # that of torch, for filters that the compiled step does not have
 
     def __init__(self, decoder: CPUDecoder, rows: int):
         config, self.decoder = decoder.config, decoder
@@ -195,7 +241,7 @@ class CPUBatch:
             self.memory.append(torch.zeros(V, dtype=torch.uint8))
             self.memory[-1][torch.tensor(list(prompt))] = 1
             occurred = self.memory[-1].data_ptr()
-        fields = dict(
+        settings = dict(
             vocab_size=min(V, vocab_size or V),
             temperature=sampling.temperature,
             top_k=min(sampling.top_k or V, V),
@@ -207,7 +253,7 @@ class CPUBatch:
             sample=sample,
             drawn=0,
         )
-        for name, value in fields.items():
+        for name, value in settings.items():
             self.rows[name][row] = value
 
     @property
@@ -227,23 +273,26 @@ class CPUBatch:
             part = tokens[start : start + PREFILL]
             last = [n for n, (_, row, position) in enumerate(part) if (row, position) in ends]
             self.tokens[: len(part)], self.predicted[: len(last)] = part, last
-            self.run(appends=0, count=len(part), predicted_count=len(last), sampled_count=0)
+            self.run(appends=0, count=len(part), predicted_count=len(last), draws=0)
         for ids, (first, *others) in same.items():
             for row in others:
                 self.cache[:, :, row, :, : len(ids)] = self.cache[:, :, first, :, : len(ids)]
                 self.logits[row] = self.logits[first]
 
     def sample(self, rows: list[int]) -> Callable[[], list[int]]:
-        self.sampled[: len(rows)] = rows
-        self.run(appends=0, count=0, sampled_count=len(rows))
-        tokens = self.rows["token"].tolist()
-        return lambda: tokens
+        return self.run_rows(rows, appends=0)
 
     def step(self, rows: list[int]) -> Callable[[], list[int]]:
         if self.state["rotation"][0]:
             self.extend_rotation(max(self.lengths) + 1)
+        return self.run_rows(rows, appends=1)
+
+    def run_rows(self, rows: list[int], appends: int) -> Callable[[], list[int]]:
+        """Append the tokens that were sampled last to these rows, if wanted, and sample the next ones."""
         self.sampled[: len(rows)] = rows
-        self.run(appends=1, sampled_count=len(rows))
+        self.run(appends=appends, count=0, sampled_count=len(rows), draws=self.sampler is None)
+        if self.sampler:
+            self.rows["token"] = self.sampler.sample(self.logits.clone())[:, 0]
         tokens = self.rows["token"].tolist()
         return lambda: tokens
 

@@ -654,7 +654,8 @@ def step(address):
         if state.predicted_count:
             run_phase(address, NORMALIZE, 2 * state.n_layer, 1)
             run_linear(address, PREDICT, 0)
-    run_phase(address, SAMPLE, 0, state.sampled_count)
+    if state.draws:
+        run_phase(address, SAMPLE, 0, state.sampled_count)
     if state.alone > 0:
         state.alone -= 1
     else:
