@@ -4,12 +4,9 @@ Dimensions: B rows, N new tokens, C channels, H heads, D head size, S slots of t
 L layers.
 """
 
-import inspect
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -104,41 +101,32 @@ class CPUDecoder:
         return batch
 
 
+TESTED_TOKENS = 320
+
+
 @torch.no_grad()
 def computes_model(model: GPT) -> bool:
     """Whether the compiled step computes what the model does, which may be of a changed model.py.
 
-    A small model with large random weights is computed with both. The result is saved for the same code and settings.
+    Both compute a small model with the same settings and large random weights. That takes 6 ms.
     """
-    small = replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TESTED_TOKENS)
-    source = Path(inspect.getfile(type(model))).read_bytes()
-    what = f"{compiled.cache_key()} {type(model).__qualname__} {type(model.attend).__qualname__} {small}"
-    verdict = compiled.cache_file(what.encode() + source, "txt")
-    with suppress(OSError):
-        return verdict.read_text(encoding="utf-8") == "equal"
     try:
-        same = differs_by(type(model)(small)) < 1e-4
-    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError):  # it has other parts, or other arguments
-        same = False
-    compiled.write_file(verdict, b"equal" if same else b"different")
-    return same
-
-
-TESTED_TOKENS = 320
-
-
-def differs_by(model: GPT) -> float:
-    """The largest difference of the compiled step's logits from the model's, relative to the largest logit."""
-    for parameter in model.eval().parameters():
-        parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
-    ids = torch.randint(64, (TESTED_TOKENS,), generator=torch.Generator().manual_seed(1))
-    batch = CPUBatch(CPUDecoder(model, "float32"), 3)
-    largest = 0.0
-    for count in (1, 40, TESTED_TOKENS):
-        batch.prefill({0: ids[:count].tolist()})
-        expected = model(ids[None, :count])[0][0, -1]
-        largest = max(largest, ((batch.logits[0] - expected).abs().max() / expected.abs().max()).item())
-    return largest
+        small = type(model)(
+            replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TESTED_TOKENS)
+        )
+        small.attend = model.attend
+        for parameter in small.eval().parameters():
+            parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+        batch = CPUBatch(CPUDecoder(small, "float32"), 1)
+        ids = torch.arange(TESTED_TOKENS) ** 2 % 61
+        for count in (1, TESTED_TOKENS):
+            batch.prefill({0: ids[:count].tolist()})
+            expected = small(ids[None, :count])[0][:, -1]
+            if not (batch.logits - expected).abs().max() < 1e-4 * expected.abs().max():
+                return False
+        return True
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):  # it has other parts, or other arguments
+        return False
 
 
 @torch.no_grad()
