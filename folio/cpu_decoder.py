@@ -169,7 +169,6 @@ class CPUBatch:
         self.rows = np.zeros(rows, RECORDS["row"])
         self.tokens = np.zeros(N, RECORDS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
-        self.threads = choose_threads(decoder, rows)
         self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; the last counts helping threads
         self.state = np.zeros(1, RECORDS["state"])
         self.address, self.helping = self.state.ctypes.data, self.sync.numpy()[3]
@@ -207,7 +206,6 @@ class CPUBatch:
             output=self.zeros(max(4 * N * C, rows * V, inputs)),
             filtered=self.zeros(3 * rows * V),
             sync=self.sync.data_ptr(),
-            threads=self.threads,
         )
 
     def zeros(self, count: int) -> int:
@@ -261,7 +259,7 @@ class CPUBatch:
             part = tokens[start : start + PREFILL]
             last = [n for n, (_, row, position) in enumerate(part) if (row, position) in ends]
             self.tokens[: len(part)], self.predicted[: len(last)] = part, last
-            self.run(appends=0, count=len(part), predicted_count=len(last), draws=0)
+            self.run(len(part), appends=0, count=len(part), predicted_count=len(last), draws=0)
         for ids, (first, *others) in same.items():
             for row in others:
                 self.cache[:, :, row, :, : len(ids)] = self.cache[:, :, first, :, : len(ids)]
@@ -278,7 +276,7 @@ class CPUBatch:
     def run_rows(self, rows: list[int], appends: int) -> Callable[[], list[int]]:
         """Append the tokens that were sampled last to these rows, if wanted, and sample the next ones."""
         self.sampled[: len(rows)] = rows
-        self.run(appends=appends, count=0, sampled_count=len(rows), draws=self.sampler is None)
+        self.run(len(rows), appends=appends, count=0, sampled_count=len(rows), draws=self.sampler is None)
         if self.sampler:
             self.rows["token"] = self.sampler.sample(self.logits.clone())[:, 0]
         tokens = self.rows["token"].tolist()
@@ -291,21 +289,22 @@ class CPUBatch:
             self.rotation = torch.cat([a.cos(), a.sin()], dim=-1)
             self.set(rotation=self.rotation.data_ptr())
 
-    def run(self, **fields: int) -> None:
-        """Run the compiled step with these fields of the state."""
-        self.set(**fields)
-        if self.threads > 1 and self.helping[0] < self.threads - 1:
-            for helper in helpers(self.threads - 1):
+    def run(self, tokens: int, **fields: int) -> None:
+        """Run the compiled step for so many tokens with these fields of the state."""
+        threads = choose_threads(self.decoder, tokens)
+        self.set(threads=threads, **fields)
+        if threads > 1 and self.helping[0] < threads - 1:
+            for helper in helpers(threads - 1):
                 helper.wake(self)
         self.decoder.run_step(self.address)
 
 
-SMALL = 8e6  # bytes of weights times rows, below which threads would mostly wait for each other
+SMALL = 1.5e6  # bytes of weights times tokens, below which threads would mostly wait for each other
 
 
-def choose_threads(decoder: CPUDecoder, rows: int) -> int:
+def choose_threads(decoder: CPUDecoder, tokens: int) -> int:
     """As many threads as torch uses, or one for little work."""
-    return 1 if decoder.weight_bytes * rows < SMALL else torch.get_num_threads()
+    return 1 if decoder.weight_bytes * tokens < SMALL else torch.get_num_threads()
 
 
 class Helper(threading.Thread):
