@@ -5,6 +5,7 @@ L layers.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
@@ -213,7 +214,7 @@ class CPUBatch:
         self.memory.append(torch.zeros(count))
         return self.memory[-1].data_ptr()
 
-    def set(self, **fields: int) -> None:
+    def set(self, **fields: float) -> None:
         for name, value in fields.items():
             self.state[name] = value
 
@@ -292,7 +293,7 @@ class CPUBatch:
     def run(self, tokens: int, **fields: int) -> None:
         """Run the compiled step for so many tokens with these fields of the state."""
         threads = choose_threads(self.decoder, tokens)
-        self.set(threads=threads, **fields)
+        self.set(threads=threads, now=time.perf_counter(), **fields)
         if threads > 1 and self.helping[0] < threads - 1:
             for helper in helpers(threads - 1):
                 helper.wake(self)

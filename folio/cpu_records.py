@@ -35,7 +35,8 @@ RECORDS = {
         ),  # what the step computes
         *("stream", "normed", "attended", "x_stride", "expanded", "expanded_stride"),  # activations
         *("qkv", "scores", "output", "filtered"),
-        *("sync", "threads", "phase", "alone", "next_break", "x_bytes", "cache_bytes"),
+        *("sync", "threads", "phase", "x_bytes", "cache_bytes"),
         *("linear", "widen", "score", "mix", "run_part"),  # compiled functions
+        **dict.fromkeys(("now", "alone_until", "next_break"), "f8"),  # seconds
     ),
 }

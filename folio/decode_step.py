@@ -540,7 +540,7 @@ def append_sampled(state):
 # --- phases and threads -----------------------------------------------------------------------------------------------
 #
 # `sync` is four cache lines: the number of the phase, how many parts it has, and the next one that nobody has claimed,
-# in one integer; what the phase computes; how many parts are done; how many threads are helping. A thread claims a part
+# in one integer; what the phase computes; how many parts are done; how many threads are helping, and whether a step is running. A thread claims a part
 # by increasing the first integer, so that one that is late, asleep, or without a core delays nobody before that.
 
 EMBED, NORMALIZE = 6, 7  # phases of one part
@@ -548,7 +548,7 @@ PARTS_BITS = 20
 MOST_PARTS = (1 << PARTS_BITS) - 1
 PART_BYTES = 1 << 17  # of weights, at most, so that threads that share a matrix end nearly together
 PATIENCE = 100_000  # times to look, some 0.1 ms: a thread that takes longer for its part has lost its core
-SHORTEST_BREAK, LONGEST_BREAK = 4, 512  # steps that are then computed without the others; more each time it happens
+SHORTEST_BREAK, LONGEST_BREAK = 0.5e-3, 20e-3  # seconds without the other threads then; twice as many each time
 IDLE = 50_000  # times to look for work, some 0.2 ms, before a thread sleeps
 
 
@@ -613,7 +613,7 @@ def run_phase(address, phase, layer, count):
     """Run all parts of a phase, with the threads that are awake."""
     state = states(address, 1)[0]
     sync = state.sync
-    if state.threads == 1 or count == 1 or state.alone > 0:
+    if state.threads == 1 or count == 1 or state.now < state.alone_until:
         for part in range(count):
             call_part(state.run_part, address, phase, layer, part)
         return
@@ -627,7 +627,8 @@ def run_phase(address, phase, layer, count):
     while atomic_load(sync + 128) < count:
         looks += 1
     if looks > PATIENCE and state.appends:  # parts of a prefill take longer
-        state.alone = state.next_break = min(2 * state.next_break, LONGEST_BREAK)
+        state.alone_until = state.now + state.next_break
+        state.next_break = min(2 * state.next_break, LONGEST_BREAK)
 
 
 @compiled
@@ -640,6 +641,7 @@ def run_linear(address, phase, layer):
 def step(address):
     """The forward pass for the new tokens, if there are any, and a draw for each of the rows to sample."""
     state = states(address, 1)[0]
+    atomic_store(state.sync + 200, 1)
     if state.appends:
         append_sampled(state)
     if state.count:
@@ -656,19 +658,18 @@ def step(address):
             run_linear(address, PREDICT, 0)
     if state.draws:
         run_phase(address, SAMPLE, 0, state.sampled_count)
-    if state.alone > 0:
-        state.alone -= 1
-    else:
-        state.next_break = max(state.next_break - 1, SHORTEST_BREAK)
+    if state.now >= state.alone_until:
+        state.next_break = max(0.9 * state.next_break, SHORTEST_BREAK)
+    atomic_store(state.sync + 200, 0)
     return 0
 
 
 @compiled
 def help(address):
-    """Take part in the leader's phases until there has been nothing to do for a moment."""
+    """Take part in the leader's steps until there has been none for a moment."""
     sync, looks = states(address, 1)[0].sync, 0
     atomic_add(sync + 192, 1)
     while looks < IDLE:
-        looks = 0 if claim_parts(address) else looks + 1
+        looks = 0 if claim_parts(address) or atomic_load(sync + 200) else looks + 1
     atomic_add(sync + 192, -1)
     return 0

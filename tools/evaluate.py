@@ -63,7 +63,7 @@ from folio.extraction import describe_reproduction, measure_reproduction  # noqa
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.kernels import adapt  # noqa: E402
-from folio.language_model import GenerationConfig, LanguageModel  # noqa: E402
+from folio.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
 from folio.measures import Evaluation, PositionLoss, Reading, read_characters  # noqa: E402
 from folio.memorized import TrainingIndex  # noqa: E402
 from folio.music import EventFormat  # noqa: E402
@@ -80,6 +80,7 @@ from folio.music_measures import (  # noqa: E402
 )
 from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
 from folio.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
+from folio.quantize import quantized  # noqa: E402
 from folio.runs import find_runs  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
@@ -128,7 +129,7 @@ class EvaluateConfig(Settings):
     seed: NonNegativeInt = 1337  # of the samples
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: what is fast on the device
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of matmuls, or of weights
     json: str | None = None  # also write the results to this file
 
     def problems(self) -> list[tuple[str, str]]:
@@ -252,7 +253,8 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     saved = convert.load(run, cfg.checkpoint)
     tokenizer = saved.tokenizer
     tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
-    runtime = resolve_runtime(cfg.device, cfg.dtype, False)
+    is_quantized = cfg.dtype in QUANTIZED
+    runtime = resolve_runtime(cfg.device, "float32" if is_quantized else cfg.dtype, False)
     print(f"{saved.path}: {runtime.description}", file=sys.stderr)
     model = saved.build().eval().to(runtime.device)
     adapt(model, runtime)
@@ -264,10 +266,13 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     stride = cfg.stride or model.config.block_size
     if stride > model.config.block_size:
         raise UserError(f"--stride={stride}: it must not exceed the context of {model.config.block_size} tokens")
+    as_saved = model
+    if is_quantized:
+        model = quantized(model, cfg.dtype)
     evaluation = Evaluation(run)
     for name in split_list(cfg.tasks or ""):
         if name in GENERATING:
-            GENERATING[name](evaluation, LanguageModel(model, tokenizer, cfg.device, cfg.dtype), saved, cfg)
+            GENERATING[name](evaluation, LanguageModel(as_saved, tokenizer, cfg.device, cfg.dtype), saved, cfg)
             continue
         questions = TASKS[name].questions()[: cfg.limit]
         texts = (text for question in questions for text in (question.context, *question.endings))
@@ -280,7 +285,12 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
             positions = measure_positions(model, runtime, text.name, text.streams, cfg.context)
             evaluation.positions.append(positions)
         else:
-            evaluation.measures += measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
+            measures = measure_text(model, tokenizer, runtime, text.name, text.streams, stride)
+            if is_quantized:
+                before = measure_text(as_saved, tokenizer, runtime, text.name, text.streams, stride)[0].ratio
+                shift = f"{measures[0].ratio - before:+.4f} nats from {before:.4f}"
+                print(f"{text.name}: weights in {cfg.dtype} change the loss by {shift}", file=sys.stderr)
+            evaluation.measures += measures
     return evaluation
 
 
