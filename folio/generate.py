@@ -162,7 +162,7 @@ class Decoder(Protocol):
 def make_decoder(model: GPT, runtime: Runtime, dtype: str | None = None) -> Decoder:
     """The decoder for the runtime's device. The model's weights must not change while it is used.
 
-    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode. A changed model.py is
+    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode. A changed model is
     decoded with torch. Raises UserError if that cannot compute in the dtype.
     """
     from folio.torch_decoder import TorchDecoder
