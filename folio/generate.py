@@ -54,9 +54,9 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose probabilities sum to p or more; set other logits to -inf.
 
     Nucleus sampling: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration". The most likely token is
-    always kept. logits: (..., V).
+    always kept; of equal ones at the end of the set, those with the lowest ids. logits: (..., V).
     """
-    ordered, order = logits.sort(descending=True, dim=-1)
+    ordered, order = logits.sort(descending=True, dim=-1, stable=True)
     probabilities = ordered.softmax(dim=-1)
     dropped = probabilities.cumsum(dim=-1) - probabilities >= p  # the sum over more likely tokens
     dropped[..., 0] = False  # even if p is so small that it is 0 in float32
