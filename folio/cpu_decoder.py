@@ -356,7 +356,7 @@ class Helper(threading.Thread):
 
 _helpers: list[Helper] = []
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_helpers.clear)  # threads do not exist in the child
+    os.register_at_fork(after_in_child=lambda: _helpers.clear())  # its threads do not exist there
 
 
 def helpers(count: int) -> list[Helper]:

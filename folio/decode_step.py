@@ -1,8 +1,8 @@
 """A step of decoding on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache,
 the sampling filters of folio/generate.py, and the draw.
 
-All arguments are in the records of folio/cpu_records.py. A step consists of phases, and a phase of parts, which the threads
-claim one by one.
+All arguments are in the records of folio/cpu_records.py. A step consists of phases, and a phase of parts, which the
+threads claim one by one.
 
 Dimensions: N new tokens, C channels, D head size, S slots of the cache (block_size), V vocabulary.
 """

@@ -1,17 +1,16 @@
 """The decoder of a CPU against model.py: its logits, memory, and threads."""
 
+import _thread
 import copy
 import multiprocessing
 import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from decoding import GREEDY, generate_tokens, random_model
@@ -24,7 +23,7 @@ from folio.generate import Sampling, generate, make_decoder
 from folio.quantize import quantized
 from folio.runtime import resolve_runtime
 from folio.torch_decoder import TorchDecoder
-from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
+from model import ACTIVATIONS, GPT, POSITIONS
 
 CPU = resolve_runtime("cpu", "float32", False)
 
@@ -233,7 +232,9 @@ def other_activation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = model_file.Attention.__call__
-    monkeypatch.setattr(model_file.Attention, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest))
+    monkeypatch.setattr(
+        model_file.Attention, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest)
+    )
 
 
 def failing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +254,7 @@ def test_changed_models_are_not_computed(change, monkeypatch):
     change(monkeypatch)
     assert not computes_model(random_model(1))
     assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
-    with pytest.raises(UserError, match="dtype=int8: it requires model.py as it was"):
+    with pytest.raises(UserError, match=r"dtype=int8: it requires model\.py as it was"):
         make_decoder(random_model(1), CPU, "int8")
 
 
@@ -307,10 +308,95 @@ def test_batches_in_turn_and_of_several_threads_at_once(threads, decoder):
     prompts = [[[row], [row, 2]] for row in range(4)]
     expected = [expected_tokens(decoder, pair, 40) for pair in prompts]
     steps = [generate(decoder, pair, max_new_tokens=40, sampling=Sampling()) for pair in prompts]
-    tokens = [list(map(list, zip(*[step.tokens for step in of_batch], strict=True))) for of_batch in zip(*steps)]
-    in_turn = [[[step[batch].tokens[row] for step in zip()] for row in range(2)] for batch in range(0)]
-    assert in_turn == [] and len(tokens) == 40
+    tokens = [[step.tokens for step in of_all] for of_all in zip(*steps, strict=True)]  # (steps, batches, rows)
+    assert torch.tensor(tokens).permute(1, 2, 0).tolist() == expected
     with ThreadPoolExecutor(4) as pool:
-        for _ in range(3):
-            at_once = pool.map(lambda pair: generate_tokens(decoder, pair, max_new_tokens=40, sampling=Sampling()), prompts)
-            assert list(at_once) == expected
+        at_once = pool.map(lambda pair: generate_tokens(decoder, pair, max_new_tokens=40, sampling=Sampling()), prompts)
+        assert list(at_once) == expected
+
+
+def test_a_batch_may_be_freed_while_threads_still_look_for_its_work(threads, seed):
+    for _ in range(20):
+        decoder = CPUDecoder(random_model(seed, n_embd=48), "float32")
+        list(generate(decoder, [[1], [2]], max_new_tokens=3))
+        del decoder
+    torch.full((1000, 1000), torch.nan)
+
+
+def test_a_thread_that_never_helps_delays_nobody(threads, decoder, monkeypatch):
+    """It was started, and gets no core."""
+    monkeypatch.setattr(cpu_decoder.Helper, "run", lambda self: None)
+    expected = expected_tokens(decoder, [[1, 2]], 20)
+    assert generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling()) == expected
+
+
+def test_no_part_is_claimed_before_its_phase_is_published(threads, decoder):
+    """A leader that lost its core between the stores of what the phase is and of its number had the parts of the next
+    phase run twice, or those of the last one with numbers beyond its end.
+    """
+    batch = batch_of(decoder, 1)
+    batch.threads = 1  # wakes nobody; the compiled step still divides its phases
+    batch.prefill({0: [1, 2, 3]})
+    sync, logits = batch.sync, batch.logits.clone()
+    before = sync.clone()
+    sync[2, 0] = 0  # as in decode_step.run_phase, up to the last store
+    sync[1, :3] = torch.tensor([decode_step.PREDICT, 0, 9])
+    batch.logits.zero_()
+    decoder.run_help(batch.address)
+    assert (batch.logits == 0).all() and sync[2, 0] == 0 and sync[0, 0] == before[0, 0]
+    sync[0, 0] = (int(batch.state["phase"][0]) + 1 << decode_step.PARTS_BITS) + 3  # and that one
+    decoder.run_help(batch.address)
+    assert torch.equal(batch.logits, logits) and sync[2, 0] == 3
+
+
+def test_an_interrupt_is_raised_after_the_step(threads, decoder):
+    """The batch can still be used."""
+    batch = batch_of(decoder, 1)
+    batch.prefill({0: [1]})
+    batch.sample([0])
+    with pytest.raises(KeyboardInterrupt):
+        _thread.interrupt_main()
+        for _ in range(50):
+            batch.step([0])
+    length = batch.lengths[0]
+    batch.step([0])
+    assert batch.lengths == [length + 1]
+
+
+def generate_in_child(connection, decoder: CPUDecoder) -> None:
+    tokens = generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling())
+    connection.send((tokens, len(cpu_decoder._helpers), all(helper.is_alive() for helper in cpu_decoder._helpers)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_starts_its_own_threads(threads, decoder):
+    """The parent's do not exist there."""
+    expected = generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling())
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=generate_in_child, args=(theirs, decoder))
+    child.start()
+    assert ours.poll(20)
+    assert ours.recv() == (expected, threads - 1, True)
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_a_process_may_end_right_after_a_step_with_several_threads():
+    code = """
+from decoding import random_model
+from folio import cpu_decoder
+from folio.generate import Sampling, generate
+cpu_decoder.choose_threads = lambda decoder, rows: 3
+decoder = cpu_decoder.CPUDecoder(random_model(1), "float32")
+print(sum(1 for _ in generate(decoder, [[1]], max_new_tokens=7)))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout) == (0, "7\n"), run.stderr

@@ -209,5 +209,7 @@ def test_only_rows_that_are_sampled_draw_a_number(seed):
     batch.sample([0, 1])
     tokens = batch.sample([2, 0])()
     numbers = uniforms(seed, range(3), 0, 3)
-    expected = [sample_token(probabilities[[row]], numbers[[row], [drawn], None]) for row, drawn in enumerate((1, 1, 0))]
+    expected = [
+        sample_token(probabilities[[row]], numbers[[row], [drawn], None]) for row, drawn in enumerate((1, 1, 0))
+    ]
     assert tokens == [int(token) for token in expected]
