@@ -11,8 +11,9 @@ from repository import ROOT
 from folio import compiled, decode_step
 
 FUNCTIONS = [(name, None) for name in ("step", "help", "run_part")] + [
-    (name, format) for name in ("linear", "mix", "widen") for format in ("float32", "bfloat16", "int8", "int4")
+    (name, format) for name in ("linear", "widen") for format in ("float32", "bfloat16", "int8", "int4")
 ]
+FUNCTIONS += [("mix", "float32"), ("mix", "bfloat16")]
 
 
 @pytest.fixture
@@ -70,7 +71,9 @@ def test_a_damaged_file_is_compiled_again(damage, cache, monkeypatch):
     path.write_bytes(damaged[damage])
     compiled.address.cache_clear()
     names = count_compiled(monkeypatch)
-    assert compiled.address("widen", "float32") and names == ["widen"] and path.read_bytes() == content
+    assert compiled.address("widen", "float32") and names == ["widen"]
+    compiled.address.cache_clear()
+    assert compiled.address("widen", "float32") and names == ["widen"]  # it was saved again
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(cache, monkeypatch):
