@@ -1,8 +1,8 @@
 """A step of decoding on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache,
 the sampling filters of folio/generate.py, and the draw.
 
-All arguments are in records of folio/cpu_decoder.py. A step consists of phases, and a phase of parts, which the threads
-claim one by one.
+All arguments are in the records of folio/cpu_records.py. A step consists of phases, and a phase of parts, which the
+threads claim one by one.
 
 Dimensions: N new tokens, C channels, D head size, S slots of the cache (block_size), V vocabulary.
 """
@@ -237,7 +237,7 @@ def normalize(state, index):
         for n in range(state.count):
             layer_norm(state, floats(state.stream + 4 * n * C, C), norm, scratch, state.normed + n * state.x_stride)
     else:
-        tokens, n = integers(state.predicted, state.predicted_count), 0
+        tokens = integers(state.predicted, state.predicted_count)
         for n in range(state.predicted_count):
             x = floats(state.stream + 4 * tokens[n] * C, C)
             layer_norm(state, x, norm, scratch, state.normed + n * state.x_stride)
@@ -539,13 +539,14 @@ def append_sampled(state):
 
 # --- phases and threads -----------------------------------------------------------------------------------------------
 #
-# `sync` is four cache lines: the number of the phase, how many parts it has, and the next one that nobody has claimed,
-# in one integer; what the phase computes; how many parts are done; how many threads are helping, and whether a step is running. A thread claims a part
-# by increasing the first integer, so that one that is late, asleep, or without a core delays nobody before that.
+# `sync` is four cache lines: the number of the phase and how many of its parts nobody has claimed, in one integer; what
+# the phase is; how many parts are done; how many threads are helping, and whether a step is running. A thread claims a
+# part by decreasing the first integer, so that one that is late, asleep, or without a core delays nobody before it has
+# claimed. What the phase is changes only while no part is left, and a claim fails if the phase has changed since its
+# number was read.
 
 EMBED, NORMALIZE = 6, 7  # phases of one part
 PARTS_BITS = 20
-MOST_PARTS = (1 << PARTS_BITS) - 1
 PART_BYTES = 1 << 17  # of weights, at most, so that threads that share a matrix end nearly together
 PATIENCE = 100_000  # times to look, some 0.1 ms: a thread that takes longer for its part has lost its core
 SHORTEST_BREAK, LONGEST_BREAK = 0.5e-3, 20e-3  # seconds without the other threads then; twice as many each time
@@ -598,12 +599,12 @@ def claim_parts(address):
     sync = state.sync
     while True:
         claim = atomic_load(sync)
-        phase, layer = atomic_load(sync + 64), atomic_load(sync + 72)  # of this claim, if it is still there below
-        part, count = claim & MOST_PARTS, claim >> PARTS_BITS & MOST_PARTS
-        if part >= count:
+        phase, layer = atomic_load(sync + 64), atomic_load(sync + 72)
+        left = claim & ((1 << PARTS_BITS) - 1)
+        if left == 0:
             return ran
-        if compare_exchange(sync, claim, claim + 1):
-            call_part(state.run_part, address, phase, layer, part)
+        if compare_exchange(sync, claim, claim - 1):
+            call_part(state.run_part, address, phase, layer, left - 1)
             atomic_add(sync + 128, 1)
             ran += 1
 
@@ -621,7 +622,7 @@ def run_phase(address, phase, layer, count):
     atomic_store(sync + 128, 0)
     atomic_store(sync + 64, phase)
     atomic_store(sync + 72, layer)
-    atomic_store(sync, (state.phase << PARTS_BITS | count) << PARTS_BITS)
+    atomic_store(sync, (state.phase << PARTS_BITS) + count)
     claim_parts(address)
     looks = 0
     while atomic_load(sync + 128) < count:

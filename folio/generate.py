@@ -54,9 +54,9 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose probabilities sum to p or more; set other logits to -inf.
 
     Nucleus sampling: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration". The most likely token is
-    always kept. logits: (..., V).
+    always kept; of equal ones at the end of the set, those with the lowest ids. logits: (..., V).
     """
-    ordered, order = logits.sort(descending=True, dim=-1)
+    ordered, order = logits.sort(descending=True, dim=-1, stable=True)
     probabilities = ordered.softmax(dim=-1)
     dropped = probabilities.cumsum(dim=-1) - probabilities >= p  # the sum over more likely tokens
     dropped[..., 0] = False  # even if p is so small that it is 0 in float32
@@ -162,7 +162,7 @@ class Decoder(Protocol):
 def make_decoder(model: GPT, runtime: Runtime, dtype: str | None = None) -> Decoder:
     """The decoder for the runtime's device. The model's weights must not change while it is used.
 
-    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode. A changed model.py is
+    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode. A changed model is
     decoded with torch. Raises UserError if that cannot compute in the dtype.
     """
     from folio.torch_decoder import TorchDecoder
