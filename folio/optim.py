@@ -33,10 +33,9 @@ def make_optimizer(
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
-    by_shape: dict[tuple[int, ...], list[Tensor]] = {}  # queries, keys and values count as three matrices
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
     for name, p in matrices.items():
-        rows, columns = len(p) // (3 if "c_attn" in name else 1), p.shape[1]
-        by_shape.setdefault((min(rows, columns), max(rows, columns)), []).append(p)
+        by_shape.setdefault(muon_shape(name, p), []).append(p)
     scale = muon_learning_rate / learning_rate if learning_rate else 0.0
     for shape, params in by_shape.items():
         groups.append(
@@ -62,6 +61,12 @@ def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: di
 def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
     """The matrices that Muon updates, by name: those of the blocks."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
+
+
+def muon_shape(name: str, p: Tensor) -> tuple[int, int]:
+    """The shorter and the longer side of the matrices of a parameter; queries, keys and values are three matrices."""
+    rows, columns = len(p) // (3 if "c_attn" in name else 1), p.shape[1]
+    return min(rows, columns), max(rows, columns)
 
 
 class AdamW(torch.optim.AdamW):
