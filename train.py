@@ -340,7 +340,7 @@ def train_step(
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     for settings in optimizer.param_groups:
         settings["lr"] = learning_rate * settings["lr_scale"]
-        if "rows" in settings:  # matrices of Muon
+        if "shape" in settings:  # matrices of Muon
             settings["momentum"] = muon_momentum_at(state.step)
 
     model.train()

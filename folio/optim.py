@@ -33,12 +33,14 @@ def make_optimizer(
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
-    by_shape: dict[tuple[int, int], list[Tensor]] = {}  # queries, keys and values count as three matrices
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
     for name, p in matrices.items():
-        by_shape.setdefault((p.shape[0] // (3 if "c_attn" in name else 1), p.shape[1]), []).append(p)
+        by_shape.setdefault(muon_shape(name, p), []).append(p)
     scale = muon_learning_rate / learning_rate if learning_rate else 0.0
-    for (rows, _), params in by_shape.items():
-        groups.append({"params": params, "weight_decay": weight_decay, "lr_scale": scale, "rows": rows, "dtype": dtype})
+    for shape, params in by_shape.items():
+        groups.append(
+            {"params": params, "weight_decay": weight_decay, "lr_scale": scale, "shape": shape, "dtype": dtype}
+        )
     fused = rest[0].device.type in ("cpu", "cuda")  # whose kernels respect found_inf
     settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
     if kind == "muon":
@@ -61,6 +63,12 @@ def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
 
 
+def muon_shape(name: str, p: Tensor) -> tuple[int, int]:
+    """The shorter and the longer side of the matrices of a parameter; queries, keys and values are three matrices."""
+    rows, columns = len(p) // (3 if "c_attn" in name else 1), p.shape[1]
+    return min(rows, columns), max(rows, columns)
+
+
 class AdamW(torch.optim.AdamW):
     """torch's AdamW without its decorators, which import torch's compiler, for almost a second, only to keep these
     methods out of compiled graphs. Here they never are in one.
@@ -74,14 +82,15 @@ class AdamW(torch.optim.AdamW):
 
 
 class Muon(AdamW):
-    """Muon (Jordan et al. 2024) for parameter groups with "rows", AdamW for the others.
+    """Muon (Jordan et al. 2024) for parameter groups with a "shape", (short, long), AdamW for the others.
 
-    A parameter of shape (k * rows, columns) counts as k matrices. Momentum is Nesterov's, group["momentum"]; weight
-    decay is decoupled; the update of a tall matrix is scaled by sqrt(rows / columns).
+    The shape is that of the group's matrices or of their transposes. A parameter with k times as many rows counts as k
+    matrices. Momentum is Nesterov's, group["momentum"]; weight decay is decoupled; the update of a tall matrix is
+    scaled by sqrt(rows / columns).
 
-    torch.optim.Muon updates one matrix after the other. This one orthogonalizes all matrices of a shape in batched
-    matmuls, queries, keys and values as three matrices; skips a step where `found_inf` is 1 without waiting for the
-    device; and divides the work among processes, also with FSDP2's shards.
+    torch.optim.Muon updates one matrix after the other. This one orthogonalizes a group in batched matmuls, queries,
+    keys and values as three matrices; skips a step where `found_inf` is 1 without waiting for the device; and divides
+    the work among processes, also with FSDP2's shards.
     """
 
     def __init__(self, groups: list[dict[str, Any]], processes: Group = ALONE, **settings: Any):
@@ -94,27 +103,27 @@ class Muon(AdamW):
         self.found_inf: Tensor | None = None
 
     def matrices(self) -> list[dict[str, Any]]:
-        return [group for group in self.param_groups if "rows" in group]
+        return [group for group in self.param_groups if "shape" in group]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.matrices():
-            params, rows, lr, momentum = group["params"], group["rows"], group["lr"], group["momentum"]
-            shards, columns = [to_local(p) for p in params], params[0].shape[1]  # what this process holds
-            keep = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
+            params, (short, long), lr, momentum = group["params"], group["shape"], group["lr"], group["momentum"]
+            shards, gradients = [to_local(p) for p in params], [to_local(p.grad) for p in params]  # of this process
             buffers = [to_local(self.state[p]["momentum_buffer"]) for p in params]
-            gradients = torch.cat([to_local(p.grad).flatten() for p in params])
-            gradients = torch.where(keep.bool(), gradients, 0)
-            mean = torch.cat([buffer.flatten() for buffer in buffers]).lerp(gradients, (1 - momentum) * keep)
-            sizes = [p.numel() for p in shards]
-            nesterov = gradients.lerp(mean, momentum).to(group["dtype"]).split(sizes)
-            gathered = [gather_like(part.view_as(p), q) for part, p, q in zip(nesterov, shards, params, strict=True)]
-            stack = torch.cat(gathered).view(-1, rows, columns)  # (n, rows, columns)
-            update = self.orthogonalize_together(stack).float()
-            update *= -lr * max(1, rows / columns) ** 0.5 * keep
-            updates = update.reshape(-1, columns).split([len(p) for p in params])
+            keep = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
+            for gradient, buffer in zip(gradients, buffers, strict=True):
+                torch.where(keep.bool(), gradient, buffer, out=gradient)  # a mean of equal numbers changes nothing
+            torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+            torch._foreach_lerp_(gradients, buffers, momentum)  # Nesterov's
+            whole = [gather_like(g.to(group["dtype"]), p) for g, p in zip(gradients, params, strict=True)]
+            wide = [m.view(-1, short, long) if m.shape[1] == long else m.view(-1, long, short).mT for m in whole]
+            update = self.orthogonalize_together(torch.cat(wide)).float().mul_(-lr * keep)  # (n, short, long)
+            updates = [
+                u.reshape(p.shape) if p.shape[1] == long else u.mT.reshape(p.shape) * (long / short) ** 0.5
+                for u, p in zip(update.split([len(m) for m in wide]), params, strict=True)
+            ]
             torch._foreach_add_([self.state[p]["step"] for p in params], keep)
-            torch._foreach_copy_(buffers, [part.view_as(p) for part, p in zip(mean.split(sizes), shards, strict=True)])
             torch._foreach_mul_(shards, 1 - lr * group["weight_decay"] * keep)
             torch._foreach_add_(shards, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
             for p in params:
@@ -122,7 +131,7 @@ class Muon(AdamW):
         super().step()
 
     def orthogonalize_together(self, matrices: Tensor) -> Tensor:
-        """`orthogonalize`, of which each process does a share. matrices: (n, rows, columns), the same in each."""
+        """`orthogonalize`, of which each process does a share. matrices: (n, short, long), the same in each."""
         n, (rank, size) = len(matrices), (self.processes.rank, self.processes.size)
         share = -(-n // size)
         mine = matrices[rank * share : (rank + 1) * share]
@@ -138,20 +147,18 @@ OPTIMIZERS = tuple(BUILDERS)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """An approximation of the nearest (semi-)orthogonal matrix to each of (n, rows, columns): singular values between
+    """An approximation of the nearest (semi-)orthogonal matrix to each of (n, short, long): singular values between
     0.7 and 1.2.
 
     Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
-    x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     for _ in range(5):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x
 
 
 def muon_momentum_at(step: int) -> float:

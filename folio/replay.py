@@ -131,7 +131,7 @@ class StepRecorder:
         for name, p in self.model.named_parameters():
             group, before = groups[p], self.before[name]
             norms = [distributed.full_tensor(tensor).norm().item() for tensor in (before, p - before)]
-            optimizer = "Muon" if "rows" in group else "AdamW"
+            optimizer = "Muon" if "shape" in group else "AdamW"
             settings = optimizer, group["lr"], group["weight_decay"]
             changes.append(ParameterChange(name, list(p.shape), *settings, self.gradient_norms[name], *norms))
         return changes

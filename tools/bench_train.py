@@ -54,6 +54,10 @@ from tools.bench_timing import (  # noqa: E402
 )
 
 MODELS = {  # name -> (data set, settings of both programs); the other settings are those of their config files
+    "char 0.6M": (  # the model of config/shakespeare_char.py
+        "shakespeare_char",
+        dict(n_layer=3, n_head=4, n_embd=128, block_size=128, batch_size=32, dropout=0.0),
+    ),
     "char 0.8M": ("shakespeare_char", dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, dropout=0.0)),
     "char 10.7M": (
         "shakespeare_char",
@@ -81,7 +85,9 @@ PARTS = ("speed", "race", "profile")
 class TrainBenchConfig(BenchConfig):
     # --- what is measured ---
     parts: str = "speed,race,profile"  # some of these, separated by commas
-    models: str = "char 0.8M,char 10.7M"  # separated by commas; others: char 10.7M without dropout, GPT-2 124M
+    models: str = (
+        "char 0.8M,char 10.7M"  # separated by commas; others: char 0.6M, char 10.7M without dropout, GPT-2 124M
+    )
     seeds: str = "1337,1,2"  # of the races, separated by commas
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
 
