@@ -14,10 +14,11 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 from llvmlite import binding as llvm
 from platformdirs import user_cache_path
 
-SOURCES = ("simd.py", "decode_step.py", "cpu_records.py", "text_step.py")
+SOURCES = ("simd.py", "decode_step.py", "cpu_records.py", "text_step.py", "near_duplicates.py")
 # What the code of an error would call. There are no errors in our functions, and they allocate nothing.
 NEVER_CALLED = {
     *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
@@ -115,6 +116,12 @@ def announce() -> None:
     print("compiling for this CPU, once, for some seconds", file=sys.stderr)
 
 
+@cache
 def function(name: str, module: str = "decode_step", arguments: int = 1) -> Callable[..., int]:
     """A compiled function with this number of arguments, for Python."""
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address(name, module=module))
+
+
+def addresses(*arrays: np.ndarray) -> list[int]:
+    """Where the elements of arrays are in memory, as arguments of a compiled function."""
+    return [array.ctypes.data for array in arrays]

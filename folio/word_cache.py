@@ -2,15 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import tiktoken
 
 from folio import compiled
+from folio.compiled import addresses
 
-LONGEST_KEY = 15
-SLOTS = 1 << 20
+SLOTS = 1 << 20  # as in folio/text_step.py
 PADDING = bytes(16)  # because words are read as two numbers
 
 
@@ -25,12 +24,10 @@ class WordCache:
 
     def __init__(self, encoding: tiktoken.Encoding, separator: str):
         self.encoding, self.separator, self.separator_id = encoding, separator, encoding.encode_single_token(separator)
-        self.keys = np.zeros((SLOTS, 2), np.uint64)
-        self.values = np.zeros(SLOTS, np.int64)
-        self.known = np.zeros(4 * SLOTS, np.int32)
-        self.n_known = self.n_words = 0
-        self.encode_words = compiled.function("encode_words", module="text_step", arguments=10)
-        self.add_words = compiled.function("add_words", module="text_step", arguments=10)
+        self.table = np.zeros((SLOTS, 4), np.uint64)
+        self.n_words = 0  # in the table
+        self.encode_words = compiled.function("encode_words", "text_step", 8)
+        self.add_words = compiled.function("add_words", "text_step", 7)
 
     def encode(self, contents: Sequence[bytes]) -> list[np.ndarray]:
         """The ids of each of the texts, which are UTF-8."""
@@ -40,19 +37,16 @@ class WordCache:
         ids, missing = np.empty(len(data), np.int32), np.empty((len(data), 3), np.int64)
         id_ends, missing_ends = np.empty_like(ends), np.empty_like(ends)
         n_ids = self.encode_words(
-            *addresses(data, ends), len(ends), *addresses(self.keys, self.values, self.known),
-            *addresses(ids, id_ends, missing, missing_ends),
+            *addresses(data, ends), len(ends), *addresses(self.table, ids, id_ends, missing, missing_ends)
         )  # fmt: skip
         ids, missing = ids[:n_ids], missing[: missing_ends[-1] if len(ends) else 0]
         if len(missing):
             new, new_ends = self._encode_missing(content, missing)
             ids = np.insert(ids, np.repeat(missing[:, 2], np.diff(new_ends, prepend=0)), new)
             id_ends += np.append(0, new_ends)[missing_ends]
-            state = self.add_words(
-                *addresses(data, missing), len(missing), *addresses(new, new_ends),
-                *addresses(self.keys, self.values, self.known), self.n_known, self.n_words,
-            )  # fmt: skip
-            self.n_known, self.n_words = divmod(state, SLOTS)
+            self.n_words = self.add_words(
+                *addresses(data, missing), len(missing), *addresses(new, new_ends, self.table), self.n_words
+            )
         bounds = [0, *id_ends.tolist()]
         return [ids[begin:end] for begin, end in itertools.pairwise(bounds)]
 
@@ -63,7 +57,3 @@ class WordCache:
         ids = self.encoding.encode_to_numpy(text, allowed_special={self.separator}).astype(np.int32)
         separators = np.append(np.flatnonzero(ids == self.separator_id), len(ids))
         return ids[ids != self.separator_id], separators - np.arange(len(separators))
-
-
-def addresses(*arrays: np.ndarray) -> list[int]:
-    return [array.ctypes.data for array in arrays]
