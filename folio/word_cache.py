@@ -17,7 +17,7 @@ class WordCache:
     """Encodes texts by looking their words up. tiktoken encodes each word that is new, and those that are long.
 
     The ids are those of the whole text: it is only cut where GPT-2's pattern ends a word, whatever comes before and
-    after. Memory: at most 40 MB.
+    after. Memory: at most 32 MB.
 
     separator: the encoding's special token, which no word contains.
     """
@@ -38,7 +38,7 @@ class WordCache:
         id_ends, missing_ends = np.empty_like(ends), np.empty_like(ends)
         n_ids = self.encode_words(
             *addresses(data, ends), len(ends), *addresses(self.table, ids, id_ends, missing, missing_ends)
-        )  # fmt: skip
+        )
         ids, missing = ids[:n_ids], missing[: missing_ends[-1] if len(ends) else 0]
         if len(missing):
             new, new_ends = self._encode_missing(content, missing)
