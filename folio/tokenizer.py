@@ -14,16 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from folio import UserError
 from folio.fetch import Url, Wheel, fetch
 from folio.files import read_json
-
-if TYPE_CHECKING:
-    from folio.word_cache import WordCache
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
@@ -270,7 +267,7 @@ class RankedTokenizer(Tokenizer):
         return self.word_cache.encode([text.encode("utf-8", "replace") for text in texts])
 
     @cached_property
-    def word_cache(self) -> "WordCache":
+    def word_cache(self) -> Any:  # a WordCache
         from folio.word_cache import WordCache  # nothing else needs llvmlite
 
         return WordCache(self.encoding, EOT_TEXT)
