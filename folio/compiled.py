@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -37,7 +38,7 @@ def address(function: str, format: str | None = None, module: str = "decode_step
 
     Arguments and result are int64.
     """
-    path = user_cache_path("folio", appauthor=False) / f"{function}-{format or 'any'}-{cache_key()}.o".replace(" ", "-")
+    path = cache_file(f"{function} {format} {cache_key()}".encode(), "o")
     try:
         symbol, digest, code = path.read_bytes().split(b"\n", 2)
         if hashlib.sha256(code).hexdigest() == digest.decode():
@@ -45,6 +46,20 @@ def address(function: str, format: str | None = None, module: str = "decode_step
     except (OSError, ValueError):
         pass
     return compile_function(function, format, path, module)
+
+
+def cache_file(key: bytes, suffix: str) -> Path:
+    """The file in the user's cache for whatever depends on nothing but the key."""
+    return user_cache_path("folio", appauthor=False) / f"{hashlib.sha256(key).hexdigest()[:32]}.{suffix}"
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of the cache, which another process may be writing, too. A folder that is read-only is no error."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(path)
 
 
 @cache
@@ -94,14 +109,8 @@ def compile_function(function: str, format: str | None, path: Path, module: str)
     final = native._library._final_module
     if outside(final) <= NEVER_CALLED:
         code = native._library._codegen._tm.emit_object(final)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}")
-            header = f"{native._wrapper_name}\n{hashlib.sha256(code).hexdigest()}\n"
-            partial.write_bytes(header.encode() + code)
-            partial.replace(path)
-        except OSError:  # a folder that cannot be written, or a full disk: the next start compiles again
-            pass
+        header = f"{native._wrapper_name}\n{hashlib.sha256(code).hexdigest()}\n"
+        write_file(path, header.encode() + code)
     return native.address
 
 

@@ -6,6 +6,7 @@ L layers.
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from folio import compiled
 from folio.cpu_records import RECORDS
 from folio.generate import Sampling
 from folio.quantize import pack_int4, quantize_int8
+from folio.torch_decoder import TokenSampler
 from model import GPT, alibi_slopes, angles, relative_bucket, sinusoids
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
+FILTERS = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p"}  # that the compiled step has
 LANES = 16  # floats that are computed together
 ALIGNMENT = 64  # bytes of a cache line
 PREFILL = 64  # tokens of prompts that are computed together
@@ -91,9 +94,39 @@ class CPUDecoder:
         vocab_size: int | None,
     ) -> "CPUBatch":
         batch = CPUBatch(self, len(prompts))
+        if {field.name for field in fields(sampling)} != FILTERS:  # folio/generate.py was changed
+            batch.sampler = TokenSampler(sampling, prompts, samples, seed, vocab_size, torch.device("cpu"))
         for row, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
             batch.set_sampling(row, prompt, sample, sampling, seed, vocab_size)
         return batch
+
+
+TESTED_TOKENS = 320
+
+
+@torch.no_grad()
+def computes_model(model: GPT) -> bool:
+    """Whether the compiled step computes what the model does, which may be of a changed model.py.
+
+    Both compute a small model with the same settings and large random weights. That takes 6 ms.
+    """
+    try:
+        small = type(model)(
+            replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TESTED_TOKENS)
+        )
+        small.attend = model.attend
+        for parameter in small.eval().parameters():
+            parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+        batch = CPUBatch(CPUDecoder(small, "float32"), 1)
+        ids = torch.arange(TESTED_TOKENS) ** 2 % 61
+        for count in (1, TESTED_TOKENS):
+            batch.prefill({0: ids[:count].tolist()})
+            expected = small(ids[None, :count])[0][:, -1]
+            if not (batch.logits - expected).abs().max() < 1e-4 * expected.abs().max():
+                return False
+        return True
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):  # it has other parts, or other arguments
+        return False
 
 
 @torch.no_grad()
@@ -121,6 +154,7 @@ class CPUBatch:
     """Rows of tokens that are continued together: their key-value cache, sampling settings, and buffers."""
 
     steps_ahead = 0
+    sampler: TokenSampler | None = None  # that of torch, for filters that the compiled step does not have
 
     def __init__(self, decoder: CPUDecoder, rows: int):
         config, self.decoder = decoder.config, decoder
@@ -135,7 +169,6 @@ class CPUBatch:
         self.rows = np.zeros(rows, RECORDS["row"])
         self.tokens = np.zeros(N, RECORDS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
-        self.threads = choose_threads(decoder, rows)
         self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; the last counts helping threads
         self.state = np.zeros(1, RECORDS["state"])
         self.address, self.helping = self.state.ctypes.data, self.sync.numpy()[3]
@@ -173,7 +206,6 @@ class CPUBatch:
             output=self.zeros(max(4 * N * C, rows * V, inputs)),
             filtered=self.zeros(3 * rows * V),
             sync=self.sync.data_ptr(),
-            threads=self.threads,
         )
 
     def zeros(self, count: int) -> int:
@@ -195,7 +227,7 @@ class CPUBatch:
             self.memory.append(torch.zeros(V, dtype=torch.uint8))
             self.memory[-1][torch.tensor(list(prompt))] = 1
             occurred = self.memory[-1].data_ptr()
-        fields = dict(
+        settings = dict(
             vocab_size=min(V, vocab_size or V),
             temperature=sampling.temperature,
             top_k=min(sampling.top_k or V, V),
@@ -207,7 +239,7 @@ class CPUBatch:
             sample=sample,
             drawn=0,
         )
-        for name, value in fields.items():
+        for name, value in settings.items():
             self.rows[name][row] = value
 
     @property
@@ -227,23 +259,26 @@ class CPUBatch:
             part = tokens[start : start + PREFILL]
             last = [n for n, (_, row, position) in enumerate(part) if (row, position) in ends]
             self.tokens[: len(part)], self.predicted[: len(last)] = part, last
-            self.run(appends=0, count=len(part), predicted_count=len(last), sampled_count=0)
+            self.run(len(part), appends=0, count=len(part), predicted_count=len(last), draws=0)
         for ids, (first, *others) in same.items():
             for row in others:
                 self.cache[:, :, row, :, : len(ids)] = self.cache[:, :, first, :, : len(ids)]
                 self.logits[row] = self.logits[first]
 
     def sample(self, rows: list[int]) -> Callable[[], list[int]]:
-        self.sampled[: len(rows)] = rows
-        self.run(appends=0, count=0, sampled_count=len(rows))
-        tokens = self.rows["token"].tolist()
-        return lambda: tokens
+        return self.run_rows(rows, appends=0)
 
     def step(self, rows: list[int]) -> Callable[[], list[int]]:
         if self.state["rotation"][0]:
             self.extend_rotation(max(self.lengths) + 1)
+        return self.run_rows(rows, appends=1)
+
+    def run_rows(self, rows: list[int], appends: int) -> Callable[[], list[int]]:
+        """Append the tokens that were sampled last to these rows, if wanted, and sample the next ones."""
         self.sampled[: len(rows)] = rows
-        self.run(appends=1, sampled_count=len(rows))
+        self.run(len(rows), appends=appends, count=0, sampled_count=len(rows), draws=self.sampler is None)
+        if self.sampler:
+            self.rows["token"] = self.sampler.sample(self.logits.clone())[:, 0]
         tokens = self.rows["token"].tolist()
         return lambda: tokens
 
@@ -254,21 +289,22 @@ class CPUBatch:
             self.rotation = torch.cat([a.cos(), a.sin()], dim=-1)
             self.set(rotation=self.rotation.data_ptr())
 
-    def run(self, **fields: int) -> None:
-        """Run the compiled step with these fields of the state."""
-        self.set(**fields)
-        if self.threads > 1 and self.helping[0] < self.threads - 1:
-            for helper in helpers(self.threads - 1):
+    def run(self, tokens: int, **fields: int) -> None:
+        """Run the compiled step for so many tokens with these fields of the state."""
+        threads = choose_threads(self.decoder, tokens)
+        self.set(threads=threads, **fields)
+        if threads > 1 and self.helping[0] < threads - 1:
+            for helper in helpers(threads - 1):
                 helper.wake(self)
         self.decoder.run_step(self.address)
 
 
-SMALL = 8e6  # bytes of weights times rows, below which threads would mostly wait for each other
+SMALL = 1.5e6  # bytes of weights times tokens, below which threads would mostly wait for each other
 
 
-def choose_threads(decoder: CPUDecoder, rows: int) -> int:
+def choose_threads(decoder: CPUDecoder, tokens: int) -> int:
     """As many threads as torch uses, or one for little work."""
-    return 1 if decoder.weight_bytes * rows < SMALL else torch.get_num_threads()
+    return 1 if decoder.weight_bytes * tokens < SMALL else torch.get_num_threads()
 
 
 class Helper(threading.Thread):

@@ -31,6 +31,7 @@ RECORDS = {
             "predicted_count",
             "sampled",
             "sampled_count",
+            "draws",
         ),  # what the step computes
         *("stream", "normed", "attended", "x_stride", "expanded", "expanded_stride"),  # activations
         *("qkv", "scores", "output", "filtered"),

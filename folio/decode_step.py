@@ -539,15 +539,16 @@ def append_sampled(state):
 
 # --- phases and threads -----------------------------------------------------------------------------------------------
 #
-# `sync` is four cache lines: the number of the phase and its next part that nobody has claimed, in one integer; what
-# the phase is and how many parts it has; how many are done; how many threads are helping. A thread claims a part by
-# increasing the first integer, so that one that is late, asleep, or without a core delays nobody before it has claimed.
+# `sync` is four cache lines: the number of the phase, how many parts it has, and the next one that nobody has claimed,
+# in one integer; what the phase computes; how many parts are done; how many threads are helping. A thread claims a part
+# by increasing the first integer, so that one that is late, asleep, or without a core delays nobody before that.
 
 EMBED, NORMALIZE = 6, 7  # phases of one part
 PARTS_BITS = 20
+MOST_PARTS = (1 << PARTS_BITS) - 1
 PART_BYTES = 1 << 17  # of weights, at most, so that threads that share a matrix end nearly together
-PATIENCE = 1_000_000  # times to look, some 1 ms: a thread that takes longer for its part has lost its core
-SHORTEST_BREAK, LONGEST_BREAK = 4, 128  # steps that are then computed without the others; more each time it happens
+PATIENCE = 100_000  # times to look, some 0.1 ms: a thread that takes longer for its part has lost its core
+SHORTEST_BREAK, LONGEST_BREAK = 4, 512  # steps that are then computed without the others; more each time it happens
 IDLE = 50_000  # times to look for work, some 0.2 ms, before a thread sleeps
 
 
@@ -597,8 +598,8 @@ def claim_parts(address):
     sync = state.sync
     while True:
         claim = atomic_load(sync)
-        phase, layer, count = atomic_load(sync + 64), atomic_load(sync + 72), atomic_load(sync + 80)
-        part = claim & ((1 << PARTS_BITS) - 1)
+        phase, layer = atomic_load(sync + 64), atomic_load(sync + 72)  # of this claim, if it is still there below
+        part, count = claim & MOST_PARTS, claim >> PARTS_BITS & MOST_PARTS
         if part >= count:
             return ran
         if compare_exchange(sync, claim, claim + 1):
@@ -616,17 +617,16 @@ def run_phase(address, phase, layer, count):
         for part in range(count):
             call_part(state.run_part, address, phase, layer, part)
         return
-    state.phase += 1
+    state.phase = (state.phase + 1) % (1 << PARTS_BITS)
     atomic_store(sync + 128, 0)
     atomic_store(sync + 64, phase)
     atomic_store(sync + 72, layer)
-    atomic_store(sync + 80, count)
-    atomic_store(sync, state.phase << PARTS_BITS)
+    atomic_store(sync, (state.phase << PARTS_BITS | count) << PARTS_BITS)
     claim_parts(address)
     looks = 0
     while atomic_load(sync + 128) < count:
         looks += 1
-    if looks > PATIENCE:
+    if looks > PATIENCE and state.appends:  # parts of a prefill take longer
         state.alone = state.next_break = min(2 * state.next_break, LONGEST_BREAK)
 
 
@@ -654,7 +654,8 @@ def step(address):
         if state.predicted_count:
             run_phase(address, NORMALIZE, 2 * state.n_layer, 1)
             run_linear(address, PREDICT, 0)
-    run_phase(address, SAMPLE, 0, state.sampled_count)
+    if state.draws:
+        run_phase(address, SAMPLE, 0, state.sampled_count)
     if state.alone > 0:
         state.alone -= 1
     else:

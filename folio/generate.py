@@ -162,14 +162,19 @@ class Decoder(Protocol):
 def make_decoder(model: GPT, runtime: Runtime, dtype: str | None = None) -> Decoder:
     """The decoder for the runtime's device. The model's weights must not change while it is used.
 
-    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode.
+    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode. A changed model.py is
+    decoded with torch. Raises UserError if that cannot compute in the dtype.
     """
-    if runtime.device.type == "cpu":
-        from folio.cpu_decoder import CPUDecoder
-
-        return CPUDecoder(model, dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch."))
     from folio.torch_decoder import TorchDecoder
 
+    if runtime.device.type != "cpu":
+        return TorchDecoder(model, runtime)
+    from folio.cpu_decoder import CPUDecoder, computes_model
+
+    if computes_model(model):
+        return CPUDecoder(model, dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch."))
+    if dtype:
+        raise UserError(f"dtype={dtype}: it requires model.py as it was; use --dtype=auto with a changed one")
     return TorchDecoder(model, runtime)
 
 

@@ -194,13 +194,13 @@ def test_a_changed_model_py_is_exported_as_it_computes(tmp_path, monkeypatch, ca
     loaded = checkpoint_of(ByteTokenizer(), n_layer=1, bias=False)
     ids = torch.arange(20)[None]
     with torch.inference_mode():
-        before = loaded.build().eval()(ids, ids)[0]
+        before = loaded.build().eval().logits(ids)
     monkeypatch.setattr(model_py, "nn", SimpleNamespace(**{**vars(torch.nn), "LayerNorm": NoMean}))
     run_export(loaded, tmp_path / "exported")
     assert "the largest relative difference of logits is" in capsys.readouterr().out
     logits = Decoder(tmp_path / "exported", rows=1).step(ids, torch.ones_like(ids))
     with torch.inference_mode():
-        after = loaded.build().eval()(ids, ids)[0]
+        after = loaded.build().eval().logits(ids)
     assert export.relative_difference(logits, before) > 0.01 and export.relative_difference(logits, after) < 1e-4
 
 

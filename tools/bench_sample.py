@@ -45,7 +45,7 @@ MODELS = {  # name -> (arguments of GPTConfig, tokens to generate)
     "char 10.7M": (dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384, bias=False), 255),
     "GPT-2 124M": (dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768), 64),
 }
-FOLIO_DTYPES = {"float32": 4, "bfloat16": 2, "int8": 1}  # bytes per weight
+FOLIO_DTYPES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 18 / 32}  # bytes per weight
 LLAMA_MATRICES = ("F16", "Q8_0", "Q4_0")
 
 
