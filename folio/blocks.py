@@ -211,15 +211,16 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool, si
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
     ids, mask = [end[:0]], [np.array([], dtype=np.uint8)]
     lengths, sizes, characters, unknown, hashes, contents = [], [], [], [], [], []
-    for number, document in enumerate(block.documents()):
-        segments = document if isinstance(document, list) else [(document, True), (END, True)]
+    documents = [
+        document if isinstance(document, list) else [(document, True), (END, True)] for document in block.documents()
+    ]
+    encoded_texts = iter(_encode_texts(documents, tokenizer, block))
+    for segments in documents:
         whole = "".join(text or "" for text, _ in segments)
         content = whole.encode("utf-8", "replace")
-        encoded = []
-        if content or is_part:  # the last part of a document may be empty, and still ends it
-            for text, counts in segments:
-                tokens = end if text is END else _encode_text(text, tokenizer, block, number)
-                encoded.append((tokens.astype(dtype, copy=False), counts))
+        encoded = [(end if text is END else next(encoded_texts), counts) for text, counts in segments]
+        if not content and not is_part:  # the last part of a document may be empty, and still ends it
+            encoded = []
         ids += [tokens for tokens, _ in encoded]
         if masked:
             mask += [np.full(len(tokens), counts, dtype=np.uint8) for tokens, counts in encoded]
@@ -231,7 +232,7 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool, si
         if signed:
             contents.append(content)
     return EncodedBlock(
-        np.concatenate(ids),
+        np.concatenate(ids, dtype=dtype, casting="unsafe"),
         np.concatenate(mask) if masked else None,
         np.array(lengths, dtype=np.int64),
         np.array(sizes, dtype=np.int64),
@@ -240,6 +241,15 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool, si
         np.array(hashes, dtype=np.uint64),
         signatures_of(contents) if signed else None,
     )
+
+
+def _encode_texts(documents: Sequence[Segments], tokenizer: Tokenizer, block: Block) -> list[np.ndarray]:
+    """The tokens of each segment that is text."""
+    texts = [(number, text) for number, segments in enumerate(documents) for text, _ in segments if text is not END]
+    try:
+        return tokenizer.encode_all([text for _, text in texts])
+    except UserError:  # one by one, to know where the problem is
+        return [_encode_text(text, tokenizer, block, number) for number, text in texts]
 
 
 def _encode_text(text: str, tokenizer: Tokenizer, block: Block, number: int) -> np.ndarray:

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 from llvmlite import binding as llvm
 from platformdirs import user_cache_path
 
-SOURCES = ("simd.py", "decode_step.py", "cpu_records.py")
+SOURCES = ("simd.py", "decode_step.py", "cpu_records.py", "text_step.py", "near_duplicates.py")
 # What the code of an error would call. There are no errors in our functions, and they allocate nothing.
 NEVER_CALLED = {
     *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
@@ -31,8 +33,8 @@ def cpu_features() -> dict[str, bool]:
 
 
 @cache
-def address(function: str, format: str | None = None) -> int:
-    """The address of a compiled function of folio/decode_step.py, for a format of weights if it depends on one.
+def address(function: str, format: str | None = None, module: str = "decode_step") -> int:
+    """The address of a compiled function of a module of Folio, for a format of weights if it depends on one.
 
     Arguments and result are int64.
     """
@@ -43,7 +45,7 @@ def address(function: str, format: str | None = None) -> int:
             return load_object(code, symbol.decode())
     except (OSError, ValueError):
         pass
-    return compile_function(function, format, path)
+    return compile_function(function, format, path, module)
 
 
 def cache_file(key: bytes, suffix: str) -> Path:
@@ -94,21 +96,19 @@ def load_object(code: bytes, symbol: str) -> int:
 _compiled: list = []  # numba frees the code of what nothing refers to
 
 
-def compile_function(function: str, format: str | None, path: Path) -> int:
+def compile_function(function: str, format: str | None, path: Path, module: str) -> int:
     """Compile with numba, and save the machine code if the cache can be written."""
     announce()
     from numba import cfunc, int64
 
-    from folio import decode_step
-
-    made = getattr(decode_step, function)
+    made = getattr(import_module(f"folio.{module}"), function)
     if format is not None:
         made = made(format)
     native = cfunc(int64(*[int64] * made.py_func.__code__.co_argcount))(made.py_func)
     _compiled.append(native)
-    module = native._library._final_module
-    if outside(module) <= NEVER_CALLED:
-        code = native._library._codegen._tm.emit_object(module)
+    final = native._library._final_module
+    if outside(final) <= NEVER_CALLED:
+        code = native._library._codegen._tm.emit_object(final)
         header = f"{native._wrapper_name}\n{hashlib.sha256(code).hexdigest()}\n"
         write_file(path, header.encode() + code)
     return native.address
@@ -122,9 +122,15 @@ def outside(module: llvm.ModuleRef) -> set[str]:
 
 @cache
 def announce() -> None:
-    print("compiling the decoder for this CPU, once, for some seconds", file=sys.stderr)
+    print("compiling for this CPU, once, for some seconds", file=sys.stderr)
 
 
-def function(name: str, format: str | None = None) -> Callable[..., int]:
-    """A compiled function of one argument, for Python."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address(name, format))
+@cache
+def function(name: str, module: str = "decode_step", arguments: int = 1) -> Callable[..., int]:
+    """A compiled function with this number of arguments, for Python."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address(name, module=module))
+
+
+def addresses(*arrays: np.ndarray) -> list[int]:
+    """Where the elements of arrays are in memory, as arguments of a compiled function."""
+    return [array.ctypes.data for array in arrays]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from folio import compiled
+from folio.compiled import addresses
 from folio.ngrams import (
     BOUNDARY,
     BOUNDARY_WORD,
@@ -98,20 +100,12 @@ class SimilarDocuments:
 
     def _find(self, signature: np.ndarray, slots: np.ndarray) -> int | None:
         """`find`, given the slot of each band, (BANDS,)."""
-        documents = self.newest[ALL_BANDS, slots]
-        bands, candidates = np.flatnonzero(documents >= 0), []
-        for _ in range(LONGEST_CHAIN):
-            if not len(bands):
-                break
-            documents = documents[documents >= 0]
-            candidates.append(documents)
-            documents = self.older[documents, bands]
-            bands = bands[documents >= 0]
-        if not candidates or (signature == NO_WORDS).all():
+        if (signature == NO_WORDS).all():
             return None
-        numbers = np.concatenate(candidates)
-        similar = numbers[(self.signatures[numbers] == signature).mean(axis=1) >= SIMILARITY]
-        return int(similar.min()) if len(similar) else None
+        find_similar = compiled.function("find_similar", "text_step", 6)
+        arrays = (np.ascontiguousarray(signature), slots, self.signatures, self.older, self.newest)
+        number = find_similar(*addresses(*arrays), len(self.signatures))
+        return number if number >= 0 else None
 
     def _add(self, signature: np.ndarray, slots: np.ndarray) -> None:
         """Add a document, given the slot of each band of its signature, (BANDS,)."""

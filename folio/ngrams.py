@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from folio import compiled
+from folio.compiled import addresses
 from folio.tokenizer import Tokenizer
 from folio.workers import map_in_order
 
@@ -18,46 +20,20 @@ OVERLAP = 13  # words of an n-gram that validation should not share with trainin
 BLOCK_TOKENS = 1 << 20  # to look at together; an n-gram that crosses the end of such a block is not seen
 BOUNDARY = b" \xff "  # between documents: a word that UTF-8 does not contain
 
-LOWER = np.array([byte + 32 if ord("A") <= byte <= ord("Z") else byte for byte in range(256)], np.uint8)
-IN_WORD = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
-
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2**64
-INVERSE = np.uint64(pow(int(MULTIPLIER), -1, 2**64))
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # these two as in folio/text_step.py
 MIXER = np.uint64(0xD6E8FEB86659FD93)
+FILTER_BITS = 24  # of a hash, which tell most n-grams from the wanted ones
 
 
-def word_hashes(content: bytes) -> np.ndarray:
+def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
     """The hash of each word of a text in UTF-8: (W,) uint64.
 
     Words are runs of ASCII letters and digits and of other characters; of those of Chinese, Japanese, and Korean, each
-    is a word. The hash is a polynomial in the bytes, from the differences of its sums over all bytes before.
+    is a word. The hash is a polynomial in the bytes, mixed.
     """
-    data = LOWER[np.frombuffer(content, np.uint8)]  # (N,)
-    starts, ends = word_bounds(data)
-    powers, inverses = powers_of(MULTIPLIER, len(data)), powers_of(INVERSE, len(data))
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum((data + np.uint64(1)) * powers, out=sums[1:])
-    return mix((sums[ends] - sums[starts]) * inverses[starts])
-
-
-def word_bounds(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each word begins and ends in bytes of UTF-8, (N,): (W,) each."""
-    in_word = IN_WORD[data]
-    latin_signs = np.flatnonzero(data == 0xC2)  # U+0080 to U+00BF, such as the non-breaking space
-    quotes_and_dashes = np.flatnonzero((data[:-1] == 0xE2) & (data[1:] == 0x80))  # U+2000 to U+203F
-    for signs, length in ((latin_signs, 2), (quotes_and_dashes, 3)):
-        for k in range(length):
-            in_word[np.minimum(signs + k, len(data) - 1)] = False
-    follows = np.append(False, in_word[:-1])[: len(data)]  # whether the byte before is in a word
-    is_start = in_word & (~follows | ((data >= 0xE3) & (data < 0xF0)))
-    starts = np.flatnonzero(is_start)
-    breaks = np.append(np.flatnonzero(is_start | ~in_word), len(data))
-    return starts, breaks[np.searchsorted(breaks, starts, side="right")]
-
-
-def powers_of(base: np.uint64, count: int) -> np.ndarray:
-    """base**0, base**1, ... modulo 2**64: (count,)."""
-    return np.cumprod(np.append(np.uint64(1), np.full(max(count - 1, 0), base)), dtype=np.uint64)[:count]
+    data = np.frombuffer(content, np.uint8)
+    hashes = np.empty(len(data), np.uint64)
+    return hashes[: compiled.function("hash_words", "text_step", 3)(*addresses(data), len(data), *addresses(hashes))]
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
@@ -82,7 +58,7 @@ def ngrams_within_documents(words: np.ndarray, n: int) -> tuple[np.ndarray, np.n
     return ngram_hashes(words, n)[starts], starts
 
 
-BOUNDARY_WORD = word_hashes(BOUNDARY)[0]
+BOUNDARY_WORD = mix(np.array([0xFF + 1], np.uint64))[0]  # word_hashes(BOUNDARY)[0]
 
 
 # --- what validation shares with training -----------------------------------------------------------------------------
@@ -105,17 +81,16 @@ class TokenText:
         if tokenizer.eot is not None:
             pieces[tokenizer.eot] = BOUNDARY
         self.content = np.frombuffer(b"".join(pieces), np.uint8)
-        self.lengths = np.array([len(piece) for piece in pieces])
-        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.starts = np.cumsum([0, *map(len, pieces)])
 
     def words(self, tokens: TokenRange) -> np.ndarray:
         """The hash of each word, (W,)."""
         offset = tokens.first * tokens.dtype.itemsize
-        ids = np.fromfile(tokens.path, tokens.dtype, tokens.count, offset=offset)
-        lengths = self.lengths[ids]
-        ends = np.cumsum(lengths)
-        inside = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)  # of each token
-        return word_hashes(self.content[np.repeat(self.starts[ids], lengths) + inside].tobytes())
+        ids = np.fromfile(tokens.path, tokens.dtype, tokens.count, offset=offset).astype(np.int32)
+        text = np.empty((self.starts[ids + 1] - self.starts[ids]).sum(), np.uint8)
+        join_tokens = compiled.function("join_tokens", "text_step", 5)
+        join_tokens(*addresses(ids), len(ids), *addresses(self.starts, self.content, text))
+        return word_hashes(text)
 
 
 def token_ranges(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype) -> Iterator[TokenRange]:
@@ -125,10 +100,25 @@ def token_ranges(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype
             yield TokenRange(folder / entry["file"], dtype, first, min(BLOCK_TOKENS, entry["tokens"] - first))
 
 
-def occurring(tokens: TokenRange, text: TokenText, wanted: np.ndarray) -> np.ndarray:
-    """The n-grams of a part of a shard that are among the wanted ones, which are sorted: their hashes."""
-    ngrams = np.sort(ngrams_within_documents(text.words(tokens), OVERLAP)[0])  # sorted ones are found faster
-    return ngrams[wanted[np.searchsorted(wanted, ngrams).clip(max=len(wanted) - 1)] == ngrams]
+class HashSet:
+    """A set of hashes that few of the hashes to look up are in: (S,) uint64."""
+
+    def __init__(self, hashes: np.ndarray):
+        self.sorted = np.sort(hashes)
+        self.filter = np.zeros(1 << FILTER_BITS, bool)
+        self.filter[hashes >> np.uint64(64 - FILTER_BITS)] = True
+
+    def find(self, hashes: np.ndarray) -> np.ndarray:
+        """The places of those that are in the set."""
+        places = np.flatnonzero(self.filter[hashes >> np.uint64(64 - FILTER_BITS)])
+        likely = hashes[places]
+        return places[self.sorted[np.searchsorted(self.sorted, likely).clip(max=len(self.sorted) - 1)] == likely]
+
+
+def occurring(tokens: TokenRange, text: TokenText, wanted: HashSet) -> np.ndarray:
+    """The n-grams of a part of a shard that are among the wanted ones: their hashes."""
+    ngrams, _ = ngrams_within_documents(text.words(tokens), OVERLAP)
+    return ngrams[wanted.find(ngrams)]
 
 
 def ngram_overlap(
@@ -142,16 +132,14 @@ def ngram_overlap(
     text = TokenText(tokenizer)
     ranges = {split: list(token_ranges(folder, entries, dtype)) for split, entries in shards.items()}
     blocks = [text.words(tokens) for tokens in ranges["val"]]
-    wanted = np.unique(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
-    shared = wanted[:0]
-    if len(wanted):
-        of_blocks = [hashes for _, hashes in map_in_order(occurring, ranges["train"], workers, text, wanted)]
-        shared = np.unique(np.concatenate(of_blocks))
+    wanted = HashSet(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
+    of_blocks = [hashes for _, hashes in map_in_order(occurring, ranges["train"], workers, text, wanted)]
+    shared = HashSet(np.concatenate(of_blocks))
     words_in_overlap, n_words, document, documents = 0, 0, 0, set()
     for words in blocks:
         is_boundary = words == BOUNDARY_WORD
         ngrams, starts = ngrams_within_documents(words, OVERLAP)
-        starts = starts[np.isin(ngrams, shared)]
+        starts = starts[shared.find(ngrams)]
         covered = np.zeros(len(words) + 1, np.int64)  # +1 where an n-gram begins, -1 after its end
         np.add.at(covered, starts, 1)
         np.add.at(covered, starts + OVERLAP, -1)

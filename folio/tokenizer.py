@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, an integer array of shape (T,)."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
 
     def count_unknown(self, text: str) -> int:
         """How many characters of `text` are not in the vocabulary, so that encode skips, replaces or refuses them."""
@@ -177,6 +181,8 @@ SPACES = re.compile(f"[{SPACE}]+")
 LONG_SPACES = 1 << 16  # a run of this many white-space characters is split before tiktoken sees it
 MOST_SPACES = 1 << 22  # longest run of white-space characters that a BPE accepts
 
+CACHE_WORDS_AFTER = 1 << 20  # bytes of text; for less, the cache is not worth its start
+
 WORD_END = re.compile(rf"[^{SPACE}](?=[{SPACE}])|[^\W_](?=[^\w{SPACE}]|_)|\d(?=[A-Za-z])|[A-Za-z](?=\d)")
 TRAINING_PIECE = 1 << 12  # longest text, in characters, that is passed to the BPE trainer at once
 
@@ -238,6 +244,7 @@ class RankedTokenizer(Tokenizer):
         self.ranks = ranks
         self.eot = len(ranks)
         self.vocab_size = len(ranks) + 1
+        self.bytes_encoded = 0  # by encode_all
         self.encoding = tiktoken.Encoding(
             self.kind,
             pat_str=WORDS,
@@ -251,6 +258,19 @@ class RankedTokenizer(Tokenizer):
             return ids[0] if len(ids) == 1 else np.concatenate(ids)
         except UnicodeEncodeError:  # a lone surrogate, which JSON can contain, becomes a ?
             return self.encode(text.encode("utf-8", "replace").decode())
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        is_large = self.bytes_encoded > CACHE_WORDS_AFTER
+        self.bytes_encoded += sum(map(len, texts))
+        if not is_large or any(len(split_long_spaces(text)) > 1 for text in texts):
+            return super().encode_all(texts)
+        return self.word_cache.encode([text.encode("utf-8", "replace") for text in texts])
+
+    @cached_property
+    def word_cache(self) -> Any:  # a WordCache
+        from folio.word_cache import WordCache  # nothing else needs llvmlite
+
+        return WordCache(self.encoding, EOT_TEXT)
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else self.ranks[token]
