@@ -96,7 +96,7 @@ def load_object(code: bytes, symbol: str) -> int:
 _compiled: list = []  # numba frees the code of what nothing refers to
 
 
-def compile_function(function: str, format: str | None, path: Path, module: str) -> int:
+def compile_function(function: str, format: str | None, path: Path, module: str = "decode_step") -> int:
     """Compile with numba, and save the machine code if the cache can be written."""
     announce()
     from numba import cfunc, int64

@@ -4,6 +4,7 @@ Dimensions: B rows, N new tokens, C channels, H heads, D head size, S slots of t
 L layers.
 """
 
+import atexit
 import os
 import threading
 import time
@@ -338,6 +339,7 @@ class Helper(threading.Thread):
         super().__init__(daemon=True)
         self.batch: CPUBatch | None = None
         self.awake = threading.Event()
+        self.ends = False
         self.start()
 
     def wake(self, batch: CPUBatch) -> None:
@@ -345,8 +347,13 @@ class Helper(threading.Thread):
         self.batch = batch
         self.awake.set()
 
+    def end(self) -> None:
+        self.ends = True
+        self.awake.set()
+        self.join(timeout=1.0)
+
     def run(self) -> None:
-        while True:
+        while not self.ends:
             self.awake.wait()
             self.awake.clear()
             batch, self.batch = self.batch, None
@@ -355,13 +362,20 @@ class Helper(threading.Thread):
             del batch
 
 
-_helpers: list[Helper] = []
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=lambda: _helpers.clear())  # its threads do not exist there
+_helpers: dict[int, list[Helper]] = {}  # by process: the threads of a parent do not exist in its child
 
 
 def helpers(count: int) -> list[Helper]:
     """So many threads, which all decoders share."""
-    while len(_helpers) < count:
-        _helpers.append(Helper())
-    return _helpers[:count]
+    ours = _helpers.setdefault(os.getpid(), [])
+    if not ours:
+        atexit.register(end_helpers)
+    while len(ours) < count:
+        ours.append(Helper())
+    return ours[:count]
+
+
+def end_helpers() -> None:
+    """End the threads before the interpreter does, which could not: they may be outside of Python."""
+    for helper in _helpers.pop(os.getpid(), []):
+        helper.end()

@@ -29,9 +29,9 @@ def count_compiled(monkeypatch) -> list[str]:
     """The functions that are compiled from now on."""
     names, compile_function = [], compiled.compile_function
 
-    def compile_and_count(name, format, path):
+    def compile_and_count(name, *arguments):
         names.append(name)
-        return compile_function(name, format, path)
+        return compile_function(name, *arguments)
 
     monkeypatch.setattr(compiled, "compile_function", compile_and_count)
     return names

@@ -276,8 +276,9 @@ def test_changed_parts_of_a_model_are_not_ignored():
 def threads(monkeypatch) -> Iterator[int]:
     """More than the tests' one core. The helpers are new ones, whose steps nobody else takes."""
     monkeypatch.setattr(cpu_decoder, "choose_threads", lambda decoder, rows: 3)
-    monkeypatch.setattr(cpu_decoder, "_helpers", [])
+    monkeypatch.setattr(cpu_decoder, "_helpers", {})
     yield 3
+    cpu_decoder.end_helpers()
 
 
 @pytest.fixture
@@ -297,7 +298,7 @@ def test_threads_take_part_and_sleep_when_there_is_nothing_to_do(threads, decode
     assert generate_tokens(decoder, prompts, max_new_tokens=60, sampling=Sampling()) == expected_tokens(
         decoder, prompts, 60
     )
-    assert len(cpu_decoder._helpers) == threads - 1
+    assert len(cpu_decoder._helpers[os.getpid()]) == threads - 1
     time.sleep(0.1)
     began = time.process_time()
     time.sleep(0.3)
@@ -365,7 +366,8 @@ def test_an_interrupt_is_raised_after_the_step(threads, decoder):
 
 def generate_in_child(connection, decoder: CPUDecoder) -> None:
     tokens = generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling())
-    connection.send((tokens, len(cpu_decoder._helpers), all(helper.is_alive() for helper in cpu_decoder._helpers)))
+    helpers = cpu_decoder._helpers[os.getpid()]
+    connection.send((tokens, len(helpers), all(helper.is_alive() for helper in helpers)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
