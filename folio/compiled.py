@@ -1,4 +1,4 @@
-"""Machine code of the functions that decode on a CPU. numba compiles it once per machine; then it is read from a cache.
+"""Machine code of functions that numba compiles, for decoding and for preparing texts: once per machine, then cached.
 
 Reading it needs neither numba nor a compiler, and takes milliseconds instead of seconds.
 """

@@ -39,7 +39,6 @@ compiled_sums = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "cont
 compiled_largest = njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
 MOST_QUERIES = 4  # of a row, whose attention is computed together
 LAYER_NORM_EPSILON = np.float32(1e-5)
-INFINITY = np.float32(np.inf)
 
 states, matrices, norms = (make_array_at(RECORDS[name]) for name in ("state", "matrix", "norm"))
 new_tokens, rows_at = (make_array_at(RECORDS[name]) for name in ("token", "row"))
@@ -274,11 +273,8 @@ def attend(state, layer, head):
         while group < MOST_QUERIES and n + group < N and tokens[n + group].row == row:
             group += 1
         most = min(tokens[n + group - 1].position + 1, S)  # keys that one of them attends to
-        query, row_keys, row_values = (
-            queries + n * stride,
-            cached_keys + row * row_bytes,
-            cached_values + row * row_bytes,
-        )
+        query = queries + n * stride
+        row_keys, row_values = cached_keys + row * row_bytes, cached_values + row * row_bytes
         call_linear(state.score, row_keys, vector_bytes, query, stride, group, width, scores, 4 * S, most)
         for g in range(group):
             position = tokens[n + g].position
@@ -336,10 +332,8 @@ def predict(state, m, first, last):
     predicted, tokens = integers(state.predicted, state.predicted_count), new_tokens(state.tokens, state.count)
     for n in range(state.predicted_count):
         row = tokens[predicted[n]].row
-        values, logits = (
-            floats(y + n * stride, last - first),
-            floats(state.logits + row * stride + 4 * first, last - first),
-        )
+        values = floats(y + n * stride, last - first)
+        logits = floats(state.logits + row * stride + 4 * first, last - first)
         for i in range(last - first):
             logits[i] = values[i]
 
@@ -494,8 +488,9 @@ def draw(x, count, number):
 @compiled
 def sample(state, index):
     """Sample the next token of a row, the one in that place of the list of rows that are sampled."""
-    row = rows_at(state.row_table, state.rows)[integers(state.sampled, state.sampled_count)[index]]
-    number, V = integers(state.sampled, state.sampled_count)[index], row.vocab_size  # without padding
+    number = integers(state.sampled, state.sampled_count)[index]
+    row = rows_at(state.row_table, state.rows)[number]
+    V = row.vocab_size  # without padding
     logits = floats(state.logits + 4 * state.vocab_size * number, V)
     scratch = state.filtered + 3 * 4 * state.vocab_size * index
     x, heap = floats(scratch, V), floats(scratch + 4 * state.vocab_size, V)
