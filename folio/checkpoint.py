@@ -18,14 +18,15 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -56,12 +57,38 @@ class NoCheckpointError(CheckpointError):
         super().__init__(f"{path} holds no checkpoint: {advice}")
 
 
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors by name, each read when it is asked for and not kept, so that only those in use take memory."""
+
+    def __init__(self, shapes: dict[str, Sequence[int]], read: Callable[[str], Tensor]):
+        """read: the tensor of a name, in memory of its own."""
+        self.shapes, self.read = shapes, read
+
+    @classmethod
+    def of_file(cls, path: Path) -> "LazyTensors":
+        """Those of a safetensors file. It is not mapped: a mapping stays in memory, and must fit into it as a whole."""
+        file = safe_open(path, framework="pt", backend="pread")
+        names = file.keys()
+        return cls({name: file.get_slice(name).get_shape() for name in names}, file.get_tensor)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint. Tensors are on the CPU; `state` is state.json."""
 
     path: Path
-    model: dict[str, Tensor]
+    model: Mapping[str, Tensor]
     tokenizer: Tokenizer
     state: dict[str, Any]
 
@@ -77,10 +104,15 @@ class Checkpoint:
             return GPTConfig(**{**self.state["model"], **changes})
 
     def build(self, **changes: Any) -> GPT:
-        """The model; `changes` replace fields of its GPTConfig. Raises CheckpointError."""
-        config = self.config(**changes)
+        """The model; `changes` replace fields of its GPTConfig. Raises CheckpointError.
+
+        With LazyTensors it is on the meta device: it has shapes and no values.
+        """
+        config, tensors = self.config(**changes), self.model
+        if isinstance(tensors, LazyTensors):
+            tensors = {name: torch.empty(shape, device="meta") for name, shape in tensors.shapes.items()}
         with self._fitting():
-            return GPT.from_tensors(config, self.model)
+            return GPT.from_tensors(config, tensors)
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
@@ -307,19 +339,20 @@ def _remove(path: Path) -> None:
         shutil.rmtree(hidden)
 
 
-def load(path: Path, which: str = "last", *, optimizer: bool = True) -> Checkpoint:
+def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool = False) -> Checkpoint:
     """Load a checkpoint from its directory, or the "last" or "best" one of a run's folder.
 
     The size and sha256 of every file are checked against the manifest. With optimizer=False, the optimizer's file is
-    not read and may be missing. In a run's folder, a damaged checkpoint is reported and the newest one before it is
-    loaded instead. A run without an evaluation has no best checkpoint; its last one is loaded. Raises CheckpointError.
+    not read and may be missing. lazy: with LazyTensors. In a run's folder, a damaged checkpoint is reported and the
+    newest one before it is loaded instead. A run without an evaluation has no best checkpoint; its last one is loaded.
+    Raises CheckpointError.
     """
     if (path / "manifest.json").exists() or not (others := newest_first(path)):
-        return _read(path, optimizer)
+        return _read(path, optimizer, lazy)
     candidates = list(dict.fromkeys(c for c in [_named(path, which), *others] if c))
     for number, candidate in enumerate(candidates, start=1):
         try:
-            return _read(candidate, optimizer)
+            return _read(candidate, optimizer, lazy)
         except CheckpointError as error:
             if number == len(candidates):
                 raise
@@ -327,7 +360,7 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True) -> Checkpoi
     raise AssertionError("there was a candidate")
 
 
-def _read(path: Path, optimizer: bool) -> Checkpoint:
+def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
     if not (path / "manifest.json").exists():
         raise NoCheckpointError(path)
     try:
@@ -346,7 +379,8 @@ def _read(path: Path, optimizer: bool) -> Checkpoint:
             saved_tokenizer = tokenizer.from_json(read_json(path / "tokenizer.json"))
             for check in checks.values():
                 check.result()
-        return Checkpoint(path, load_file(path / "model.safetensors"), saved_tokenizer, state)
+        load_tensors = LazyTensors.of_file if lazy else load_file
+        return Checkpoint(path, load_tensors(path / "model.safetensors"), saved_tokenizer, state)
     except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error or type(error).__name__}") from None
 

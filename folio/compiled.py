@@ -19,7 +19,10 @@ import numpy as np
 from llvmlite import binding as llvm
 from platformdirs import user_cache_path
 
-SOURCES = ("simd.py", "decode_step.py", "cpu_records.py", "text_step.py", "near_duplicates.py")
+SOURCES = {  # what the code of each module depends on
+    "decode_step": ("decode_step.py", "simd.py", "cpu_records.py"),
+    "text_step": ("text_step.py", "simd.py", "near_duplicates.py"),
+}
 # What the code of an error would call. There are no errors in our functions, and they allocate nothing.
 NEVER_CALLED = {
     *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
@@ -38,7 +41,7 @@ def address(function: str, format: str | None = None, module: str = "decode_step
 
     Arguments and result are int64.
     """
-    path = cache_file(f"{function} {format} {cache_key()}".encode(), "o")
+    path = cache_file(function, format, module)
     try:
         symbol, digest, code = path.read_bytes().split(b"\n", 2)
         if hashlib.sha256(code).hexdigest() == digest.decode():
@@ -48,9 +51,10 @@ def address(function: str, format: str | None = None, module: str = "decode_step
     return compile_function(function, format, path, module)
 
 
-def cache_file(key: bytes, suffix: str) -> Path:
-    """The file in the user's cache for whatever depends on nothing but the key."""
-    return user_cache_path("folio", appauthor=False) / f"{hashlib.sha256(key).hexdigest()[:32]}.{suffix}"
+def cache_file(function: str, format: str | None, module: str) -> Path:
+    """The file in the user's cache for the machine code of a function."""
+    key = hashlib.sha256(f"{function} {format} {cache_key(module)}".encode()).hexdigest()[:32]
+    return user_cache_path("folio", appauthor=False) / f"{key}.o"
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -63,10 +67,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @cache
-def cache_key() -> str:
-    """What the machine code depends on, as a hash."""
+def cache_key(module: str) -> str:
+    """What the machine code of a module depends on, as a hash."""
     digest = hashlib.sha256()
-    for source in SOURCES:
+    for source in SOURCES[module]:
         digest.update((Path(__file__).parent / source).read_bytes())
     parts = (version("numba"), version("llvmlite"), platform.python_version(), platform.platform())
     digest.update(repr((parts, llvm.get_host_cpu_name(), sorted(cpu_features().items()))).encode())
@@ -108,7 +112,7 @@ def compile_function(function: str, format: str | None, path: Path, module: str 
     _compiled.append(native)
     final = native._library._final_module
     if outside(final) <= NEVER_CALLED:
-        code = native._library._codegen._tm.emit_object(final)
+        code = native._library._get_compiled_object()
         header = f"{native._wrapper_name}\n{hashlib.sha256(code).hexdigest()}\n"
         write_file(path, header.encode() + code)
     return native.address

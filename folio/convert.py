@@ -6,7 +6,7 @@ A file that asks for anything that Folio computes differently is refused.
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from folio import checkpoint, foreign_tokenizers
-from folio.checkpoint import Checkpoint, CheckpointError
+from folio import checkpoint, foreign_tokenizers, memory
+from folio.checkpoint import Checkpoint, CheckpointError, LazyTensors
 from folio.fetch import hub_model
 from folio.files import read_json
 from folio.foreign_tokenizers import check_fields
@@ -38,29 +38,30 @@ NANOGPT_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab
 LAYER_NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm and model.py
 
 
-def load(init_from: str, which: str = "best") -> Checkpoint:
+def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
     """Load whatever training and sampling can start from: a name in HUB, a Hugging Face folder of GPT-2, nanoGPT's
     ckpt.pt or its folder, llama.cpp's GGUF, or a checkpoint or run of Folio. Of a run, `which` ("best" or "last") is
-    loaded. The `state` of a foreign checkpoint has only "model", the arguments of GPTConfig. Raises UserError.
+    loaded. The `state` of a foreign checkpoint has only "model", the arguments of GPTConfig. lazy: with LazyTensors,
+    for a model that need not fit into memory as it is stored. Raises UserError.
     """
     path = Path(init_from)
     if init_from in HUB:
-        return from_hugging_face(hub_model(HUB[init_from]))
+        return from_hugging_face(hub_model(HUB[init_from]), lazy)
     if (path / "config.json").is_file():
-        return from_hugging_face(path)
+        return from_hugging_face(path, lazy)
     if (path / "ckpt.pt").is_file() and not (path / "last.json").exists():  # nanoGPT's out_dir
         path = path / "ckpt.pt"
     if path.is_file() and path.suffix == ".pt":
-        return from_nanogpt(path)
+        return from_nanogpt(path, lazy)
     if path.is_file() and path.suffix == ".gguf":
-        return from_gguf(path)
-    return checkpoint.load(path, which, optimizer=False)
+        return from_gguf(path, lazy)
+    return checkpoint.load(path, which, optimizer=False, lazy=lazy)
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def from_hugging_face(folder: Path) -> Checkpoint:
+def from_hugging_face(folder: Path, lazy: bool = False) -> Checkpoint:
     """GPT-2 as transformers saves it: config.json, model.safetensors or pytorch_model.bin (or their shards), and the
     tokenizer's files.
     """
@@ -88,7 +89,7 @@ def from_hugging_face(folder: Path) -> Checkpoint:
         )
         tensors = hugging_face_tensors(folder)
         tokenizer = foreign_tokenizers.read_hugging_face(folder, shape["vocab_size"])
-        return _checkpoint(folder, shape, tensors, tokenizer)
+        return _checkpoint(folder, shape, tensors, tokenizer, lazy)
 
 
 def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
@@ -131,7 +132,7 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
 # --- nanoGPT ----------------------------------------------------------------------------------------------------------
 
 
-def from_nanogpt(path: Path) -> Checkpoint:
+def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
     """nanoGPT's ckpt.pt; the characters are those of its data set's meta.pkl (`foreign_tokenizers.read_nanogpt`)."""
     with _reading(path, "nanoGPT's ckpt.pt"):
         saved = load_pickle(path)
@@ -148,13 +149,13 @@ def from_nanogpt(path: Path) -> Checkpoint:
                 tensors[name] = tensor
         dataset = str(config.get("dataset") or "")
         tokenizer = foreign_tokenizers.read_nanogpt(path, dataset, shape["vocab_size"])
-        return _checkpoint(path, shape, tensors, tokenizer)
+        return _checkpoint(path, shape, tensors, tokenizer, lazy)
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def from_gguf(path: Path) -> Checkpoint:
+def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
     """A GGUF file of GPT-2's architecture, with its tokenizer; weights in F32, F16 or BF16, not quantized."""
     with _reading(path, "a GGUF file of GPT-2"):
         reader = _open_gguf(path)
@@ -182,7 +183,7 @@ def from_gguf(path: Path) -> Checkpoint:
         our_names = {theirs: ours for ours, theirs in gguf_names(min(shape["n_layer"], len(saved))).items()}
         our_names["output.weight"] = "lm_head.weight"
         tensors = {our_names.get(name, name): tensor for name, tensor in saved.items()}
-        return _checkpoint(path, shape, tensors, foreign_tokenizers.read_gguf(path, fields))
+        return _checkpoint(path, shape, tensors, foreign_tokenizers.read_gguf(path, fields), lazy)
 
 
 def _open_gguf(path: Path) -> Any:
@@ -274,9 +275,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _checkpoint(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer) -> Checkpoint:
+def _checkpoint(
+    path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer, lazy: bool
+) -> Checkpoint:
     """The checkpoint. Raises CheckpointError unless the tensors fit the model and it has a row for each token."""
-    tensors = check_tensors(path, shape, tensors)
+    tensors = check_tensors(path, shape, tensors, lazy)
     if tokenizer.vocab_size > shape["vocab_size"]:
         raise CheckpointError(
             f"{path}: the model has {shape['vocab_size']:,} tokens, but the tokenizer has {tokenizer.vocab_size:,} "
@@ -285,9 +288,12 @@ def _checkpoint(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], t
     return Checkpoint(path, tensors, tokenizer, {"model": shape})
 
 
-def check_tensors(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def check_tensors(
+    path: Path, shape: dict[str, Any], tensors: dict[str, Tensor], lazy: bool = False
+) -> Mapping[str, Tensor]:
     """The model's tensors, contiguous and in float32, without lm_head.weight, which is tied to the token embeddings.
 
+    lazy: each is copied from the mapped file when it is asked for.
     Raises CheckpointError unless the tensors are exactly the model's parameters and lm_head.weight, if it is stored,
     equals the token embeddings.
     """
@@ -313,6 +319,11 @@ def check_tensors(path: Path, shape: dict[str, Any], tensors: dict[str, Tensor])
             f"{path} has an lm_head.weight (the output matrix) that differs from the token embeddings; Folio ties the "
             f"two, so it cannot compute this model"
         )
+    if lazy:
+        return LazyTensors(shapes, lambda name: tensors[name].float().clone(memory_format=torch.contiguous_format))
+    copied = sum(4 * t.numel() for t in tensors.values() if t.dtype != torch.float32 or not t.is_contiguous())
+    remedy = "sample.py with --dtype=int8 or int4, which copies one tensor at a time"
+    memory.require_free(copied, f"{path}: its weights in float32", remedy, memory.free(torch.device("cpu")))
     return {name: tensor.float().contiguous() for name, tensor in tensors.items()}
 
 

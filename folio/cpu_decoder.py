@@ -8,23 +8,23 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from folio import compiled
-from folio.cpu_records import RECORDS
-from folio.generate import Sampling
+from folio.cpu_records import LANES, RECORDS
+from folio.generate import Samples, Sampling
 from folio.quantize import pack_int4, quantize_int8
 from folio.torch_decoder import TokenSampler
-from model import GPT, alibi_slopes, angles, relative_bucket, sinusoids
+from model import GPT, GPTConfig, alibi_slopes, angles, relative_bucket, sinusoids
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
-FILTERS = {"repetition_penalty", "temperature", "top_k", "top_p", "min_p"}  # that the compiled step has
-LANES = 16  # floats that are computed together
+LINEARS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # of a block, in the order of the step
 ALIGNMENT = 64  # bytes of a cache line
 PREFILL = 64  # tokens of prompts that are computed together
 
@@ -33,10 +33,12 @@ class CPUDecoder:
     """A GPT's weights in a format for the compiled step. Those that are in it already are the model's own, not copies.
 
     dtype: one of FORMATS. With int8 and int4, weights are rounded (folio/quantize.py) and activations are float32. The
-    key-value cache is bfloat16, with float32 weights float32.
+    key-value cache is bfloat16, with float32 weights float32. weights: the model's parameters by name, each read once;
+    needed if the model has none.
     """
 
-    def __init__(self, model: GPT, dtype: str):
+    def __init__(self, model: GPT, dtype: str, weights: Mapping[str, Tensor] | None = None):
+        weights = dict(model.named_parameters()) if weights is None else weights
         self.config, self.dtype = model.config, dtype
         in_pairs = dtype == "bfloat16" and compiled.cpu_features().get("avx512bf16", False)
         format = "bfloat16 pairs" if in_pairs else dtype
@@ -53,13 +55,15 @@ class CPUDecoder:
         self.x_bytes = 2 if in_pairs else 4  # per input of a linear layer
         self.multiple = 2 * LANES if in_pairs or dtype == "int4" else LANES  # of inputs
         self.memory: list[Tensor] = []  # what addresses refer to
-        network = model.transformer
-        layers = [(block.attn.c_attn, block.attn.c_proj, block.mlp.c_fc, block.mlp.c_proj) for block in network.h]
-        linears = [linear for layer in layers for linear in layer] + [model.lm_head]
-        norms = [norm for block in network.h for norm in (block.ln_1, block.ln_2)] + [network.ln_f]
-        self.matrices = np.array([self.matrix(linear) for linear in linears], RECORDS["matrix"])
-        self.norms = np.array([(self.floats(norm.weight), self.floats(norm.bias)) for norm in norms], RECORDS["norm"])
-        self.positions, self.bias = self.floats(position_vectors(model)), self.floats(bias_by_distance(model))
+        blocks = [f"transformer.h.{i}" for i in range(self.config.n_layer)]
+        linears = [f"{block}.{name}" for block in blocks for name in LINEARS]
+        norms = [f"{block}.{name}" for block in blocks for name in ("ln_1", "ln_2")] + ["transformer.ln_f"]
+        head = self.matrix(weights, "transformer.wte")  # the largest, while memory holds no other one
+        self.matrices = np.array([self.matrix(weights, linear) for linear in linears] + [head], RECORDS["matrix"])
+        of_norms = [[self.floats(weights.get(f"{norm}.{kind}")) for kind in ("weight", "bias")] for norm in norms]
+        self.norms = np.array([tuple(addresses) for addresses in of_norms], RECORDS["norm"])
+        self.positions = self.floats(position_vectors(self.config, weights))
+        self.bias = self.floats(bias_by_distance(self.config, weights))
         self.weight_bytes = int((self.matrices["stride"] * self.matrices["outputs"]).sum())
 
     def keep(self, tensor: Tensor) -> int:
@@ -74,10 +78,10 @@ class CPUDecoder:
         """The address of the values in float32; 0 for None."""
         return 0 if tensor is None else self.keep(tensor.float())
 
-    def matrix(self, linear: nn.Linear) -> tuple[int, ...]:
+    def matrix(self, weights: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
         """The record of a linear layer. Its inputs are padded with zeros to a multiple of what is computed together."""
-        outputs, inputs = linear.weight.shape
-        weight, scales = linear.weight.detach(), None
+        weight, scales = weights[f"{name}.weight"].detach(), None
+        outputs, inputs = weight.shape
         if self.dtype == "int8":
             weight, scales = quantize_int8(weight)
         elif self.dtype != "int4":
@@ -87,21 +91,19 @@ class CPUDecoder:
         if self.dtype == "int4":
             weight = pack_int4(weight)
         stride = weight.shape[1] * weight.itemsize
-        return self.keep(weight), stride, self.floats(scales), self.floats(linear.bias), inputs + padding, outputs
+        bias = self.floats(weights.get(f"{name}.bias"))
+        return self.keep(weight), stride, self.floats(scales), bias, inputs + padding, outputs
 
-    def batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        vocab_size: int | None,
-    ) -> "CPUBatch":
-        batch = CPUBatch(self, len(prompts))
-        if {field.name for field in fields(sampling)} != FILTERS:  # folio/generate.py was changed
-            batch.sampler = TokenSampler(sampling, prompts, samples, seed, vocab_size, torch.device("cpu"))
-        for row, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
-            batch.set_sampling(row, prompt, sample, sampling, seed, vocab_size)
+    @property
+    def row_bytes(self) -> int:
+        """Keys and values, and logits with the numbers that they are filtered with."""
+        keys = self.cache_dtype.itemsize * self.config.block_size * self.config.n_embd  # bytes of those of a layer
+        return 2 * self.config.n_layer * keys + 20 * self.config.vocab_size
+
+    def batch(self, samples: Samples) -> "CPUBatch":
+        batch = CPUBatch(self, len(samples.prompts))
+        for row in range(len(samples.prompts)):
+            batch.set_sampling(row, samples)
         return batch
 
 
@@ -150,24 +152,48 @@ def differs_by(model: GPT) -> float:
     return largest
 
 
+@cache
+def computes_filters() -> bool:
+    """Whether the compiled step samples the tokens that folio/generate.py does, whose filters may have been changed.
+
+    Both sample from random logits of a small vocabulary, with each filter and with all.
+    """
+    if [field.name for field in fields(Sampling)] != ["repetition_penalty", "temperature", "top_k", "top_p", "min_p"]:
+        return False
+    try:
+        decoder = CPUDecoder(GPT(GPTConfig(vocab_size=64, n_layer=1, n_head=1, n_embd=16, block_size=1)), "float32")
+        logits = 3 * torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+        each = [(), (1.5,), (1, 0), (1, 0.5), (1, 1, 5), (1, 1, None, 0.5), (1, 1, None, None, 0.2)]
+        for values in (*each, (1.3, 0.7, 30, 0.9, 0.02)):
+            samples = Samples([[0]] * 8, range(8), Sampling(*values), seed=1, vocab_size=60)
+            batch, sampler = decoder.batch(samples), TokenSampler(samples, torch.device("cpu"))
+            batch.logits.copy_(logits)
+            for _ in range(2):
+                if batch.sample(list(range(8)))() != sampler.sample(logits.clone())[:, 0].tolist():
+                    return False
+        return True
+    except Exception:  # as in computes_model
+        return False
+
+
 @torch.no_grad()
-def position_vectors(model: GPT) -> Tensor | None:
+def position_vectors(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
     """What is added to the token embedding at each position, (S, C), if the method adds anything."""
-    if model.config.position == "learned":
-        return model.transformer.wpe.weight
-    if model.config.position == "sinusoidal":
-        return sinusoids(torch.arange(model.config.block_size), model.config.n_embd)
+    if config.position == "learned":
+        return weights["transformer.wpe.weight"]
+    if config.position == "sinusoidal":
+        return sinusoids(torch.arange(config.block_size), config.n_embd)
     return None
 
 
 @torch.no_grad()
-def bias_by_distance(model: GPT) -> Tensor | None:
+def bias_by_distance(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
     """What is added to the scores of keys at each distance, (H, S), if the method adds anything."""
-    distances = torch.arange(model.config.block_size)
-    if model.config.position == "relative":
-        return model.transformer.relative_bias.weight.float()[relative_bucket(distances)].T
-    if model.config.position == "alibi":
-        return -alibi_slopes(model.config.n_head, distances.device)[:, None] * distances
+    distances = torch.arange(config.block_size)
+    if config.position == "relative":
+        return weights["transformer.relative_bias.weight"].float()[relative_bucket(distances)].T
+    if config.position == "alibi":
+        return -alibi_slopes(config.n_head, distances.device)[:, None] * distances
     return None
 
 
@@ -175,18 +201,18 @@ class CPUBatch:
     """Rows of tokens that are continued together: their key-value cache, sampling settings, and buffers."""
 
     steps_ahead = 0
-    sampler: TokenSampler | None = None  # that of torch, for filters that the compiled step does not have
 
     def __init__(self, decoder: CPUDecoder, rows: int):
         config, self.decoder = decoder.config, decoder
         L, C, H, S, V = config.n_layer, config.n_embd, config.n_head, config.block_size, config.vocab_size
         N, D = max(rows, PREFILL), C // H
-        width = D + -D % LANES  # the lanes of keys and values from D on are 0
+        width = D + -D % LANES  # the lanes of keys and values from D on are 0, which adds nothing to a score
         inputs, expanded_inputs = C + -C % decoder.multiple, 4 * C + -4 * C % decoder.multiple
         self.memory: list[Tensor] = []  # what addresses refer to
-        self.cache = torch.zeros(L, 2, rows, H, S, width, dtype=decoder.cache_dtype)
+        self.cache = torch.empty(L, 2, rows, H, S, width, dtype=decoder.cache_dtype)
+        self.cache[..., D:] = 0  # the rest is written before it is read
         self.logits = torch.zeros(rows, V)
-        self.rotation = torch.zeros(0, D)  # cosines and sines of each position so far
+        self.rotation = torch.zeros(0, D)  # cosines and sines of positions, from rotation_first on
         self.rows = np.zeros(rows, RECORDS["row"])
         self.tokens = np.zeros(N, RECORDS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
@@ -238,26 +264,24 @@ class CPUBatch:
         for name, value in fields.items():
             self.state[name] = value
 
-    def set_sampling(
-        self, row: int, prompt: Sequence[int], sample: int, sampling: Sampling, seed: int, vocab_size: int | None
-    ) -> None:
+    def set_sampling(self, row: int, samples: Samples) -> None:
         """How the tokens of a row are sampled."""
-        V = self.decoder.config.vocab_size
+        V, sampling = self.decoder.config.vocab_size, samples.sampling
         occurred = 0
         if sampling.repetition_penalty != 1:
             self.memory.append(torch.zeros(V, dtype=torch.uint8))
-            self.memory[-1][torch.tensor(list(prompt))] = 1
+            self.memory[-1][torch.tensor(list(samples.prompts[row]))] = 1
             occurred = self.memory[-1].data_ptr()
         settings = dict(
-            vocab_size=min(V, vocab_size or V),
+            vocab_size=min(V, samples.vocab_size or V),
             temperature=sampling.temperature,
             top_k=min(sampling.top_k or V, V),
             top_p=1.0 if sampling.top_p is None else sampling.top_p,
             min_p=sampling.min_p or 0.0,
             repetition_penalty=sampling.repetition_penalty,
             occurred=occurred,
-            seed=seed,
-            sample=sample,
+            seed=samples.seed,
+            sample=samples.numbers[row],
             drawn=0,
         )
         for name, value in settings.items():
@@ -277,14 +301,14 @@ class CPUBatch:
                 raise IndexError(f"a context has ids from {min(context)} to {max(context)}, the vocabulary {V} ids")
             same.setdefault(tuple(context), []).append(row)
             self.rows["length"][row] = len(context)
-        self.extend_rotation(max(map(len, same)))
+        self.rotate_positions(0, max(map(len, same)))
         tokens = [(id, row, position) for ids, (row, *_) in same.items() for position, id in enumerate(ids)]
         ends = {(row, len(ids) - 1) for ids, (row, *_) in same.items()}
         for start in range(0, len(tokens), PREFILL):
             part = tokens[start : start + PREFILL]
             last = [n for n, (_, row, position) in enumerate(part) if (row, position) in ends]
             self.tokens[: len(part)], self.predicted[: len(last)] = part, last
-            self.run(len(part), appends=0, count=len(part), predicted_count=len(last), draws=0)
+            self.run(len(part), appends=0, count=len(part), predicted_count=len(last), sampled_count=0)
         for ids, (first, *others) in same.items():
             for row in others:
                 self.cache[:, :, row, :, : len(ids)] = self.cache[:, :, first, :, : len(ids)]
@@ -294,25 +318,28 @@ class CPUBatch:
         return self.run_rows(rows, appends=0)
 
     def step(self, rows: list[int]) -> Callable[[], list[int]]:
-        if self.state["rotation"][0]:
-            self.extend_rotation(max(self.lengths) + 1)
+        if self.decoder.config.position == "rotary":
+            lengths = self.rows["length"][rows]
+            self.rotate_positions(lengths.min(), lengths.max() + 1)
         return self.run_rows(rows, appends=1)
 
     def run_rows(self, rows: list[int], appends: int) -> Callable[[], list[int]]:
         """Append the tokens that were sampled last to these rows, if wanted, and sample the next ones."""
         self.sampled[: len(rows)] = rows
-        self.run(len(rows), appends=appends, count=0, sampled_count=len(rows), draws=self.sampler is None)
-        if self.sampler:
-            self.rows["token"] = self.sampler.sample(self.logits.clone())[:, 0]
+        self.run(len(rows), appends=appends, count=0, sampled_count=len(rows))
         tokens = self.rows["token"].tolist()
         return lambda: tokens
 
-    def extend_rotation(self, positions: int) -> None:
-        """Have the cosines and sines of so many positions, if the model rotates queries and keys."""
-        if self.decoder.config.position == "rotary" and len(self.rotation) < positions:
-            a = angles(torch.arange(2 * positions), self.rotation.shape[1])
+    def rotate_positions(self, first: int, end: int) -> None:
+        """Have the cosines and sines of positions first ... end - 1, if the model rotates queries and keys.
+
+        While the context slides, positions grow, and those of the cached keys are not needed any more.
+        """
+        start = self.state["rotation_first"][0]
+        if self.decoder.config.position == "rotary" and not start <= first <= end <= start + len(self.rotation):
+            a = angles(torch.arange(first, end + self.decoder.config.block_size), self.rotation.shape[1])
             self.rotation = torch.cat([a.cos(), a.sin()], dim=-1)
-            self.set(rotation=self.rotation.data_ptr())
+            self.set(rotation=self.rotation.data_ptr(), rotation_first=first)
 
     def run(self, tokens: int, **fields: int) -> None:
         """Run the compiled step for so many tokens with these fields of the state."""

@@ -6,6 +6,9 @@ What is not a number is an address, 0 if it is not used. Strides are in bytes.
 
 import numpy as np
 
+LANES = 16  # floats that are computed together; LLVM divides them among the CPU's registers
+GROUP = 32  # inputs whose weights share a scale in int4
+
 
 def _record(*names: str, **others: str) -> np.dtype:
     return np.dtype([*((name, "i8") for name in names), *others.items()])
@@ -21,18 +24,9 @@ RECORDS = {
     ),
     "state": _record(
         *("n_layer", "n_head", "n_embd", "head_size", "head_width", "block_size", "vocab_size", "gelu_new"),
-        *("matrices", "norms", "positions", "rotation", "bias"),  # parameters
+        *("matrices", "norms", "positions", "rotation", "rotation_first", "bias"),  # parameters
         *("rows", "cache", "logits", "row_table"),  # of each row
-        *(
-            "appends",
-            "tokens",
-            "count",
-            "predicted",
-            "predicted_count",
-            "sampled",
-            "sampled_count",
-            "draws",
-        ),  # what the step computes
+        *("appends", "tokens", "count", "predicted", "predicted_count", "sampled", "sampled_count"),  # what to compute
         *("stream", "normed", "attended", "x_stride", "expanded", "expanded_stride"),  # activations
         *("qkv", "scores", "output", "filtered"),
         *("sync", "threads", "phase", "x_bytes", "cache_bytes"),

@@ -15,11 +15,14 @@ from numba import njit
 from folio import simd
 from folio.cpu_records import RECORDS
 from folio.simd import (
+    OPTIONS,
     atomic_add,
     atomic_load,
     atomic_store,
     bfloat16_bits,
     compare_exchange,
+    compiled,
+    fetch_line,
     floats,
     fused,
     integers,
@@ -33,16 +36,20 @@ from folio.simd import (
     square_root,
 )
 
-compiled = njit(nogil=True, error_model="numpy")  # dividing by 0 gives infinity, without a check
+inlined = njit(**OPTIONS, inline="always")  # for functions with one caller: they compile faster as part of it
 # A sum may be reordered, so that it is computed in vectors.
-compiled_sums = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-compiled_largest = njit(nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
+compiled_sums = njit(**OPTIONS, fastmath={"reassoc", "contract"})
+compiled_largest = njit(**OPTIONS, fastmath={"nnan", "nsz"})  # NaN is reported after the prefill
+CACHE_LINE = 64  # bytes
 MOST_QUERIES = 4  # of a row, whose attention is computed together
 LAYER_NORM_EPSILON = np.float32(1e-5)
 
 states, matrices, norms = (make_array_at(RECORDS[name]) for name in ("state", "matrix", "norm"))
 new_tokens, rows_at = (make_array_at(RECORDS[name]) for name in ("token", "row"))
-ATTEND, PROJECT, EXPAND, CONTRACT, PREDICT, SAMPLE = range(6)  # phases; the first four are a layer's matrices in turn
+# Phases; the first four are a layer's matrices in turn. numba would compile a function again for each constant that is
+# an int of Python.
+ATTEND, PROJECT, EXPAND, CONTRACT, PREDICT, SAMPLE, EMBED, NORMALIZE = np.arange(8)
+NO_LAYER = np.int64(0)
 
 call_linear, call_widen, call_part = make_call(9), make_call(3), make_call(4)
 
@@ -141,7 +148,7 @@ def softmax(x, count, scale):
 # --- the parts of a layer ---------------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def rotate(x, D, rotation):
     """Rotate channels i and i + D / 2 as a plane, as model.rotate does. rotation: the address of cosines and sines."""
     cos, sin = floats(rotation, D // 2), floats(rotation + 2 * D, D // 2)
@@ -151,7 +158,7 @@ def rotate(x, D, rotation):
         x[i + D // 2] = b * cos[i] + a * sin[i]
 
 
-@compiled
+@inlined
 def add_bias_by_distance(scores, count, scale, by_distance, newest, S):
     """scores[s] = scores[s] scale + by_distance[distance of slot s from the newest token's]."""
     for s in range(newest + 1):
@@ -190,7 +197,7 @@ def apply(state, m, x, x_stride, N, y, y_stride, first, last):
                 values[i] += bias[i]
 
 
-@compiled
+@inlined
 def embed(state):
     """The sum of token and position embeddings, as the residual stream."""
     C, tokens = state.n_embd, new_tokens(state.tokens, state.count)
@@ -227,74 +234,99 @@ def layer_norm(state, x, norm, scratch, output):
     copy_floats(scratch, C, output, state.x_bytes)
 
 
-@compiled
-def normalize(state, index):
-    """The norm of that index for all new tokens; the last norm only for the tokens whose logits are needed."""
+@inlined
+def normalize(state, index, part):
+    """The norm of that index for a part of the new tokens."""
     C, norm = state.n_embd, norms(state.norms, 2 * state.n_layer + 1)[index]
-    scratch = floats(state.output, C)
-    if index < 2 * state.n_layer:
-        for n in range(state.count):
-            layer_norm(state, floats(state.stream + 4 * n * C, C), norm, scratch, state.normed + n * state.x_stride)
-    else:
-        tokens = integers(state.predicted, state.predicted_count)
-        for n in range(state.predicted_count):
-            x = floats(state.stream + 4 * tokens[n] * C, C)
-            layer_norm(state, x, norm, scratch, state.normed + n * state.x_stride)
+    for n in range(PART_TOKENS * part, min(PART_TOKENS * (part + 1), state.count)):
+        x, scratch = floats(state.stream + 4 * n * C, C), floats(state.output + 4 * n * C, C)
+        layer_norm(state, x, norm, scratch, state.normed + n * state.x_stride)
 
 
 @compiled
+def fetch_all(address, count):
+    """Have so many bytes read into the second-level cache while something else is computed."""
+    for line in range(0, count, CACHE_LINE):
+        fetch_line(address + line)
+
+
+@inlined
 def attend(state, layer, head):
-    """One head: queries, keys, and values of the new tokens, and the weighted sums of values."""
+    """One head: queries, keys, and values of the new tokens, and the weighted sums of values.
+
+    In the last layer, only the tokens whose logits are needed attend to others.
+    """
     m = matrices(state.matrices, 4 * state.n_layer)[4 * layer + ATTEND]
     tokens, N = new_tokens(state.tokens, state.count), state.count
     C, D, S, width = state.n_embd, state.head_size, state.block_size, state.head_width
     stride = 4 * state.n_head * width  # bytes of the queries, keys, or values of a token
     queries = state.qkv + 4 * head * width
     keys, values = queries + N * stride, queries + 2 * N * stride
+    vector_bytes = state.cache_bytes * width  # a key or value in the cache
+    row_bytes = state.n_head * S * vector_bytes
+    cached_keys = state.cache + 2 * layer * state.rows * row_bytes + head * S * vector_bytes
+    cached_values = cached_keys + state.rows * row_bytes
     for part, address in enumerate((queries, keys, values)):
         first = part * C + head * D
         apply(state, m, state.normed, state.x_stride, N, address, stride, first, first + D)
     if state.rotation:
         for n in range(N):
-            rotation = state.rotation + 4 * D * tokens[n].position
+            rotation = state.rotation + 4 * D * (tokens[n].position - state.rotation_first)
             rotate(floats(queries + n * stride, D), D, rotation)
             rotate(floats(keys + n * stride, D), D, rotation)
-    vector_bytes = state.cache_bytes * width  # a key or value in the cache
-    row_bytes = state.n_head * S * vector_bytes
-    cached_keys = state.cache + 2 * layer * state.rows * row_bytes + head * S * vector_bytes
-    cached_values = cached_keys + state.rows * row_bytes
     for n in range(N):
         slot = tokens[n].row * row_bytes + tokens[n].position % S * vector_bytes
         copy_floats(floats(keys + n * stride, D), D, cached_keys + slot, state.cache_bytes)
         copy_floats(floats(values + n * stride, D), D, cached_values + slot, state.cache_bytes)
     scale, scores, n = np.float32(1) / square_root(np.float32(D)), state.scores + 4 * MOST_QUERIES * S * head, 0
-    while n < N:
-        row, group = tokens[n].row, 1  # up to four tokens of a row at a time
-        while group < MOST_QUERIES and n + group < N and tokens[n + group].row == row:
+    is_last, predicted = layer == state.n_layer - 1, integers(state.predicted, state.predicted_count)
+    count = state.predicted_count if is_last else N
+    while n < count:
+        first = predicted[n] if is_last else n
+        row, group = tokens[first].row, 1  # up to four tokens of a row at a time
+        while group < MOST_QUERIES and n + group < count and tokens[first + group].row == row:
             group += 1
-        most = min(tokens[n + group - 1].position + 1, S)  # keys that one of them attends to
-        query = queries + n * stride
+        most = min(tokens[first + group - 1].position + 1, S)  # keys that one of them attends to
+        query = queries + first * stride
         row_keys, row_values = cached_keys + row * row_bytes, cached_values + row * row_bytes
+        later, later_bytes = tokens[min(first + group, N - 1)], 0
+        if later.row != row:
+            later_bytes = vector_bytes * min(later.position + 1, S)
+        fetch_all(cached_keys + later.row * row_bytes, later_bytes)
         call_linear(state.score, row_keys, vector_bytes, query, stride, group, width, scores, 4 * S, most)
         for g in range(group):
-            position = tokens[n + g].position
-            count = min(position + 1, S)
+            position = tokens[first + g].position
+            keys_of_token = min(position + 1, S)
             weights = floats(scores + 4 * g * S, most)
             if state.bias:
-                add_bias_by_distance(weights, count, scale, floats(state.bias + 4 * head * S, S), position % S, S)
-                softmax(weights, count, np.float32(1))
+                by_distance = floats(state.bias + 4 * head * S, S)
+                add_bias_by_distance(weights, keys_of_token, scale, by_distance, position % S, S)
+                softmax(weights, keys_of_token, np.float32(1))
             else:
-                softmax(weights, count, scale)
-            for s in range(count, most):
+                softmax(weights, keys_of_token, scale)
+            for s in range(keys_of_token, most):
                 weights[s] = np.float32(0)
+        fetch_all(cached_values + later.row * row_bytes, later_bytes)
         call_linear(state.mix, scores, 4 * S, group, most, row_values, vector_bytes, query, stride, width)
-        for g in range(group):  # the results are in place of the queries
+        for g in range(group):  # the results take the place of the queries
             output = state.attended + (n + g) * state.x_stride + state.x_bytes * head * D
             copy_floats(floats(query + g * stride, D), D, output, state.x_bytes)
         n += group
 
 
-@compiled
+@inlined
+def keep_predicted(state):
+    """Forget the new tokens whose logits are not needed."""
+    C, predicted = state.n_embd, integers(state.predicted, state.predicted_count)
+    tokens, stream = new_tokens(state.tokens, state.count), floats(state.stream, state.count * C)
+    for n in range(state.predicted_count):
+        tokens[n] = tokens[predicted[n]]
+        for i in range(C):
+            stream[n * C + i] = stream[predicted[n] * C + i]
+    state.count = state.predicted_count
+
+
+@inlined
 def add_to_stream(state, m, x, x_stride, first, last):
     """Add outputs first ... last - 1 of a linear layer to the residual stream."""
     C = state.n_embd
@@ -306,7 +338,7 @@ def add_to_stream(state, m, x, x_stride, first, last):
             stream[i] += values[i]
 
 
-@compiled
+@inlined
 def expand(state, m, first, last):
     """Outputs first ... last - 1 of the MLP's first layer, and the activation function."""
     y, stride = state.output + 4 * first, 4 * m.outputs
@@ -324,14 +356,14 @@ def expand(state, m, first, last):
         )
 
 
-@compiled
+@inlined
 def predict(state, m, first, last):
     """Logits first ... last - 1."""
     y, stride = state.output + 4 * first, 4 * m.outputs
-    apply(state, m, state.normed, state.x_stride, state.predicted_count, y, stride, first, last)
-    predicted, tokens = integers(state.predicted, state.predicted_count), new_tokens(state.tokens, state.count)
-    for n in range(state.predicted_count):
-        row = tokens[predicted[n]].row
+    apply(state, m, state.normed, state.x_stride, state.count, y, stride, first, last)
+    tokens = new_tokens(state.tokens, state.count)
+    for n in range(state.count):
+        row = tokens[n].row
         values = floats(y + n * stride, last - first)
         logits = floats(state.logits + row * stride + 4 * first, last - first)
         for i in range(last - first):
@@ -435,7 +467,7 @@ def uniform(seed, sample, position):
     return np.float64(h >> np.uint64(11)) * 2.0**-53
 
 
-@compiled
+@inlined
 def penalize(x, V, occurred, penalty):
     """Divide the logits of tokens that occurred by the penalty; negative ones are multiplied by it."""
     for i in range(V):
@@ -443,7 +475,7 @@ def penalize(x, V, occurred, penalty):
             x[i] = x[i] * penalty if x[i] < 0 else x[i] / penalty
 
 
-@compiled
+@inlined
 def filter_tokens(row, x, ids, V, heap):
     """Apply the filters of folio.generate.next_token_probabilities, but for the penalty, to logits x (V,).
 
@@ -472,7 +504,7 @@ def filter_tokens(row, x, ids, V, heap):
     return count
 
 
-@compiled
+@inlined
 def draw(x, count, number):
     """The first index at which the cumulative sum exceeds a share of `number`: inverse transform sampling."""
     target, cumulative, last = number * sum_of(x, count), np.float64(0), 0
@@ -485,7 +517,7 @@ def draw(x, count, number):
     return last
 
 
-@compiled
+@inlined
 def sample(state, index):
     """Sample the next token of a row, the one in that place of the list of rows that are sampled."""
     number = integers(state.sampled, state.sampled_count)[index]
@@ -519,7 +551,7 @@ def index_of(x, count, value):
     return 0
 
 
-@compiled
+@inlined
 def append_sampled(state):
     """Make the tokens that were drawn last the new tokens of their rows."""
     rows, sampled = rows_at(state.row_table, state.rows), integers(state.sampled, state.sampled_count)
@@ -540,21 +572,22 @@ def append_sampled(state):
 # claimed. What the phase is changes only while no part is left, and a claim fails if the phase has changed since its
 # number was read.
 
-EMBED, NORMALIZE = 6, 7  # phases of one part
 PARTS_BITS = 20
-PART_BYTES = 1 << 17  # of weights, at most, so that threads that share a matrix end nearly together
-PATIENCE = 100_000  # times to look, some 0.1 ms: a thread that takes longer for its part has lost its core
+PART_BYTES = 1 << 20  # of weights, at most, so that threads that share a matrix end nearly together
+PART_TOKENS = 16  # whose norms are a part
+EVEN = 20  # outputs of a part are a multiple of it, which tiles of 4 and 5 outputs divide
+PATIENCE = 200_000  # times to look per token, some 0.2 ms: a thread that takes longer for its part has lost its core
 SHORTEST_BREAK, LONGEST_BREAK = 0.5e-3, 20e-3  # seconds without the other threads then; twice as many each time
 IDLE = 50_000  # times to look for work, some 0.2 ms, before a thread sleeps
 
 
-@compiled
+@inlined
 def matrix_of(state, phase, layer):
     """The linear layer of a phase."""
     return matrices(state.matrices, 4 * state.n_layer + 1)[4 * state.n_layer if phase == PREDICT else 4 * layer + phase]
 
 
-@compiled
+@inlined
 def count_parts(state, m):
     """How many parts the outputs of a linear layer are divided into."""
     return 1 if state.threads == 1 else max(state.threads, m.outputs * m.stride // PART_BYTES)
@@ -566,7 +599,7 @@ def run_part(address, phase, layer, part):
     if phase == EMBED:
         embed(state)
     elif phase == NORMALIZE:
-        normalize(state, layer)
+        normalize(state, layer, part)
     elif phase == ATTEND:
         attend(state, layer, part)
     elif phase == SAMPLE:
@@ -574,8 +607,8 @@ def run_part(address, phase, layer, part):
     else:
         m = matrix_of(state, phase, layer)
         parts = count_parts(state, m)
-        first = m.outputs * part // parts // 8 * 8
-        last = m.outputs if part + 1 == parts else m.outputs * (part + 1) // parts // 8 * 8
+        first = m.outputs * part // parts // EVEN * EVEN
+        last = m.outputs if part + 1 == parts else m.outputs * (part + 1) // parts // EVEN * EVEN
         if phase == PROJECT:
             add_to_stream(state, m, state.attended, state.x_stride, first, last)
         elif phase == EXPAND:
@@ -622,7 +655,7 @@ def run_phase(address, phase, layer, count):
     looks = 0
     while atomic_load(sync + 128) < count:
         looks += 1
-    if looks > PATIENCE and state.appends:  # parts of a prefill take longer
+    if looks > PATIENCE * state.count and state.appends:  # parts of a prefill take longer
         state.alone_until = state.now + state.next_break
         state.next_break = min(2 * state.next_break, LONGEST_BREAK)
 
@@ -634,6 +667,12 @@ def run_linear(address, phase, layer):
 
 
 @compiled
+def run_norm(address, index):
+    count = states(address, 1)[0].count
+    run_phase(address, NORMALIZE, index, (count + PART_TOKENS - 1) // PART_TOKENS)
+
+
+@compiled
 def step(address):
     """The forward pass for the new tokens, if there are any, and a draw for each of the rows to sample."""
     state = states(address, 1)[0]
@@ -641,19 +680,19 @@ def step(address):
     if state.appends:
         append_sampled(state)
     if state.count:
-        run_phase(address, EMBED, 0, 1)
+        run_phase(address, EMBED, NO_LAYER, np.int64(1))
         for layer in range(state.n_layer):
-            run_phase(address, NORMALIZE, 2 * layer, 1)
+            run_norm(address, 2 * layer)
             run_phase(address, ATTEND, layer, state.n_head)
+            if layer == state.n_layer - 1:
+                keep_predicted(state)
             run_linear(address, PROJECT, layer)
-            run_phase(address, NORMALIZE, 2 * layer + 1, 1)
+            run_norm(address, 2 * layer + 1)
             run_linear(address, EXPAND, layer)
             run_linear(address, CONTRACT, layer)
-        if state.predicted_count:
-            run_phase(address, NORMALIZE, 2 * state.n_layer, 1)
-            run_linear(address, PREDICT, 0)
-    if state.draws:
-        run_phase(address, SAMPLE, 0, state.sampled_count)
+        run_norm(address, 2 * state.n_layer)
+        run_linear(address, PREDICT, NO_LAYER)
+    run_phase(address, SAMPLE, NO_LAYER, state.sampled_count)
     if state.now >= state.alone_until:
         state.next_break = max(0.9 * state.next_break, SHORTEST_BREAK)
     atomic_store(state.sync + 200, 0)

@@ -5,7 +5,7 @@ Dimensions: B batch (rows), T time, V vocabulary.
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -119,8 +119,20 @@ class Step(NamedTuple):
     logits: Tensor  # (B, V), float32, before any filter; valid until the next step
 
 
+class Samples(NamedTuple):
+    """What to sample: row b is sample numbers[b] of prompts[b]. Its random numbers are a function of (seed,
+    numbers[b], position).
+    """
+
+    prompts: Sequence[Sequence[int]]  # ids
+    numbers: Sequence[int]
+    sampling: Sampling
+    seed: int
+    vocab_size: int | None  # ids from it on, a model's padding, are never sampled
+
+
 class Batch(Protocol):
-    """Rows of tokens that are continued together. Row b is sample samples[b] of its prompt."""
+    """Rows of tokens that are continued together."""
 
     logits: Tensor  # (B, V) in float32, after the newest token of each row
     steps_ahead: int  # steps to launch before a step's tokens are fetched, so that a GPU never waits for the host
@@ -149,32 +161,34 @@ class Decoder(Protocol):
 
     config: GPTConfig
 
-    def batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        vocab_size: int | None,
-    ) -> Batch: ...
+    @property
+    def row_bytes(self) -> int:
+        """How much memory a row of a batch takes."""
+
+    def batch(self, samples: Samples) -> Batch: ...
 
 
-def make_decoder(model: GPT, runtime: Runtime, dtype: str | None = None) -> Decoder:
+def make_decoder(
+    model: GPT, runtime: Runtime, dtype: str | None = None, weights: Mapping[str, Tensor] | None = None
+) -> Decoder:
     """The decoder for the runtime's device. The model's weights must not change while it is used.
 
-    dtype: "int8" or "int4" for a CPU; None: that of the weights. Puts the model into eval mode. A changed model is
-    decoded with torch. Raises UserError if that cannot compute in the dtype.
+    dtype: "int8" or "int4" for a CPU; None: that of the weights. weights: as in CPUDecoder, for int8 and int4. Puts the
+    model into eval mode. If the model or a sampling filter was changed, torch decodes. Raises UserError if that cannot
+    compute in the dtype.
     """
     from folio.torch_decoder import TorchDecoder
 
     if runtime.device.type != "cpu":
         return TorchDecoder(model, runtime)
-    from folio.cpu_decoder import CPUDecoder, computes_model
+    from folio.cpu_decoder import CPUDecoder, computes_filters, computes_model
 
-    if computes_model(model):
-        return CPUDecoder(model, dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch."))
+    if computes_model(model) and computes_filters():
+        dtype = dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch.")
+        return CPUDecoder(model, dtype, weights)
     if dtype:
-        raise UserError(f"dtype={dtype}: it requires model.py as it was; use --dtype=auto with a changed one")
+        changed = "model.py or folio/generate.py was changed"
+        raise UserError(f"dtype={dtype}: {changed}, so torch decodes, which cannot compute in it; use --dtype=auto")
     return TorchDecoder(model, runtime)
 
 
@@ -210,8 +224,8 @@ def generate(
     contexts = [list(prompt)[-block_size:] for prompt in prompts]
     ended = [False] * len(contexts) if ended is None else ended
     limits = [max(1, block_size - len(prompt)) if max_new_tokens is None else max_new_tokens for prompt in prompts]
-    samples = range(len(contexts)) if samples is None else samples
-    batch = decoder.batch(prompts, samples, sampling or Sampling(), seed, vocab_size)
+    numbers = range(len(contexts)) if samples is None else samples
+    batch = decoder.batch(Samples(prompts, numbers, sampling or Sampling(), seed, vocab_size))
 
     def launch_steps() -> Iterator[tuple[Callable[[], list[int]], Tensor]]:
         """For each step a function that fetches its tokens, and the logits that they were sampled from."""

@@ -5,7 +5,7 @@ texts, pieces of text, or tokens with their logits.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
 import torch
 from annotated_types import Ge, Gt, Le
+from torch import Tensor
 
-from folio import UserError, configurator, convert, music
+from folio import UserError, configurator, convert, memory, music
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
 from folio.generate import Sampling, Step, TextStream, default_prompt, generate, make_decoder
 from folio.runs import resolve
-from folio.runtime import resolve_runtime
+from folio.runtime import DTYPES, Runtime, resolve_runtime
 from folio.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
 from model import GPT
 
@@ -126,34 +127,55 @@ def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
         raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
 
 
-def share_weights(model: GPT) -> GPT:
-    """Another GPT with the same weights, which are not copied."""
-    return GPT.from_tensors(model.config, {name: p.detach() for name, p in model.named_parameters()})
+def share_weights(model: GPT, device: str | None = None) -> GPT:
+    """Another GPT with the same weights, which are not copied unless they are on another device ("meta": no values)."""
+    return GPT.from_tensors(model.config, {name: p.detach().to(device=device) for name, p in model.named_parameters()})
+
+
+def resolve_precision(model: GPT, device: str, dtype: str) -> tuple[Runtime, str]:
+    """The runtime, and the dtype of the weights. Raises UserError."""
+    if dtype == "auto" and model.num_params()["total"] < SMALL:
+        dtype = "float32"
+    if dtype not in ("auto", *DTYPES, *QUANTIZED):
+        raise UserError(f"dtype={dtype}: use auto, {', '.join((*DTYPES, *QUANTIZED))}")
+    runtime = resolve_runtime(device, "float32" if dtype in QUANTIZED else dtype, False)
+    if dtype in QUANTIZED and runtime.device.type != "cpu":
+        raise UserError(f"dtype={dtype}: it requires a CPU, not {runtime.device}; use --dtype=auto or --device=cpu")
+    return runtime, dtype if dtype in QUANTIZED else str(runtime.dtype).removeprefix("torch.")
 
 
 class LanguageModel:
     """A GPT and its tokenizer, ready to continue any prompt.
 
-    model: in eval mode, on the device in the dtype; with int8 and int4, as it was given. After changing its weights,
-    make a new LanguageModel(gpt.model, gpt.tokenizer).
+    model: in eval mode, on the device in the dtype; with int8 and int4, on the meta device, without weights. After
+    changing its weights, make a new LanguageModel(gpt.model, gpt.tokenizer).
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, device: str = "auto", dtype: str = "auto"):
-        """The given model stays as it is. device, dtype: as in SampleConfig. Raises UserError."""
-        if dtype == "auto" and model.num_params()["total"] < SMALL:
-            dtype = "float32"
-        self.runtime = resolve_runtime(device, "float32" if dtype in QUANTIZED else dtype, False)
-        if dtype in QUANTIZED and self.runtime.device.type != "cpu":
-            place = self.runtime.device
-            raise UserError(f"dtype={dtype}: it requires a CPU, not {place}; use --dtype=auto or --device=cpu")
-        self.dtype = dtype if dtype in QUANTIZED else str(self.runtime.dtype).removeprefix("torch.")
+    def __init__(
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        device: str = "auto",
+        dtype: str = "auto",
+        weights: Mapping[str, Tensor] | None = None,
+    ):
+        """The given model stays as it is. device, dtype: as in SampleConfig. Raises UserError.
+
+        weights: with int8 and int4, the parameters by name, if the model has none. Each is read once.
+        """
+        self.runtime, self.dtype = resolve_precision(model, device, dtype)
+        if weights is None and model.lm_head.weight.is_meta:
+            raise UserError("the model is on the meta device, without weights; load it again, with dtype=float32")
         self.tokenizer = tokenizer
         self.path: Path | None = None  # of the checkpoint, if it was loaded
-        self.model = share_weights(model)
-        if dtype not in QUANTIZED:
+        if self.dtype in QUANTIZED:
+            self.model = share_weights(model, "meta").eval()
+            weights = dict(model.named_parameters()) if weights is None else weights
+            self.decoder = make_decoder(self.model, self.runtime, self.dtype, weights)
+        else:
+            self.model = share_weights(model).eval()
             self.model.to(self.runtime.device, self.runtime.dtype)  # cast once instead of at each step
-        self.model.eval()
-        self.decoder = make_decoder(self.model, self.runtime, self.dtype if dtype in QUANTIZED else None)
+            self.decoder = make_decoder(self.model, self.runtime)
 
     @classmethod
     def load(
@@ -162,8 +184,15 @@ class LanguageModel:
         """Load whatever convert.load does. which: of a run's checkpoints, "best" or "last". Raises UserError."""
         if which not in ("best", "last"):
             raise UserError(f"which={which}: it must be best or last")
-        loaded = convert.load(resolve(str(init_from)), which)
-        loaded_model = cls(loaded.build(), loaded.tokenizer, device, dtype)
+        is_quantized = dtype in QUANTIZED  # one matrix after the other
+        available = memory.free(torch.device("cpu"))  # before the weights are read, which may be used as they are
+        loaded = convert.load(resolve(str(init_from)), which, is_quantized)
+        model = loaded.build()
+        runtime, chosen = resolve_precision(model, device, dtype)
+        if runtime.device.type != "cpu":
+            available = memory.free(runtime.device)
+        memory.refuse_too_large_to_decode(model, chosen, runtime.device, available)
+        loaded_model = cls(model, loaded.tokenizer, device, dtype, loaded.model if is_quantized else None)
         loaded_model.path = loaded.path
         return loaded_model
 
@@ -218,20 +247,12 @@ class LanguageModel:
                 yield "".join(pieces)
 
     def rows(self, texts: int, batch_size: int) -> int:
-        """How many of so many texts to generate at a time: batch_size, or fewer if memory holds fewer.
-
-        It counts two caches (full contexts are prefilled into a second one), a block's activations, and logits.
-        """
-        from folio.memory import HEADROOM, format_bytes, free  # imports psutil, which nothing else here needs
-
-        config, wanted, device = self.model.config, min(batch_size, texts), self.runtime.device
-        size = 4 if device.type == "cpu" else self.runtime.dtype.itemsize
-        context = size * config.block_size * config.n_embd  # bytes of one activation of a whole context
-        of_row = HEADROOM * ((2 * 2 * config.n_layer + 16) * context + 32 * config.vocab_size)
-        available = free(device) or free(torch.device("cpu"))  # Apple's GPUs use the CPU's
-        fit = max(1, int(available / of_row))
+        """How many of so many texts to generate at a time: batch_size, or fewer if memory holds fewer."""
+        wanted, device = min(batch_size, texts), self.runtime.device
+        available = memory.free(device) or memory.free(torch.device("cpu"))  # Apple's GPUs use the CPU's
+        fit = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))
         if fit < wanted:
-            shown = f"batch_size={batch_size:,}: {format_bytes(available)} of memory are free"
+            shown = f"batch_size={batch_size:,}: {memory.format_bytes(available)} of memory is free"
             print(f"{shown}, so {fit:,} texts are generated at a time", file=sys.stderr)
         return min(fit, wanted)
 

@@ -168,6 +168,35 @@ def suggest_memory_fix(cfg: Settings, fits: Callable[[Settings], bool]) -> str |
     return None
 
 
+BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 18 / 32}  # of a matrix
+
+
+def decoding_memory(model: GPT, dtype: str) -> int:
+    """Bytes that the weights take for decoding in a dtype. model: also on the meta device."""
+    parts = model.num_params()
+    of_matrices = parts["embeddings"] + parts["attention"] + parts["MLP"]
+    others = 4 if dtype in ("int8", "int4") else BYTES_PER_WEIGHT[dtype]
+    return round(BYTES_PER_WEIGHT[dtype] * of_matrices + others * (parts["total"] - of_matrices))
+
+
+def refuse_too_large_to_decode(model: GPT, dtype: str, device: torch.device, available: int | None) -> None:
+    """Raise UserError if the weights in the dtype take more than the memory that was free, None if it is not known."""
+    remedies = ["a smaller model"]
+    for smaller in ("int4", "int8", "bfloat16") if device.type == "cpu" else ():
+        if (size := decoding_memory(model, smaller)) <= available:
+            remedies.append(f"--dtype={smaller}, which takes {format_bytes(size)}")
+    what = f"dtype={dtype}: the {model.num_params()['total']:,} weights"
+    require_free(decoding_memory(model, dtype), what, remedies[-1], available)
+
+
+def require_free(required: int, what: str, remedy: str, available: int | None) -> None:
+    """Raise UserError if fewer bytes are available than `what`, a plural noun, will take in any case. None: unknown."""
+    if available is not None and required > available:
+        raise UserError(
+            f"{what} take {format_bytes(required)}, and {format_bytes(available)} of memory is free: use {remedy}"
+        )
+
+
 def available_to_process(runtime: Runtime) -> float | None:
     """Free bytes for each process of this run: on a CPU, the processes of a machine share its memory."""
     if (total := free(runtime.device)) is None:
@@ -205,7 +234,8 @@ def memory_report(cfg: Settings, model: GPT, runtime: Runtime, resident_data: in
 def free(device: torch.device) -> int | None:
     """Bytes that can still be allocated on the device, or None if this is not known."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for later
+        return torch.cuda.mem_get_info(device)[0] + cached
     if device.type != "cpu":
         return None
     import psutil
@@ -214,7 +244,7 @@ def free(device: torch.device) -> int | None:
     limit = CGROUP / "memory.max"
     if limit.exists() and limit.read_text().strip().isdigit():  # the limit of a container
         stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        droppable = int(stat.get("inactive_file", 0))  # cached files
+        droppable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))  # cached files
         used = int((CGROUP / "memory.current").read_text()) - droppable
         available = min(available, int(limit.read_text()) - used)
     return max(0, available)

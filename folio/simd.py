@@ -12,10 +12,13 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from folio.cpu_records import GROUP, LANES
+
 BIT, INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 FLOAT = ir.FloatType()
-LANES = 16  # floats that are computed together; LLVM divides them among the CPU's registers
-GROUP = 32  # weights that share a scale in int4
+# Dividing by 0 gives infinity, without a check. Functions are called by other compiled ones, not by Python.
+OPTIONS = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled = njit(**OPTIONS)
 HAS_AVX512 = llvm.get_host_cpu_features().get("avx512f", False)
 
 
@@ -40,11 +43,11 @@ def constant(element: ir.Type, value: float, lanes: int = LANES) -> ir.Constant:
     return ir.Constant(vector(element, lanes), [value] * lanes)
 
 
-def broadcast(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def broadcast(builder: ir.IRBuilder, value: ir.Value, lanes: int = LANES) -> ir.Value:
     """The value in every lane."""
-    undefined = ir.Constant(vector(value.type), ir.Undefined)
+    undefined = ir.Constant(vector(value.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(INT32, 0))
-    return builder.shuffle_vector(first, undefined, constant(INT32, 0))
+    return builder.shuffle_vector(first, undefined, constant(INT32, 0, lanes))
 
 
 def call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
@@ -79,6 +82,7 @@ def widen_bfloat16(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
 class Format:
     """Weights in float32, which the other formats change. The activations are float32, too."""
 
+    outputs = 5  # computed together for several rows: with 5 rows, 25 sums, which leave 7 registers of AVX-512
     outputs_alone = 1  # computed together for a single row; with one, memory is read in order, which is fastest
     inputs = LANES  # per step
     weight_bytes, activation_bytes = 64, 64  # per step
@@ -127,14 +131,15 @@ class Int8(Format):
 class Int4(Format):
     """A group of 32 weights is a bfloat16 scale and 16 bytes: weights i and i + 16 are the halves of byte i, plus 8."""
 
-    outputs_alone = 8
+    outputs, outputs_alone = 4, 8  # weights take two registers
     inputs = GROUP
     weight_bytes, activation_bytes = 18, 128
     activation = vector(FLOAT, GROUP)
 
     def weights(self, builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-        bits = builder.zext(load(builder, address, INT16), INT32)
-        scale = broadcast(builder, builder.bitcast(builder.shl(bits, ir.Constant(INT32, 16)), FLOAT))
+        twice = broadcast(builder, load(builder, address, INT16), 2 * LANES)  # the bfloat16 in both halves of each lane
+        pairs = builder.bitcast(twice, vector(INT32))
+        scale = builder.bitcast(builder.shl(pairs, constant(INT32, 16)), vector(FLOAT))
         packed = load(builder, builder.add(address, ir.Constant(INT64, 2)), vector(INT8))
         low = builder.zext(packed, vector(INT32))
         high = builder.lshr(low, constant(INT32, 4))
@@ -166,42 +171,38 @@ FORMATS = {
 }
 
 
-BLOCKS_AHEAD = 2  # of weights, which are fetched into the second-level cache while a block is computed with
+def make_tile(format: Format, rows: int, outputs: int, fetches: bool = True):
+    """tile(w, w_stride, x, x_stride, n, y, y_stride, ahead): y[r, o] = sum of w[o, i] x[r, i] over n inputs, for so
+    many rows and outputs. w, x, y, ahead are addresses, strides are in bytes, and y is float32.
 
-
-def make_tile(format: Format, rows: int, outputs: int, fetches: bool = False):
-    """tile(w, w_stride, x, x_stride, n, y, y_stride): y[r, o] = sum of w[o, i] x[r, i] over n inputs, for so many rows
-    and outputs. w, x, y are addresses, strides are in bytes, and y is float32.
-
-    A sum has 16 lanes, which are added at the end: the same sum at any number of rows. fetches: whether the tile also
-    fetches weights of later outputs, in the order in which they are in memory. Without that, large matrices are read at
-    half the speed by tiles of several outputs.
+    A sum has 16 lanes, which are added at the end: the same sum at any number of rows. fetches: whether the weights
+    from `ahead` on, for as many outputs, are fetched into the second-level cache in the order in which they are in
+    memory. Without that, large matrices are read at half the speed by tiles of several outputs.
     """
 
     @intrinsic
-    def tile(context, w, w_stride, x, x_stride, n, y, y_stride):
+    def tile(context, w, w_stride, x, x_stride, n, y, y_stride, ahead):
         def generate(context, builder, signature, arguments):
-            w, w_stride, x, x_stride, n, y, y_stride = arguments
+            w, w_stride, x, x_stride, n, y, y_stride, ahead = arguments
 
             def at(base: ir.Value, stride: ir.Value, index: int) -> ir.Value:
                 return builder.add(base, builder.mul(stride, ir.Constant(INT64, index)))
 
             weights = [at(w, w_stride, o) for o in range(outputs)]
             activations = [at(x, x_stride, r) for r in range(rows)]
-            block_ahead = at(w, w_stride, BLOCKS_AHEAD * outputs)
             zeros = constant(FLOAT, 0.0)
             sums = [[cgutils.alloca_once_value(builder, zeros) for _ in range(outputs)] for _ in range(rows)]
             with cgutils.for_range(builder, builder.udiv(n, ir.Constant(INT64, format.inputs))) as loop:
                 w_offset = builder.mul(loop.index, ir.Constant(INT64, format.weight_bytes))
                 x_offset = builder.mul(loop.index, ir.Constant(INT64, format.activation_bytes))
-                x_of = [load(builder, builder.add(address, x_offset), format.activation) for address in activations]
-                for o in range(outputs):
-                    if fetches:
-                        first = builder.add(block_ahead, builder.mul(w_offset, ir.Constant(INT64, outputs)))
-                        fetch(builder, builder.add(first, ir.Constant(INT64, o * format.weight_bytes)))
-                    w_of = format.weights(builder, builder.add(weights[o], w_offset))
-                    for r in range(rows):
-                        total = format.accumulate(builder, builder.load(sums[r][o]), w_of, x_of[r])
+                first = builder.add(ahead, builder.mul(w_offset, ir.Constant(INT64, outputs)))
+                for o in range(outputs if fetches else 0):
+                    fetch(builder, builder.add(first, ir.Constant(INT64, o * format.weight_bytes)))
+                w_of = [format.weights(builder, builder.add(address, w_offset)) for address in weights]
+                for r in range(rows):
+                    x_of = load(builder, builder.add(activations[r], x_offset), format.activation)
+                    for o in range(outputs):
+                        total = format.accumulate(builder, builder.load(sums[r][o]), w_of[o], x_of)
                         builder.store(total, sums[r][o])
             for r in range(rows):
                 for o in range(outputs):
@@ -210,7 +211,7 @@ def make_tile(format: Format, rows: int, outputs: int, fetches: bool = False):
                     builder.store(total, builder.inttoptr(address, FLOAT.as_pointer()))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 8), generate
 
     return tile
 
@@ -261,7 +262,7 @@ def make_mix(format: Format):
     tile_1x4, tile_1x1 = make_mixing_tile(format, 1, 4), make_mixing_tile(format, 1, 1)
     column_bytes = format.weight_bytes // LANES
 
-    @njit(nogil=True, error_model="numpy")
+    @compiled
     def mix(x, x_stride, rows, n, w, w_stride, y, y_stride, columns):
         c = 0
         while c < columns:
@@ -287,8 +288,19 @@ def make_mix(format: Format):
     return mix
 
 
-def fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+@intrinsic
+def fetch_line(context, address):
     """Have the CPU read a cache line into its second-level cache."""
+
+    def generate(context, builder, signature, arguments):
+        fetch(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def fetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """fetch_line as an instruction of a function that is being built."""
     pointer = builder.inttoptr(address, INT8.as_pointer())
     read, second_level, data = ir.Constant(INT32, 0), ir.Constant(INT32, 2), ir.Constant(INT32, 1)
     call(builder, "llvm.prefetch.p0i8", ir.VoidType(), pointer, read, second_level, data)
@@ -307,41 +319,51 @@ def add_lanes(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
     return builder.extract_element(lanes, ir.Constant(INT32, 0))
 
 
-def make_linear(format: Format):
-    """linear(w, w_stride, x, x_stride, rows, n, y, y_stride, outputs): y = x w^T, in the terms of make_tile."""
-    alone = format.outputs_alone
-    tile_alone, tile_1x1 = make_tile(format, 1, alone, alone > 1), make_tile(format, 1, 1)
-    first_4x4, first_2x4 = make_tile(format, 4, 4, True), make_tile(format, 2, 4, True)
-    tile_4x4, tile_2x4, tile_1x4 = make_tile(format, 4, 4), make_tile(format, 2, 4), make_tile(format, 1, 4)
+MOST_ROWS = 5  # whose sums are in registers together
+BLOCKS_AHEAD = 2  # of weights, which are fetched while a block is computed with; each tile of rows fetches a later one
 
-    @njit(nogil=True, error_model="numpy")
+
+def make_linear(format: Format):
+    """linear(w, w_stride, x, x_stride, rows, n, y, y_stride, outputs): y = x w^T, in the terms of make_tile.
+
+    Rows are divided among tiles of 2 to 5. The last tile of outputs overlaps with the one before it if need be.
+    """
+    alone, together = format.outputs_alone, format.outputs
+    tile_alone, tile_1x1 = make_tile(format, 1, alone, alone > 1), make_tile(format, 1, 1, False)
+    tile_2, tile_3, tile_4, tile_5 = (make_tile(format, rows, together) for rows in range(2, MOST_ROWS + 1))
+
+    @compiled
     def linear(w, w_stride, x, x_stride, rows, n, y, y_stride, outputs):
-        o = 0
-        if rows == 1:
-            while o + alone <= outputs:
-                tile_alone(w + o * w_stride, w_stride, x, x_stride, n, y + 4 * o, y_stride)
-                o += alone
-        while o + 4 <= outputs:
-            w_o, y_o, r = w + o * w_stride, y + 4 * o, 0
-            if rows >= 4:
-                first_4x4(w_o, w_stride, x, x_stride, n, y_o, y_stride)
-                r = 4
-            elif rows >= 2:
-                first_2x4(w_o, w_stride, x, x_stride, n, y_o, y_stride)
-                r = 2
-            while r + 4 <= rows:
-                tile_4x4(w_o, w_stride, x + r * x_stride, x_stride, n, y_o + r * y_stride, y_stride)
-                r += 4
-            if r + 2 <= rows:
-                tile_2x4(w_o, w_stride, x + r * x_stride, x_stride, n, y_o + r * y_stride, y_stride)
-                r += 2
-            if r < rows:
-                tile_1x4(w_o, w_stride, x + r * x_stride, x_stride, n, y_o + r * y_stride, y_stride)
-            o += 4
-        while o < outputs:
+        block = alone if rows == 1 else together
+        if outputs < block:
             for r in range(rows):
-                tile_1x1(w + o * w_stride, w_stride, x + r * x_stride, x_stride, n, y + r * y_stride + 4 * o, y_stride)
-            o += 1
+                for o in range(outputs):
+                    w_o, x_r, y_r = w + o * w_stride, x + r * x_stride, y + r * y_stride + 4 * o
+                    tile_1x1(w_o, w_stride, x_r, x_stride, n, y_r, y_stride, w)
+            return 0
+        if rows == 1:
+            for start in range(0, outputs, alone):
+                o = min(start, outputs - alone)
+                w_o = w + o * w_stride
+                tile_alone(w_o, w_stride, x, x_stride, n, y + 4 * o, y_stride, w_o + BLOCKS_AHEAD * alone * w_stride)
+            return 0
+        tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
+        for start in range(0, outputs, block):
+            o = min(start, outputs - block)
+            w_o, y_o, r = w + o * w_stride, y + 4 * o, 0
+            ahead = w_o + BLOCKS_AHEAD * block * w_stride
+            for t in range(tiles):
+                x_r, y_r, count = x + r * x_stride, y_o + r * y_stride, (rows + t) // tiles
+                if count == 5:
+                    tile_5(w_o, w_stride, x_r, x_stride, n, y_r, y_stride, ahead)
+                elif count == 4:
+                    tile_4(w_o, w_stride, x_r, x_stride, n, y_r, y_stride, ahead)
+                elif count == 3:
+                    tile_3(w_o, w_stride, x_r, x_stride, n, y_r, y_stride, ahead)
+                else:
+                    tile_2(w_o, w_stride, x_r, x_stride, n, y_r, y_stride, ahead)
+                r += count
+                ahead += block * w_stride
         return 0
 
     return linear
@@ -366,7 +388,7 @@ def make_widen(format: Format):
 
         return types.void(*[types.int64] * 3), generate
 
-    @njit(nogil=True, error_model="numpy")
+    @compiled
     def widen(w, n, y):
         widen_all(w, n, y)
         return 0
@@ -404,7 +426,7 @@ def make_call(count: int):
 def make_array_at(dtype):
     """array_at(address, count): the array of that dtype at an address."""
 
-    @njit(nogil=True, error_model="numpy")
+    @compiled
     def array_at(address, count):
         return carray(_pointer(address), (count,), dtype)
 

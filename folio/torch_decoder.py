@@ -3,14 +3,14 @@
 Dimensions: B batch (rows), T time, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from folio.generate import Sampling, next_token_probabilities, sample_token, uniforms
+from folio.generate import Samples, next_token_probabilities, sample_token, uniforms
 from folio.kv_cache import KVCache
 from folio.runtime import Runtime
 from model import GPT
@@ -24,28 +24,28 @@ class TorchDecoder:
     def __init__(self, model: GPT, runtime: Runtime):
         self.model, self.config, self.runtime = model.eval(), model.config, runtime
 
-    def batch(
-        self,
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        vocab_size: int | None,
-    ) -> "TorchBatch":
-        sampler = TokenSampler(sampling, prompts, samples, seed, vocab_size, self.runtime.device)
-        return TorchBatch(self.model, self.runtime, sampler)
+        # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
+        self.cache_dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Two caches (full contexts are prefilled into a second one), a block's activations, and logits."""
+        context = self.cache_dtype.itemsize * self.config.block_size * self.config.n_embd  # of one activation
+        return (2 * 2 * self.config.n_layer + 16) * context + 32 * self.config.vocab_size
+
+    def batch(self, samples: Samples) -> "TorchBatch":
+        return TorchBatch(self, samples)
 
 
 class TorchBatch:
     """Rows of a batch, which all take part in each step, as if those that have ended had not."""
 
-    def __init__(self, model: GPT, runtime: Runtime, sampler: "TokenSampler"):
-        self.model, self.runtime, self.sampler = model, runtime, sampler
+    def __init__(self, decoder: TorchDecoder, samples: Samples):
+        self.model, self.runtime, rows = decoder.model, decoder.runtime, len(samples.prompts)
+        model, runtime = self.model, self.runtime
+        self.sampler = TokenSampler(samples, runtime.device)
         self.steps_ahead = STEPS_AHEAD.get(runtime.device.type, 0)
-        rows = len(sampler.prompts)
-        # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
-        dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
-        self.cache = KVCache(model.config, rows, dtype, runtime.device)
+        self.cache = KVCache(model.config, rows, decoder.cache_dtype, runtime.device)
         self.logits = torch.zeros(rows, model.config.vocab_size, device=runtime.device)
         self.chosen = torch.zeros(rows, 1, dtype=torch.long, device=runtime.device)
         # Autocast's copies of the weights would not outlive a capture.
@@ -99,41 +99,31 @@ def sampling_device(device: torch.device) -> torch.device:
 
 
 class TokenSampler:
-    """Samples each row's next token. Row b is sample samples[b]; its random numbers are a function of (seed, sample,
-    position). Ids from vocab_size on are never sampled.
-    """
+    """Samples each row's next token."""
 
     CHUNK = 1024  # steps whose random numbers are computed together
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        prompts: Sequence[Sequence[int]],
-        samples: Sequence[int],
-        seed: int,
-        vocab_size: int | None,
-        device: torch.device,
-    ):
-        self.sampling, self.prompts, self.samples, self.seed = sampling, prompts, samples, seed
-        self.vocab_size, self.device = vocab_size, device
+    def __init__(self, samples: Samples, device: torch.device):
+        self.samples, self.device = samples, device
         self.step = 0
         self.occurred: Tensor | None = None  # (B, V) of bool, for the repetition penalty
 
     def sample(self, logits: Tensor) -> Tensor:
         """The tokens of the next step, (B, 1), from logits (B, V)."""
-        if self.vocab_size is not None and self.vocab_size < logits.shape[-1]:
-            logits[:, self.vocab_size :] = -torch.inf
-        penalizes = self.sampling.repetition_penalty != 1
-        if self.sampling.temperature == 0 and not penalizes:
+        prompts, sample_numbers, sampling, seed, vocab_size = self.samples
+        if vocab_size is not None and vocab_size < logits.shape[-1]:
+            logits[:, vocab_size:] = -torch.inf
+        penalizes = sampling.repetition_penalty != 1
+        if sampling.temperature == 0 and not penalizes:
             return logits.argmax(dim=-1, keepdim=True)
         if penalizes and self.occurred is None:
             self.occurred = torch.zeros(logits.shape, dtype=torch.bool, device=self.device)
-            for row, prompt in enumerate(self.prompts):
+            for row, prompt in enumerate(prompts):
                 self.occurred[row, torch.tensor(list(prompt))] = True
         if self.step % self.CHUNK == 0:
-            numbers = uniforms(self.seed, self.samples, self.step, self.CHUNK)
+            numbers = uniforms(seed, sample_numbers, self.step, self.CHUNK)
             self.numbers = numbers.to(sampling_device(self.device)).T[:, :, None].unbind()  # (B, 1) for each step
-        probabilities = next_token_probabilities(logits, self.sampling, self.occurred)  # (B, V)
+        probabilities = next_token_probabilities(logits, sampling, self.occurred)  # (B, V)
         ids = sample_token(probabilities, self.numbers[self.step % self.CHUNK])
         if self.occurred is not None:
             self.occurred.scatter_(1, ids, True)

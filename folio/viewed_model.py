@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from folio import UserError, checkpoint, convert
+from folio import UserError, checkpoint, convert, memory
 from folio.checkpoint import Checkpoint
 from folio.language_model import LanguageModel
 from folio.metrics import read_lines
@@ -107,6 +107,9 @@ class ViewedModel:
 
     def _build(self, loaded: Checkpoint) -> GPT:
         """The model as a trace needs it. The weights are copied, because a run may remove the file that is mapped."""
+        size = sum(4 * t.numel() for t in loaded.model.values())
+        what = f"{loaded.path}: its weights in float32"
+        memory.require_free(size, what, "a smaller model", memory.free(self.device))
         weights = {name: t.to(self.device, torch.float32, copy=True) for name, t in loaded.model.items()}
         return replace(loaded, model=weights).build().requires_grad_(False).eval()
 

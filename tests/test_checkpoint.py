@@ -130,6 +130,20 @@ def test_the_optimizer_is_read_only_to_resume(tmp_path, monkeypatch):
         checkpoint.load(path)
 
 
+def test_lazy_tensors_are_those_of_the_file(tmp_path):
+    save(tmp_path, 1)
+    loaded = checkpoint.load(tmp_path, lazy=True)
+    assert same_tensors(dict(loaded.model), WEIGHTS) and len(loaded.model) == len(WEIGHTS)
+    name = next(iter(WEIGHTS))
+    assert loaded.model[name].data_ptr() != loaded.model[name].data_ptr()  # each time in memory of its own
+    with pytest.raises(KeyError):
+        loaded.model["other"]
+    assert loaded.model.get("other") is None
+    (tmp_path / "step-000001" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has changed since it was written"):
+        checkpoint.load(tmp_path, lazy=True)
+
+
 @pytest.mark.parametrize("pointer", ["last.json", "best.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"checkpoint": "../x"}', '{"checkpoint": 5}', None])
 def test_a_damaged_pointer_does_not_lose_the_run(tmp_path, pointer, content):

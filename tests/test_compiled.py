@@ -1,6 +1,7 @@
 """The cache of machine code. "widen" is the function that is compiled fastest."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,19 +84,27 @@ def test_a_folder_that_cannot_be_written_is_no_error(cache, monkeypatch):
 
 
 def test_the_code_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
-    first = compiled.cache_key.__wrapped__()
-    assert first == compiled.cache_key.__wrapped__()
+    first = compiled.cache_key.__wrapped__("decode_step")
+    assert first == compiled.cache_key.__wrapped__("decode_step")
     monkeypatch.setattr(compiled, "cpu_features", lambda: {"avx2": True})
-    second = compiled.cache_key.__wrapped__()
-    monkeypatch.setattr(compiled, "SOURCES", ("simd.py",))
-    assert len({first, second, compiled.cache_key.__wrapped__()}) == 3
+    second = compiled.cache_key.__wrapped__("decode_step")
+    monkeypatch.setitem(compiled.SOURCES, "decode_step", ("simd.py",))
+    assert len({first, second, compiled.cache_key.__wrapped__("decode_step")}) == 3
+
+
+def test_the_sources_of_a_module_include_what_it_imports():
+    """What the imported modules import is not compiled, but for that of simd."""
+    folder = Path(compiled.__file__).parent
+    for module, sources in compiled.SOURCES.items():
+        imported = re.findall(r"^from folio\.(\w+) import", (folder / f"{module}.py").read_text(), re.MULTILINE)
+        assert {f"{module}.py", *(f"{name}.py" for name in imported)} <= set(sources)
 
 
 @pytest.mark.parametrize("name, format", FUNCTIONS)
 def test_every_function_is_saved(name, format):
     """It calls nothing that another process could not find at its address: a function that does is never cached."""
     compiled.address(name, format)
-    assert compiled.cache_file(f"{name} {format} {compiled.cache_key()}".encode(), "o").exists()
+    assert compiled.cache_file(name, format, "decode_step").exists()
     assert hasattr(decode_step, name)
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_tokenizers import bpe
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
-from folio import UserError, convert, foreign_tokenizers
+from folio import UserError, convert, foreign_tokenizers, memory
+from folio.language_model import LanguageModel
 from folio.tokenizer import byte_alphabet
 from model import GPT, GPTConfig
 from sample import SampleConfig
@@ -51,7 +52,11 @@ def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
 
 def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
     ids = torch.arange(40).view(2, 20)
-    ours = convert.load(str(init_from)).build().eval()
+    loaded, lazy = convert.load(str(init_from)), convert.load(str(init_from), lazy=True)
+    ours = loaded.build().eval()
+    assert all(p.is_meta for p in lazy.build().parameters()) and lazy.model.keys() == loaded.model.keys()
+    for name, tensor in loaded.model.items():
+        assert torch.equal(lazy.model[name], tensor) and lazy.model[name].stride() == tensor.stride()
     torch.testing.assert_close(ours(ids)[0], theirs(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
 
 
@@ -59,6 +64,32 @@ def test_hugging_faces_weights_compute_the_same(theirs, folder):
     assert_same(theirs, folder)
     loaded = convert.load(str(folder))
     assert loaded.tokenizer.encode("hello").tolist() == [258, ord("o") - 33] and loaded.tokenizer.eot == 259
+
+
+def test_a_folder_that_is_larger_than_memory_is_refused(folder, monkeypatch):
+    """It was copied until the system killed the process. int8 and int4 copy one tensor at a time."""
+    monkeypatch.setattr(memory, "free", lambda device: 2**14)
+    message = r"theirs: its weights in float32 take 0 MiB, and 0 MiB of memory is free: use sample.py with --dtype=int8"
+    with pytest.raises(UserError, match=message):
+        convert.load(str(folder))
+    assert LanguageModel.load(folder, dtype="int4").generate("hello", max_new_tokens=2)
+
+
+def test_weights_that_were_copied_need_no_more_memory(folder, monkeypatch):
+    """They counted twice, so a model that took more than half of the free memory was refused in float32."""
+    size = 4 * sum(tensor.numel() for tensor in convert.load(str(folder)).model.values())
+    copied = False
+    check_tensors = convert.check_tensors
+
+    def check_and_count(*args):
+        nonlocal copied
+        tensors = check_tensors(*args)
+        copied = True
+        return tensors
+
+    monkeypatch.setattr(convert, "check_tensors", check_and_count)
+    monkeypatch.setattr(memory, "free", lambda device: 0 if copied else size)
+    assert LanguageModel.load(folder, dtype="float32").path == folder
 
 
 def test_old_files_with_buffers_and_without_prefix(theirs, folder):

@@ -17,9 +17,10 @@ from decoding import GREEDY, generate_tokens, random_model
 from repository import ROOT
 
 import model as model_file
-from folio import UserError, compiled, cpu_decoder, decode_step
-from folio.cpu_decoder import CPUBatch, CPUDecoder, computes_model
-from folio.generate import Sampling, generate, make_decoder
+from folio import UserError, compiled, cpu_decoder, decode_step, torch_decoder
+from folio import generate as generate_file
+from folio.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
+from folio.generate import Samples, Sampling, generate, make_decoder
 from folio.quantize import quantized
 from folio.runtime import resolve_runtime
 from folio.torch_decoder import TorchDecoder
@@ -29,7 +30,7 @@ CPU = resolve_runtime("cpu", "float32", False)
 
 
 def batch_of(decoder: CPUDecoder, rows: int, sampling: Sampling = GREEDY) -> CPUBatch:
-    return decoder.batch([[0]] * rows, range(rows), sampling, 1, None)
+    return decoder.batch(Samples([[0]] * rows, range(rows), sampling, 1, None))
 
 
 def random_ids(model: GPT, count: int) -> list[int]:
@@ -189,6 +190,29 @@ def test_the_memory_that_addresses_refer_to_is_kept(seed):
     assert [tokens] == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_memory_of_a_row_is_known(dtype):
+    """It decides how many texts are generated at a time."""
+    decoder = CPUDecoder(random_model(1, vocab_size=3000, block_size=64, n_embd=32, n_head=2), dtype)
+    few, many = batch_of(decoder, 64), batch_of(decoder, 164)
+    few, many = (sum(tensor.nbytes for tensor in (batch.cache, batch.logits, *batch.memory)) for batch in (few, many))
+    assert 0.8 < decoder.row_bytes / ((many - few) / 100) < 1.1
+
+
+def test_a_sliding_context_does_not_use_more_and_more_memory(seed):
+    """Rows of different lengths, which slide from different positions on. The cosines of all positions were kept."""
+    model = random_model(seed, position="rotary", block_size=8)
+    prompts = [random_ids(model, length) for length in (1, 8, 3)]
+    decoder = CPUDecoder(model, "float32")
+    batch = batch_of(decoder, 3)
+    batch.prefill(dict(enumerate(prompts)))
+    tokens = [batch.sample([0, 1, 2])()] + [batch.step([0, 1, 2])() for _ in range(99)]
+    assert batch.lengths == [100, 107, 102] and len(batch.rotation) <= 2 * 8 + 8
+    assert [list(row) for row in zip(*tokens, strict=True)] == generate_tokens(
+        TorchDecoder(model, CPU), prompts, max_new_tokens=100, sampling=GREEDY
+    )
+
+
 # --- which models -----------------------------------------------------------------------------------------------------
 
 
@@ -254,8 +278,22 @@ def test_changed_models_are_not_computed(change, monkeypatch):
     change(monkeypatch)
     assert not computes_model(random_model(1))
     assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
-    with pytest.raises(UserError, match=r"dtype=int8: it requires model\.py as it was"):
+    with pytest.raises(UserError, match=r"dtype=int8: model\.py or folio/generate\.py was changed"):
         make_decoder(random_model(1), CPU, "int8")
+
+
+@pytest.mark.parametrize("name", ["penalize", "keep_top_k", "keep_top_p", "keep_min_p", "uniforms"])
+def test_a_changed_filter_is_not_ignored(name, monkeypatch):
+    """One whose settings are the same was."""
+    computes_filters.cache_clear()
+    assert computes_filters()
+    original = getattr(generate_file, name)
+    for module in (generate_file, torch_decoder):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, lambda *arguments: original(*arguments).flip(-1))
+    computes_filters.cache_clear()
+    assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
+    computes_filters.cache_clear()
 
 
 def test_changed_parts_of_a_model_are_not_ignored():

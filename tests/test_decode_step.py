@@ -12,7 +12,7 @@ from numba import njit
 
 from folio import compiled, decode_step
 from folio.cpu_decoder import CPUBatch, CPUDecoder
-from folio.generate import Sampling, next_token_probabilities, sample_token, uniforms
+from folio.generate import Samples, Sampling, next_token_probabilities, sample_token, uniforms
 from folio.quantize import pack_int4, quantize_int8, round_trip
 
 # --- functions of a number --------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_widened_weights(format, seed):
 def sampler(V: int, rows: int, sampling: Sampling, seed: int, vocab_size: int | None = None) -> CPUBatch:
     """A batch whose logits the tests set. Token 0 occurred."""
     decoder = CPUDecoder(random_model(1, vocab_size=V, n_layer=1, n_embd=2), "float32")
-    return decoder.batch([[0]] * rows, range(rows), sampling, seed, vocab_size)
+    return decoder.batch(Samples([[0]] * rows, range(rows), sampling, seed, vocab_size))
 
 
 def random_sampling(rng: random.Random, V: int) -> Sampling:
@@ -145,7 +145,7 @@ def random_sampling(rng: random.Random, V: int) -> Sampling:
         repetition_penalty=rng.choice([1.0, 1.3, 0.8]),
         temperature=rng.choice([1.0, 0.7, 1.6, 0]),
         top_k=rng.choice([None, 1, 3, 10, V, V + 7]),
-        top_p=rng.choice([None, 0.3, 0.9, 1e-60, 1.0]),
+        top_p=rng.choice([None, 0.317, 0.913, 1e-60, 1.0]),  # that few equal probabilities do not sum to
         min_p=rng.choice([None, 0.02, 0.3, 1.0]),
     )
 

@@ -199,7 +199,7 @@ def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
     for name, content in (
         ("memory.max", 2**30),
         ("memory.current", 2**30),
-        ("memory.stat", "anon 5\ninactive_file 900"),
+        ("memory.stat", "anon 5\ninactive_file 600\nactive_file 300"),  # active: read more than once
     ):
         (tmp_path / name).write_text(f"{content}\n")
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
@@ -219,6 +219,13 @@ def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
     monkeypatch.setattr(memory, "free", lambda device: 0)  # no free memory, which is not the same as unknown
     with pytest.raises(UserError, match="use a smaller n_layer"):
         train(tiny())
+
+
+def test_memory_that_torch_keeps_on_a_gpu_counts_as_free(monkeypatch):
+    """It counted as used, so after a model was deleted, another one of its size did not seem to fit."""
+    for name, value in (("mem_get_info", (100, 1000)), ("memory_reserved", 700), ("memory_allocated", 50)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory.free(torch.device("cuda")) == 750
 
 
 def test_free_memory_of_this_machine():

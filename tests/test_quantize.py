@@ -3,7 +3,8 @@ import pytest
 import torch
 from decoding import random_model
 
-from folio.quantize import pack_int4, quantize_int4, quantize_int8, quantized, round_trip
+from folio import UserError, memory, quantize
+from folio.quantize import pack_int4, quantize_int8, quantized, round_trip
 
 
 def test_int8_rounds_to_the_nearest_of_255_numbers(seed):
@@ -29,15 +30,53 @@ def test_packed_int4_has_the_numbers_of_its_bytes(seed):
             assert (numbers == rounded[row, 32 * group : 32 * group + 32].numpy()).all()
 
 
-def test_int4_rounds_to_the_nearest_of_16_numbers(seed):
-    """The largest weight is exact but for the rounding of the scale; the largest one of the other sign may be cut."""
+def least_error(group: np.ndarray) -> float:
+    """The least squared error of 32 weights in int4, by brute force.
+
+    Codes change only at scales where a weight is halfway between two codes. Between two such scales, the codes are
+    those at the midpoint, and the best scale for them is that of least squares.
+    """
+    halfway = np.unique(np.abs(group[:, None] / (np.arange(8) + 0.5)))
+    scales = np.outer([1, -1], halfway[1:] + halfway[:-1]).ravel() / 2
+    codes = np.rint(group / scales[:, None]).clip(-8, 7)
+    explained = (codes @ group) ** 2 / (codes**2).sum(axis=1).clip(min=1)
+    return (group**2).sum() - explained.max()
+
+
+@pytest.mark.parametrize("weights", ["normal", "heavy tails", "one sign"])
+def test_the_error_of_int4_is_nearly_the_least_possible(weights, seed):
     torch.manual_seed(seed)
-    weight = torch.randn(7, 96)
-    codes, scales = quantize_int4(weight)
-    groups, size = weight.unflatten(1, (-1, 32)), scales.float().abs()
-    nearest = (groups[..., None] - scales.float()[..., None] * torch.arange(-8, 8)).abs().amin(dim=-1)
-    assert torch.allclose((codes * scales.float() - groups).abs(), nearest, atol=1e-6)
-    assert (codes == -8).any(dim=-1).all() and (nearest <= size * 1.05).all()
+    weight = torch.randn(40, 64)
+    weight = {"normal": weight, "heavy tails": weight**3, "one sign": weight.abs()}[weights]
+    groups = weight.double().reshape(-1, 32)
+    errors = (round_trip(weight, "int4").double().reshape(-1, 32) - groups).square().sum(dim=1)
+    least = np.array([least_error(group) for group in groups.numpy()])
+    assert (errors.numpy() >= 0.999 * least).all()
+    assert errors.sum() < 1.06 * least.sum()
+    scales = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True)) / -8  # those of Q4_0
+    of_q4_0 = ((groups / scales).round().clamp(-8, 7) * scales - groups).square().sum(dim=1)
+    assert errors.sum() < of_q4_0.sum()
+
+
+def test_weights_that_are_multiples_of_a_scale_are_exact(seed):
+    torch.manual_seed(seed)
+    codes = torch.randint(-8, 8, (9, 64)).float()
+    codes[:, ::32] = -8
+    weight = codes * 2.0 ** torch.randint(-130, 120, (9, 1))
+    assert torch.equal(round_trip(weight, "int4"), weight)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rows_are_rounded_alone(dtype, monkeypatch, seed):
+    """A large matrix is rounded a few rows at a time. One may be a transposed view, as of a Hugging Face folder."""
+    torch.manual_seed(seed)
+    weight = torch.randn(64, 11).T
+    expected = torch.cat([round_trip(row[None], dtype) for row in weight])
+    threads = torch.get_num_threads()
+    for at_once in (1, 200, 1 << 20):
+        monkeypatch.setattr(quantize, "AT_ONCE", at_once)
+        assert torch.equal(round_trip(weight.requires_grad_(), dtype), expected)
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -47,6 +86,12 @@ def test_zeros_stay_zeros_and_numbers_that_are_not_finite_do_not_become_numbers(
         weight = torch.ones(1, 32)
         weight[0, 5] = value
         assert not round_trip(weight, dtype).isfinite().all()
+
+
+def test_a_copy_that_memory_does_not_hold_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda device: 1000)
+    with pytest.raises(UserError, match=r"^dtype=int4: the rounded weights in float32 take 0 MiB, and 0 MiB of memory"):
+        quantized(random_model(1), "int4")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 from processes import ROOT, start, wait
 
@@ -523,7 +524,7 @@ def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
         evaluate.choose_sides(configurator.load(evaluate.EvaluateConfig, ["compare", "latest", str(two)]))
     export.main(configurator.load(export.ExportConfig, ["--to=nanogpt", "latest", "exported"]))
     assert (tmp_path / "exported" / "ckpt.pt").exists()
-    assert ViewedModel("latest", "best", "cpu").name == str(two)
+    assert ViewedModel("latest", "best", torch.device("cpu")).name == str(two)
     report.main(configurator.load(report.ReportConfig, ["latest"]))
     assert "<title>Folio: new</title>" in (two / "report.html").read_text(encoding="utf-8")
     main(configurator.load(RunsConfig, ["latest"]))

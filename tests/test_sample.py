@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import weakref
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from tiny_tokenizers import bpe
 
 from folio import UserError, checkpoint, configurator, convert, language_model, memory, tokenizer
+from folio.checkpoint import LazyTensors
+from folio.cpu_decoder import CPUDecoder
 from folio.language_model import LanguageModel
 from folio.tokenizer import ByteTokenizer
 from model import GPT, GPTConfig
@@ -371,8 +374,8 @@ def test_the_first_of_very_many_samples_is_generated_at_once(trained, tmp_path, 
 def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
     """With a large batch the allocator raised an exception, or the system killed the process."""
     expected = run_command(trained, "--num_samples=6", "--max_new_tokens=20")
-    row_bytes = (4 + 16) * 16 * 24 * 4  # caches and activations of one context; logits are small
-    monkeypatch.setattr(memory, "free", lambda device: 3 * row_bytes)
+    monkeypatch.setattr(CPUDecoder, "row_bytes", 10**9)
+    monkeypatch.setattr(memory, "free", lambda device: 3 * 10**9)
     capsys.readouterr()
     texts, sizes = LanguageModel.texts, []
 
@@ -383,7 +386,7 @@ def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
     monkeypatch.setattr(LanguageModel, "texts", texts_with_size)
     assert run_command(trained, "--num_samples=6", "--max_new_tokens=20", "--batch_size=1000000") == expected
     assert sizes == [2, 2, 2]
-    message = "batch_size=1,000,000: 0 MiB of memory are free, so 2 texts are generated at a time"
+    message = "batch_size=1,000,000: 2.8 GiB of memory is free, so 2 texts are generated at a time"
     assert capsys.readouterr().err.startswith(message)
     for error in (
         MemoryError(),
@@ -397,6 +400,76 @@ def test_batch_size_is_limited_by_the_free_memory(trained, monkeypatch, capsys):
 
 def raise_error(error: Exception):
     raise error
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_matrices_are_read_one_after_the_other(dtype, trained, monkeypatch):
+    """The whole checkpoint was read and kept beside the rounded weights. Now one tensor at a time is in memory."""
+    gpt = LanguageModel.load(trained, dtype="float32")
+    expected = LanguageModel(gpt.model, gpt.tokenizer, "cpu", dtype).generate("The", seed=3)
+    alive, most = weakref.WeakSet(), 0
+    read = LazyTensors.__getitem__
+
+    def read_and_count(tensors: LazyTensors, name: str) -> torch.Tensor:
+        nonlocal most
+        tensor = read(tensors, name)
+        if tensor.dim() == 2 and "wpe" not in name:  # norms, biases, and positions stay in float32
+            alive.add(tensor)
+            most = max(most, len(alive))
+        return tensor
+
+    monkeypatch.setattr(LazyTensors, "__getitem__", read_and_count)
+    small = LanguageModel.load(trained, dtype=dtype)
+    assert small.generate("The", seed=3) == expected
+    assert most == 1 and not alive and all(p.is_meta for p in small.model.parameters())
+    assert small.model.num_params() == gpt.model.num_params()
+    with torch.inference_mode():
+        assert LanguageModel.load(trained, dtype=dtype).generate("The", seed=3) == expected
+    for chosen in (dtype, "float32"):  # the first was a crash of the process
+        with pytest.raises(UserError, match=r"^the model is on the meta device, without weights; load it again"):
+            LanguageModel(small.model, small.tokenizer, "cpu", chosen)
+
+
+def test_a_model_larger_than_memory_is_a_one_line_error(trained, monkeypatch):
+    """It was loaded until the system killed the process. The line names the largest dtype that fits."""
+    model = LanguageModel.load(trained, dtype="float32").model
+    parameters = sum(p.numel() for p in model.parameters())
+    of_matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "wpe" not in name)
+    sizes = {dtype: memory.decoding_memory(model, dtype) for dtype in ("float32", "bfloat16", "int8", "int4")}
+    assert sizes["float32"] == 4 * parameters and sizes["bfloat16"] == 2 * parameters
+    assert sizes["int8"] == of_matrices + 4 * (parameters - of_matrices)
+    assert sizes["int4"] == round(of_matrices * (4 + 16 / 32) / 8) + 4 * (parameters - of_matrices)
+    monkeypatch.setattr(memory, "format_bytes", lambda n: f"{n} bytes")
+    for free, asked, remedy in [
+        (sizes["bfloat16"], "float32", "--dtype=bfloat16"),
+        (sizes["bfloat16"] - 1, "float32", "--dtype=int8"),
+        (sizes["int8"] - 1, "bfloat16", "--dtype=int4"),
+        (sizes["int4"], "int8", "--dtype=int4"),
+        (sizes["int4"] - 1, "int4", "a smaller model"),
+    ]:
+        monkeypatch.setattr(memory, "free", lambda device, free=free: free)
+        message = f"dtype={asked}: the {parameters:,} weights take {sizes[asked]} bytes, and {free} bytes of memory is "
+        message += f"free: use {remedy}"
+        if remedy.startswith("--"):
+            message += f", which takes {sizes[remedy.removeprefix('--dtype=')]} bytes"
+        with pytest.raises(UserError, match=f"^{message}$"):
+            run_command(trained, f"--dtype={asked}")
+    monkeypatch.setattr(memory, "free", lambda device: sizes["int4"])
+    assert run_command(trained, "--dtype=int4")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--dtype=int3"], "command line: dtype=int3: it takes 'auto', 'float32', .* 'int8' or 'int4'"),
+        (["--dtype=float16", "--device=cpu"], "dtype=float16: it needs a CUDA GPU, and this run is on cpu; use .*"),
+    ],
+)
+def test_a_dtype_that_does_not_exist_or_work_is_a_one_line_error(arguments, message, trained):
+    with pytest.raises(UserError, match=f"^{message}$"):
+        run_command(trained, *arguments)
+    with pytest.raises(UserError, match=r"^dtype=int3: use auto, float32, bfloat16, float16, int8, int4$"):
+        LanguageModel.load(trained, dtype="int3")
 
 
 def test_without_a_limit_each_prompt_of_a_batch_gets_the_text_it_has_alone(trained, tmp_path):

@@ -7,7 +7,7 @@ from numpy_gpt import NumpyGPT, assert_same
 from safetensors.torch import save
 from viewed_models import TOKENIZERS, build_model, save_run
 
-from folio import UserError
+from folio import UserError, memory
 from folio.viewed_model import Cache, ViewedModel
 
 CPU = torch.device("cpu")
@@ -86,6 +86,12 @@ def test_weights_are_not_a_map_of_their_file(run, step):
 def test_a_checkpoint_that_is_opened_by_its_own_folder_has_its_run(run):
     viewed = ViewedModel(f"{run}/step-000100", "best", CPU)
     assert viewed.step == 100 and list(viewed.checkpoints()) == [0, 10, 100, 200]
+
+
+def test_weights_that_memory_does_not_hold_are_refused(run, monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda device: 1000)
+    with pytest.raises(UserError, match="step-000200: its weights in float32 take 0 MiB, and 0 MiB of memory is free"):
+        ViewedModel(run, "best", CPU)
 
 
 def test_a_cache_keeps_the_newest_values():

@@ -364,7 +364,10 @@ def measure_memorized(cfg: EvaluateConfig) -> None:
     facts = []
     for run in [run for name in cfg.runs[1:] for run in expand(name)]:
         saved = convert.load(run, cfg.checkpoint)
-        model = LanguageModel(saved.build(), saved.tokenizer, cfg.device, cfg.dtype)
+        if cfg.dtype in QUANTIZED:  # whose decoder has no weights for the passages, which are read without decoding
+            model = LanguageModel(quantized(saved.build(), cfg.dtype), saved.tokenizer, cfg.device, "float32")
+        else:
+            model = LanguageModel(saved.build(), saved.tokenizer, cfg.device, cfg.dtype)
         print(f"{saved.path}: {model.runtime.description}", file=sys.stderr)
         config = GenerationConfig(max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
         if cfg.temperature is not None:
