@@ -209,43 +209,41 @@ def encode(block: Block, tokenizer: Tokenizer, eot: int | None, masked: bool, si
     is_part = isinstance(block, DocumentPart)
     ends_here = not is_part or block.last
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
-    ids, mask = [end[:0]], [np.array([], dtype=np.uint8)]
-    lengths, sizes, characters, unknown, hashes, contents = [], [], [], [], [], []
-    documents = [
-        document if isinstance(document, list) else [(document, True), (END, True)] for document in block.documents()
-    ]
+    documents = list(block.documents())
+    wholes = [text if isinstance(text, str) else "".join(part or "" for part, _ in text) for text in documents]
+    contents = [whole.encode("utf-8", "replace") for whole in wholes]
+    ids, mask, lengths = [end[:0]], [np.array([], dtype=np.uint8)], []
     encoded_texts = iter(_encode_texts(documents, tokenizer, block))
-    for segments in documents:
-        whole = "".join(text or "" for text, _ in segments)
-        content = whole.encode("utf-8", "replace")
-        encoded = [(end if text is END else next(encoded_texts), counts) for text, counts in segments]
+    for document, content in zip(documents, contents, strict=True):
+        segments = [(document, True), (END, True)] if isinstance(document, str) else document
+        tokens = [end if text is END else next(encoded_texts) for text, _ in segments]
         if not content and not is_part:  # the last part of a document may be empty, and still ends it
-            encoded = []
-        ids += [tokens for tokens, _ in encoded]
+            tokens = []
+        ids += tokens
         if masked:
-            mask += [np.full(len(tokens), counts, dtype=np.uint8) for tokens, counts in encoded]
-        lengths.append(sum(len(tokens) for tokens, _ in encoded))
-        sizes.append(len(content))
-        characters.append(len(whole))
-        unknown.append(0 if tokenizer.on_unknown == "error" else tokenizer.count_unknown(whole))
-        hashes.append(block.hash if is_part else document_hash(content))
-        if signed:
-            contents.append(content)
+            mask += [np.full(len(t), counts, dtype=np.uint8) for t, (_, counts) in zip(tokens, segments, strict=False)]
+        lengths.append(sum(map(len, tokens)))
+    has_unknown = tokenizer.on_unknown != "error"
     return EncodedBlock(
         np.concatenate(ids, dtype=dtype, casting="unsafe"),
         np.concatenate(mask) if masked else None,
         np.array(lengths, dtype=np.int64),
-        np.array(sizes, dtype=np.int64),
-        np.array(characters, dtype=np.int64),
-        np.array(unknown, dtype=np.int64),
-        np.array(hashes, dtype=np.uint64),
+        np.array([len(content) for content in contents], dtype=np.int64),
+        np.array([len(whole) for whole in wholes], dtype=np.int64),
+        np.array([tokenizer.count_unknown(whole) if has_unknown else 0 for whole in wholes], dtype=np.int64),
+        np.array([block.hash if is_part else document_hash(content) for content in contents], dtype=np.uint64),
         signatures_of(contents) if signed else None,
     )
 
 
-def _encode_texts(documents: Sequence[Segments], tokenizer: Tokenizer, block: Block) -> list[np.ndarray]:
-    """The tokens of each segment that is text."""
-    texts = [(number, text) for number, segments in enumerate(documents) for text, _ in segments if text is not END]
+def _encode_texts(documents: Sequence[str | Segments], tokenizer: Tokenizer, block: Block) -> list[np.ndarray]:
+    """The tokens of each document or segment that is text."""
+    texts = []
+    for number, document in enumerate(documents):
+        if isinstance(document, str):
+            texts.append((number, document))
+        else:
+            texts += [(number, text) for text, _ in document if text is not END]
     try:
         return tokenizer.encode_all([text for _, text in texts])
     except UserError:  # one by one, to know where the problem is

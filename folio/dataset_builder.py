@@ -170,6 +170,11 @@ class DatasetBuilder:
     def _record_files(self) -> list[BinaryIO]:
         return [file for file in (self.records, self.signatures) if file]
 
+    def stop_signing(self) -> None:
+        """Save no more signatures, because nothing needs them. (The file is needed until the progress is saved.)"""
+        self.signatures.close()
+        self.signatures, self.notes["signed"] = None, False
+
     @property
     def tokens(self) -> int:
         """Tokens written so far, in both splits."""

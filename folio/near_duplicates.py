@@ -19,7 +19,6 @@ from folio.ngrams import (
     MIXER,
     MULTIPLIER,
     mix,
-    ngram_hashes,
     ngrams_within_documents,
     word_hashes,
 )
@@ -29,7 +28,6 @@ SIMILARITY = 0.5  # of near duplicates, at least; 0.5 is that of two texts of wh
 PERMUTATIONS = 128  # the standard error of an estimated similarity is at most 0.044
 BANDS = 32  # of 4 values each: documents with a similarity of 0.5 have an equal band with a probability of 87 %
 SIGNED_BYTES = 1 << 20  # of a document, from its beginning
-ALL_BANDS = np.arange(BANDS)
 LONGEST_CHAIN = 100  # documents per band to compare with, the newest ones; 1,000 take 3 ms if all have a band in common
 NO_WORDS = np.uint32(2**32 - 1)  # all values of the signature of a document without words
 
@@ -42,15 +40,9 @@ def signatures_of(contents: Sequence[bytes]) -> np.ndarray:
     from rensa import RMinHash  # nothing else needs it
 
     words = word_hashes(BOUNDARY.join(content[:SIGNED_BYTES] for content in contents))
-    shingles, starts = ngrams_within_documents(words, SHINGLE)
-    number = np.append(0, np.cumsum(words == BOUNDARY_WORD))  # of the document of each word
+    shingles, starts = ngrams_within_documents(words, SHINGLE, short=True)
+    number = np.cumsum(words == BOUNDARY_WORD)  # of the document of each word
     counts = np.bincount(number[starts], minlength=len(contents))  # (D,)
-    n_words = np.bincount(number[1:][words != BOUNDARY_WORD], minlength=len(contents))
-    short = np.flatnonzero((0 < n_words) & (n_words < SHINGLE))
-    firsts = np.searchsorted(number[1:], short) + (short > 0)  # the first word of each of them
-    of_short = [ngram_hashes(words[k : k + n], n) for k, n in zip(firsts, n_words[short], strict=True)]
-    shingles = np.insert(shingles, np.cumsum(counts)[short], np.concatenate([shingles[:0], *of_short]))
-    counts[short] = 1
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, np.append(0, np.cumsum(counts)), PERMUTATIONS, 1)
     return np.array(matrix.to_rows(), np.uint32).reshape(len(contents), PERMUTATIONS)
 
@@ -63,11 +55,11 @@ class SimilarDocuments:
     signatures, as resuming needs.)
     """
 
-    def __init__(self, signatures: np.ndarray | None = None):
-        """signatures: of the first documents, (D, P)."""
+    def __init__(self, signatures: np.ndarray | None = None, expected: int = 0):
+        """signatures: of the first documents, (D, P). expected: how many documents to make room for."""
         signatures = np.zeros((0, PERMUTATIONS), np.uint32) if signatures is None else signatures
         self.count = len(signatures)
-        self._allocate(signatures, self.count)
+        self._allocate(signatures, max(self.count, expected))
 
     def _allocate(self, signatures: np.ndarray, documents: int) -> None:
         """Make room for so many documents, or more, and add those with these signatures."""
@@ -77,14 +69,9 @@ class SimilarDocuments:
         self.older = np.full((capacity, BANDS), -1, np.int32)  # the document before it in each chain
         self.shift = np.uint64(64 - capacity.bit_length())  # 2 * capacity is a power of 2
         self.newest = np.full((BANDS, 2 * capacity), -1, np.int32)  # by band and slot
-        slots = self._slots(signatures)  # (D, BANDS)
-        for band in range(BANDS):
-            order = np.argsort(slots[:, band], kind="stable")
-            of_slot = slots[order, band]
-            has_older = np.flatnonzero(of_slot[1:] == of_slot[:-1]) + 1
-            self.older[order[has_older], band] = order[has_older - 1]
-            is_newest = np.append(of_slot[1:] != of_slot[:-1], True)[: len(order)]
-            self.newest[band, of_slot[is_newest]] = order[is_newest]
+        link_documents = compiled.function("link_documents", "text_step", 5)
+        slots = self._slots(signatures)
+        link_documents(*addresses(slots), len(signatures), *addresses(self.older, self.newest), capacity)
 
     def _slots(self, signatures: np.ndarray) -> np.ndarray:
         """The slot of each band of signatures (D, P) in the hash tables: (D, BANDS)."""
@@ -94,37 +81,31 @@ class SimilarDocuments:
             hashes = hashes * MULTIPLIER + bands[:, :, k] + MIXER
         return (mix(hashes) >> self.shift).astype(np.int64)
 
-    def find(self, signature: np.ndarray) -> int | None:
-        """The number of the first document that is found to be similar to a signature (P,), or None."""
-        return self._find(signature, self._slots(signature[None])[0])
-
-    def _find(self, signature: np.ndarray, slots: np.ndarray) -> int | None:
-        """`find`, given the slot of each band, (BANDS,)."""
-        if (signature == NO_WORDS).all():
-            return None
-        find_similar = compiled.function("find_similar", "text_step", 6)
-        arrays = (np.ascontiguousarray(signature), slots, self.signatures, self.older, self.newest)
-        number = find_similar(*addresses(*arrays), len(self.signatures))
-        return number if number >= 0 else None
-
-    def _add(self, signature: np.ndarray, slots: np.ndarray) -> None:
-        """Add a document, given the slot of each band of its signature, (BANDS,)."""
-        self.signatures[self.count] = signature
-        self.older[self.count] = self.newest[ALL_BANDS, slots]
-        self.newest[ALL_BANDS, slots] = self.count
-        self.count += 1
+    def find(self, signatures: np.ndarray) -> np.ndarray:
+        """For each of the signatures (D, P), the number of the first document that is found to be similar, or -1."""
+        found = np.empty(len(signatures), np.int64)
+        self._find(np.ascontiguousarray(signatures), found, adds=False)
+        return found
 
     def add_new(self, signatures: np.ndarray) -> np.ndarray:
         """Add the documents that are not similar to one before, (D, P). Returns which are similar, (D,) bool."""
-        slots, similar = self._slots(signatures), np.zeros(len(signatures), bool)
-        for k, of_document in enumerate(signatures):
-            similar[k] = self._find(of_document, slots[k]) is not None
-            if not similar[k]:
-                if self.count == len(self.signatures):
-                    self._allocate(self.signatures, self.count + 1)
-                    slots = self._slots(signatures)
-                self._add(of_document, slots[k])
-        return similar
+        found, done = np.empty(len(signatures), np.int64), 0
+        signatures = np.ascontiguousarray(signatures)
+        while done < len(signatures):
+            if self.count == len(self.signatures):
+                self._allocate(self.signatures, self.count + 1)
+            looked_up = self._find(signatures[done:], found[done:], adds=True)
+            self.count += int((found[done : done + looked_up] < 0).sum())
+            done += looked_up
+        return found >= 0
+
+    def _find(self, signatures: np.ndarray, found: np.ndarray, adds: bool) -> int:
+        """`find`, and add the documents that are not similar to one until the tables are full. Returns of how many."""
+        find_documents = compiled.function("find_documents", "text_step", 10)
+        slots = self._slots(signatures)
+        tables = addresses(self.signatures, self.older, self.newest)
+        new = *addresses(signatures, slots), len(signatures)
+        return find_documents(*new, *tables, len(self.signatures), self.count, adds, *addresses(found))
 
 
 def count_near_duplicates(signatures: np.ndarray, val: np.ndarray) -> dict[str, int]:
@@ -132,7 +113,7 @@ def count_near_duplicates(signatures: np.ndarray, val: np.ndarray) -> dict[str, 
 
     signatures: (D, P), in the order of the documents. val: (D,) whether a document is for validation.
     """
-    repeated = SimilarDocuments().add_new(signatures)
+    repeated = SimilarDocuments(expected=len(signatures)).add_new(signatures)
     training = SimilarDocuments(signatures[~val])
-    val_in_train = sum(training.find(of_document) is not None for of_document in signatures[val])
-    return {"repeated": int(repeated.sum()), "val_in_train": val_in_train}
+    val_in_train = (training.find(signatures[val]) >= 0).sum()
+    return {"repeated": int(repeated.sum()), "val_in_train": int(val_in_train)}

@@ -20,9 +20,10 @@ OVERLAP = 13  # words of an n-gram that validation should not share with trainin
 BLOCK_TOKENS = 1 << 20  # to look at together; an n-gram that crosses the end of such a block is not seen
 BOUNDARY = b" \xff "  # between documents: a word that UTF-8 does not contain
 
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # these two as in folio/text_step.py
+COPIED = 16  # bytes; this and the next two as in folio/text_step.py
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 MIXER = np.uint64(0xD6E8FEB86659FD93)
-FILTER_BITS = 24  # of a hash, which tell most n-grams from the wanted ones
+FILTER_BITS = 32  # per hash of a set, at least, which tell most other hashes from it
 
 
 def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
@@ -32,7 +33,7 @@ def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
     is a word. The hash is a polynomial in the bytes, mixed.
     """
     data = np.frombuffer(content, np.uint8)
-    hashes = np.empty(len(data), np.uint64)
+    hashes = np.empty(len(data) + 1, np.uint64)
     return hashes[: compiled.function("hash_words", "text_step", 3)(*addresses(data), len(data), *addresses(hashes))]
 
 
@@ -42,20 +43,15 @@ def mix(hashes: np.ndarray) -> np.ndarray:
     return hashes ^ (hashes >> np.uint64(32))
 
 
-def ngram_hashes(words: np.ndarray, n: int) -> np.ndarray:
-    """The hash of each n-gram of consecutive words (W,): (G,) uint64 with G = W - n + 1, or none."""
-    count = max(len(words) - n + 1, 0)
-    hashes = np.zeros(count, np.uint64)
-    for k in range(n):
-        hashes = hashes * MULTIPLIER + words[k : k + count]
-    return mix(hashes)
+def ngrams_within_documents(words: np.ndarray, n: int, short: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The hash of each n-gram of words (W,) between two boundaries, and the word that it begins with: (G,) each.
 
-
-def ngrams_within_documents(words: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The hash of each n-gram of words (W,) between two boundaries, and the word that it begins with: (G,) each."""
-    boundaries = np.append(0, np.cumsum(words == BOUNDARY_WORD))
-    starts = np.flatnonzero(boundaries[: max(len(words) - n + 1, 0)] == boundaries[n:])
-    return ngram_hashes(words, n)[starts], starts
+    short: fewer words than n between two boundaries are an n-gram, too.
+    """
+    hashes, starts = np.empty(len(words), np.uint64), np.empty(len(words), np.int64)
+    hash_ngrams = compiled.function("hash_ngrams", "text_step", 6)
+    count = hash_ngrams(*addresses(words), len(words), n, short, *addresses(hashes, starts))
+    return hashes[:count], starts[:count]
 
 
 BOUNDARY_WORD = mix(np.array([0xFF + 1], np.uint64))[0]  # word_hashes(BOUNDARY)[0]
@@ -80,17 +76,17 @@ class TokenText:
         pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         if tokenizer.eot is not None:
             pieces[tokenizer.eot] = BOUNDARY
-        self.content = np.frombuffer(b"".join(pieces), np.uint8)
+        self.content = np.frombuffer(b"".join([*pieces, bytes(COPIED)]), np.uint8)
         self.starts = np.cumsum([0, *map(len, pieces)])
 
     def words(self, tokens: TokenRange) -> np.ndarray:
         """The hash of each word, (W,)."""
         offset = tokens.first * tokens.dtype.itemsize
         ids = np.fromfile(tokens.path, tokens.dtype, tokens.count, offset=offset).astype(np.int32)
-        text = np.empty((self.starts[ids + 1] - self.starts[ids]).sum(), np.uint8)
         join_tokens = compiled.function("join_tokens", "text_step", 5)
-        join_tokens(*addresses(ids), len(ids), *addresses(self.starts, self.content, text))
-        return word_hashes(text)
+        pieces = *addresses(ids), len(ids), *addresses(self.starts, self.content)
+        text = np.empty(join_tokens(*pieces, 0) + COPIED, np.uint8)
+        return word_hashes(text[: join_tokens(*pieces, *addresses(text))])
 
 
 def token_ranges(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype) -> Iterator[TokenRange]:
@@ -100,25 +96,43 @@ def token_ranges(folder: Path, shards: Sequence[dict[str, Any]], dtype: np.dtype
             yield TokenRange(folder / entry["file"], dtype, first, min(BLOCK_TOKENS, entry["tokens"] - first))
 
 
-class HashSet:
+class HashFilter:
+    """Bits that tell most other hashes from those of a set, (S,) uint64."""
+
+    def __init__(self, hashes: np.ndarray):
+        bits = (FILTER_BITS * len(hashes) + 64).bit_length()  # as a power of 2
+        self.shift = 64 - bits
+        self.filter = np.zeros(1 << bits - 6, np.uint64)
+        add_to_filter = compiled.function("add_to_filter", "text_step", 4)
+        add_to_filter(*addresses(hashes), len(hashes), *addresses(self.filter), self.shift)
+        compiled.function("find_in_filter", "text_step", 5)  # before other processes need it
+
+    def find(self, hashes: np.ndarray) -> np.ndarray:
+        """The places of those that may be in the set."""
+        places = np.empty(len(hashes), np.int64)
+        find_in_filter = compiled.function("find_in_filter", "text_step", 5)
+        look_up = *addresses(hashes), len(hashes), *addresses(self.filter), self.shift, *addresses(places)
+        return places[: find_in_filter(*look_up)]
+
+
+class HashSet(HashFilter):
     """A set of hashes that few of the hashes to look up are in: (S,) uint64."""
 
     def __init__(self, hashes: np.ndarray):
+        super().__init__(hashes)
         self.sorted = np.sort(hashes)
-        self.filter = np.zeros(1 << FILTER_BITS, bool)
-        self.filter[hashes >> np.uint64(64 - FILTER_BITS)] = True
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
         """The places of those that are in the set."""
-        places = np.flatnonzero(self.filter[hashes >> np.uint64(64 - FILTER_BITS)])
+        places = super().find(hashes)
         likely = hashes[places]
         return places[self.sorted[np.searchsorted(self.sorted, likely).clip(max=len(self.sorted) - 1)] == likely]
 
 
-def occurring(tokens: TokenRange, text: TokenText, wanted: HashSet) -> np.ndarray:
-    """The n-grams of a part of a shard that are among the wanted ones: their hashes."""
+def occurring(tokens: TokenRange, text: TokenText, wanted: HashFilter) -> np.ndarray:
+    """The n-grams of a part of a shard that may be among the wanted ones: their hashes, each once."""
     ngrams, _ = ngrams_within_documents(text.words(tokens), OVERLAP)
-    return ngrams[wanted.find(ngrams)]
+    return np.unique(ngrams[wanted.find(ngrams)])
 
 
 def ngram_overlap(
@@ -127,12 +141,12 @@ def ngram_overlap(
     """How much of the validation text occurs in the training text, in n-grams of OVERLAP words (Brown et al. 2020).
 
     shards: of each split, as in meta.json. Returns the number of words of validation, how many of them are in such an
-    n-gram, and how many documents have one. Memory: about 30 bytes per word of validation.
+    n-gram, and how many documents have one. Memory: about 40 bytes per word of validation.
     """
     text = TokenText(tokenizer)
     ranges = {split: list(token_ranges(folder, entries, dtype)) for split, entries in shards.items()}
     blocks = [text.words(tokens) for tokens in ranges["val"]]
-    wanted = HashSet(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
+    wanted = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
     of_blocks = [hashes for _, hashes in map_in_order(occurring, ranges["train"], workers, text, wanted)]
     shared = HashSet(np.concatenate(of_blocks))
     words_in_overlap, n_words, document, documents = 0, 0, 0, set()

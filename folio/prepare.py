@@ -25,12 +25,13 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from folio import UserError
 from folio import tokenizer as tokenizers
-from folio.blocks import CorpusError, EncodedBlock, characters_of, encode, texts_of
+from folio.blocks import Block, CorpusError, EncodedBlock, characters_of, encode, texts_of
 from folio.commands import STARTED_BY_TRAINING, command
 from folio.configurator import NonNegativeInt, Settings
 from folio.corpus import Corpus
 from folio.dataset_builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
+from folio.near_duplicates import signatures_of
 from folio.ngrams import OVERLAP, ngram_overlap
 from folio.progress import progress_bar
 from folio.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
@@ -40,6 +41,7 @@ from folio.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     OnUnknown,
+    RankedTokenizer,
     Tokenizer,
     describe_large_vocabulary,
     vocabulary_is_large,
@@ -408,18 +410,36 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
     if builder.progress.blocks:
         print(f"resuming after {builder.full_shards} full shards")
     bar, tokens_before, started = None, builder.tokens, time.perf_counter()
-    signed = builder.signatures is not None
-    with closing(map_in_order(encode, blocks, job.workers, tokenizer, eot, job.corpus.masked, signed)) as results:
-        for block, encoded in results:
+    signed_blocks = ((block, builder.signatures is not None) for block in blocks)
+    if job.workers:
+        _compile(tokenizer, signed=builder.signatures is not None)
+    with closing(map_in_order(_encode, signed_blocks, job.workers, tokenizer, eot, job.corpus.masked)) as results:
+        for (block, _), encoded in results:
             if bar is None:  # after the workers have started: they must not inherit the bar's thread
                 _check_disk_space(job, builder, encoded)
                 bar = progress_bar(total=job.corpus.bytes, unit="B", unit_scale=True, leave=False)
             builder.add(block, encoded)
+            if builder.signatures and job.cfg.dedup != "near" and not _counts_near(job, builder):
+                builder.stop_signing()
             speed = (builder.tokens - tokens_before) / (time.perf_counter() - started)
             bar.set_postfix_str(f"{speed:,.0f} tokens/s", refresh=False)
             bar.update(block.bytes_read - bar.n)
     if bar is not None:
         bar.close()
+
+
+def _compile(tokenizer: Tokenizer, signed: bool) -> None:
+    """Compile what tokenizes and signs documents, once, before the processes that need it start."""
+    if isinstance(tokenizer, RankedTokenizer):
+        tokenizer.new_word_cache()
+    if signed:
+        signatures_of([])
+
+
+def _encode(item: tuple[Block, bool], tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
+    """Tokenize a block. item: the block, and whether to sign its documents."""
+    block, signed = item
+    return encode(block, tokenizer, eot, masked, signed)
 
 
 def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -> None:

@@ -3,13 +3,13 @@
 All arguments are addresses of arrays, or counts (folio/simd.py).
 """
 
+import itertools
+
 import numpy as np
-from numba import njit
 
 from folio.near_duplicates import BANDS, LONGEST_CHAIN, PERMUTATIONS, SIMILARITY
-from folio.simd import integers, integers_32, make_array_at, octets
+from folio.simd import compiled, integers, integers_32, make_array_at, octets
 
-compiled = njit(nogil=True, error_model="numpy")
 unsigned = make_array_at(np.uint64)
 
 # --- words of a BPE ---------------------------------------------------------------------------------------------------
@@ -18,69 +18,65 @@ LONGEST_KEY = 15  # bytes of a word in the cache; its key is two uint64
 SLOTS = 1 << 20  # of the cache: two uint64 of a key, and four int32 of its ids, -1 if there are fewer
 MOST_IDS = 4
 
-SPACE, LETTER, DIGIT, SIGN, OTHER = range(5)  # kinds of bytes; OTHER are those that are not ASCII
+# Kinds of bytes. Those of characters that are not ASCII are OTHER; white space may begin with a LEAD.
+BLANK, WHITE, LETTER, DIGIT, SIGN, APOSTROPHE, OTHER, LEAD = range(8)
 KINDS = np.array(
     [
-        OTHER if b >= 128 else SPACE if chr(b) in "\t\n\v\f\r " else LETTER if chr(b).isalpha()
-        else DIGIT if chr(b).isdigit() else SIGN
+        LEAD if b in (0xC2, 0xE1, 0xE2, 0xE3) else OTHER if b >= 128 else BLANK if chr(b) == " "
+        else WHITE if chr(b) in "\t\n\v\f\r" else LETTER if chr(b).isalpha() else DIGIT if chr(b).isdigit()
+        else APOSTROPHE if chr(b) == "'" else SIGN
         for b in range(256)
     ],
     np.uint8,
 )  # fmt: skip
 
 
-@compiled
-def is_space_possible(data, k):
-    """Whether the character that ends at byte k, which is not ASCII, may be white space."""
-    first = k
-    while first > 0 and first > k - 3 and data[first] < 0xC0:
-        first -= 1
-    lead = data[first]
-    return lead < 0xC3 or lead == 0xE1 or lead == 0xE2 or (lead == 0xE3 and data[first + 1] == 0x80)
+def word_ends(kinds: tuple[int, int, int, int]) -> int:
+    """Whether GPT-2's pattern ends a word between the last two of four bytes (1), or between the second and the third
+    (2), whatever comes before and after.
+    """
+    a, b, c, d = kinds
+    white, signs, not_ascii = (BLANK, WHITE), (SIGN, APOSTROPHE), (OTHER, LEAD)
+    if c in not_ascii:
+        return int(d in white and LEAD not in (a, b, c))
+    if d in not_ascii or c == d or (c in signs and d in signs) or (c in white and d in white):
+        return 0
+    if c in white and b in not_ascii:  # which may be white space, too, and then a word ends between the two
+        return 0
+    if c in white:  # a blank is the beginning of the next word
+        return int(c != BLANK) + 2 * int(b in white)
+    if c == APOSTROPHE and d == LETTER:
+        return int(b == BLANK or b in signs)  # otherwise, the word may be 's or 't
+    return 1
+
+
+WORD_ENDS = np.array([word_ends(kinds) for kinds in itertools.product(range(8), repeat=4)], np.uint8)
 
 
 @compiled
-def is_cut(data, k):
-    """Whether GPT-2's pattern ends a word after byte k, given that a byte follows, and byte k is not white space."""
-    before, after = KINDS[data[k]], KINDS[data[k + 1]]
-    if before == OTHER:
-        return after == SPACE and not is_space_possible(data, k)
-    if before == after or before == SPACE or after == OTHER:  # noqa: SIM109, numba has no `in`
-        return False
-    return not (data[k] == ord("'") and after == LETTER)  # the word may be 's or 't
+def cut_words(data, begin, end, cuts):
+    """Write where each word in data[begin:end], a text, ends; it may be several words. Returns how many."""
+    n, last_kinds = 0, (OTHER << 6) | (OTHER << 3) | KINDS[data[begin]]
+    for k in range(begin + 1, end):
+        last_kinds = ((last_kinds << 3) | KINDS[data[k]]) & 4095
+        ends = WORD_ENDS[last_kinds]
+        cuts[n] = k - 1
+        n += ends >> 1
+        cuts[n] = k
+        n += ends & 1
+    cuts[n] = end
+    return n + 1
+
+
+# The bytes of a word of each size in the first and in the second number of its key.
+MASKS = np.array([[(1 << 8 * min(n, 8)) - 1, (1 << 8 * max(n - 8, 0)) - 1] for n in range(LONGEST_KEY + 1)], np.uint64)
 
 
 @compiled
-def next_cut(data, begin, end):
-    """The end of the word, or of several words, at the beginning of data[begin:end], a text or its rest."""
-    k = begin
-    while k < end and KINDS[data[k]] == SPACE:
-        k += 1
-    if k == end:
-        return end
-    if k > begin and KINDS[data[k]] != OTHER:  # white space before a character that is not
-        if k - begin > 1:
-            return k - 1
-        if data[begin] != ord(" "):
-            return k
-    kind = KINDS[data[k]]
-    while k + 1 < end:
-        after = KINDS[data[k + 1]]
-        if (after != kind or kind == OTHER) and is_cut(data, k):
-            break
-        kind = after
-        k += 1
-    return k + 1
-
-
-@compiled
-def key_of(data_at, begin, end):
+def key_of(data_at, begin, size):
     """A word of at most LONGEST_KEY bytes as two numbers: the bytes, and in the last byte their count."""
-    words, size = unsigned(data_at + begin, 2), end - begin
-    low, count = words[0], np.uint64(size) << np.uint64(56)
-    if size < 8:
-        return low & ((np.uint64(1) << np.uint64(8 * size)) - np.uint64(1)), count
-    return low, count | (words[1] & ((np.uint64(1) << np.uint64(8 * (size - 8))) - np.uint64(1)))
+    words = unsigned(data_at + begin, 2)
+    return words[0] & MASKS[size, 0], (words[1] & MASKS[size, 1]) | (np.uint64(size) << np.uint64(56))
 
 
 @compiled
@@ -90,75 +86,102 @@ def find_slot(table, low, high):
     slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(SLOTS - 1))
     while table[4 * slot + 1] and (table[4 * slot] != low or table[4 * slot + 1] != high):
         slot = (slot + 1) & (SLOTS - 1)
-    return 4 * slot
+    return slot
 
 
 @compiled
-def encode_words(data_at, ends_at, n_texts, table_at, ids_at, id_ends_at, missing_at, missing_ends_at):
-    """Write the ids of all words in the cache, and where the others are: (begin, end, number of ids before) of each.
+def encode_words(data_at, ends_at, n_texts, table_at, n_words_at, cuts_at, ids_at, id_ends_at, missing_at):
+    """Write the ids of all words in the table, and -1 - m for the missing word m: its begin, its end, and its slot.
 
-    ends: where each text ends in the data. id_ends, missing_ends: how many ids and missing words there are up to there.
-    Returns the number of ids.
+    Missing words are added to the table until half of it is full; the slot is -1 for those that are not. In place of
+    their ids, the table has -2 - m, so that a word that occurs again is the same missing word, or -1 if the ids do not
+    fit. ends: where each text ends in the data. id_ends: how many ids there are up to there. Returns the number of
+    missing words.
     """
-    ends, id_ends, missing_ends = (
-        integers(ends_at, n_texts),
-        integers(id_ends_at, n_texts),
-        integers(missing_ends_at, n_texts),
-    )
+    ends, id_ends, n_words = integers(ends_at, n_texts), integers(id_ends_at, n_texts), integers(n_words_at, 1)
     size = ends[n_texts - 1] if n_texts else 0
-    data, ids, missing = octets(data_at, size), integers_32(ids_at, size), integers(missing_at, 3 * size)
+    data, cuts, missing = octets(data_at, size), integers(cuts_at, size + 1), integers(missing_at, 3 * size)
+    ids = integers_32(ids_at, size + MOST_IDS)
     table, known = unsigned(table_at, 4 * SLOTS), integers_32(table_at, 8 * SLOTS)
     begin = n_ids = n_missing = 0
     for text in range(n_texts):
-        while begin < ends[text]:
-            end = next_cut(data, begin, ends[text])
+        n_cuts = cut_words(data, begin, ends[text], cuts) if begin < ends[text] else 0
+        for cut in range(n_cuts):
+            end = cuts[cut]
             slot = np.int64(-1)
             if end - begin <= LONGEST_KEY:
-                low, high = key_of(data_at, begin, end)
+                low, high = key_of(data_at, begin, end - begin)
                 slot = find_slot(table, low, high)
-            if slot >= 0 and table[slot + 1]:
-                for k in range(2 * slot + 4, 2 * slot + 4 + MOST_IDS):
-                    if known[k] < 0:
-                        break
-                    ids[n_ids] = known[k]
-                    n_ids += 1
+                if not table[4 * slot + 1]:
+                    if n_words[0] < SLOTS // 2:
+                        table[4 * slot], table[4 * slot + 1], known[8 * slot + 4] = low, high, -1
+                        n_words[0] += 1
+                    else:
+                        slot = np.int64(-1)
+            first = 8 * slot + 4
+            if slot >= 0 and known[first] >= 0:
+                for k in range(MOST_IDS):
+                    ids[n_ids + k] = known[first + k]
+                n_ids += 1 + (known[first + 1] >= 0) + (known[first + 2] >= 0) + (known[first + 3] >= 0)
             else:
-                missing[3 * n_missing], missing[3 * n_missing + 1], missing[3 * n_missing + 2] = begin, end, n_ids
-                n_missing += 1
+                word = -2 - known[first] if slot >= 0 else -1
+                if word < 0 or word >= n_missing or missing[3 * word + 2] != slot:
+                    word = n_missing
+                    missing[3 * word], missing[3 * word + 1], missing[3 * word + 2] = begin, end, slot
+                    if slot >= 0:
+                        known[first] = -2 - word
+                    n_missing += 1
+                ids[n_ids] = -1 - word
+                n_ids += 1
             begin = end
-        id_ends[text], missing_ends[text] = n_ids, n_missing
-    return n_ids
+        id_ends[text] = n_ids
+    return n_missing
 
 
 @compiled
-def add_words(data_at, missing_at, n_missing, new_at, new_ends_at, table_at, n_words):
-    """Add the words that were missing, with their new ids, until half of the table is full.
-
-    Returns the number of words in the table; there were n_words.
-    """
-    missing, new_ends = integers(missing_at, 3 * n_missing), integers(new_ends_at, n_missing)
-    new = integers_32(new_at, new_ends[n_missing - 1])
-    table, known = unsigned(table_at, 4 * SLOTS), integers_32(table_at, 8 * SLOTS)
+def insert_missing(ids_at, id_ends_at, n_texts, missing_at, n_missing, new_at, new_ends_at, table_at, all_at):
+    """Write all ids, given the new ones of the missing words, and add these to the table. Corrects id_ends."""
+    id_ends, missing, new_ends = (
+        integers(id_ends_at, n_texts),
+        integers(missing_at, 3 * n_missing),
+        integers(new_ends_at, n_missing),
+    )
+    new, ids, known = integers_32(new_at, 1), integers_32(ids_at, 1), integers_32(table_at, 8 * SLOTS)
+    all_ids = integers_32(all_at, 1)
     first = 0
     for word in range(n_missing):
-        begin, end, last = missing[3 * word], missing[3 * word + 1], new_ends[word]
-        if end - begin <= LONGEST_KEY and last - first <= MOST_IDS and n_words < SLOTS // 2:
-            low, high = key_of(data_at, begin, end)
-            slot = find_slot(table, low, high)
-            if not table[slot + 1]:
-                table[slot], table[slot + 1] = low, high
-                for k in range(MOST_IDS):
-                    known[2 * slot + 4 + k] = new[first + k] if first + k < last else -1
-                n_words += 1
+        last, slot = new_ends[word], missing[3 * word + 2]
+        if slot >= 0 and last - first > MOST_IDS:
+            known[8 * slot + 4] = -1
+        elif slot >= 0:
+            for k in range(MOST_IDS):
+                known[8 * slot + 4 + k] = new[first + k] if first + k < last else -1
         first = last
-    return n_words
+    n = i = 0
+    for text in range(n_texts):
+        while i < id_ends[text]:
+            word = -1 - ids[i]
+            if word < 0:
+                all_ids[n] = ids[i]
+                n += 1
+            else:
+                for k in range(new_ends[word - 1] if word else 0, new_ends[word]):
+                    all_ids[n] = new[k]
+                    n += 1
+            i += 1
+        id_ends[text] = n
+    return n
 
 
 # --- hashes of words --------------------------------------------------------------------------------------------------
 
+COPIED = 16  # bytes that are copied at once
 MULTIPLIER, MIXER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-LOWER = np.array([byte + 32 if ord("A") <= byte <= ord("Z") else byte for byte in range(256)], np.uint8)
-IN_WORD = np.array([byte >= 128 or chr(byte).isalnum() for byte in range(256)])
+# What a byte of a word adds to its hash, for which case does not count; 0 for the bytes that are not in a word.
+VALUES = np.array(
+    [ord(chr(b).lower() if b < 128 else chr(b)) + 1 if b >= 128 or chr(b).isalnum() else 0 for b in range(256)],
+    np.uint64,
+)
 
 
 @compiled
@@ -171,42 +194,114 @@ def mix(hashed):
 @compiled
 def hash_words(data_at, size, hashes_at):
     """Write the hash of each word of a text, as folio/ngrams.py defines them. Returns how many there are."""
-    data, hashes = octets(data_at, size), unsigned(hashes_at, size)
+    data, hashes = octets(data_at, size), unsigned(hashes_at, size + 1)
     count = signs_end = 0  # the end of the last character that is not in a word, though its bytes look so
-    in_word = False
+    in_word = 0
     hashed, power = np.uint64(0), np.uint64(1)
     for k in range(size):
         byte = data[k]
-        if byte == 0xC2:  # U+0080 to U+00BF, such as the non-breaking space
-            signs_end = max(signs_end, k + 2)
-        elif byte == 0xE2 and k + 1 < size and data[k + 1] == 0x80:  # U+2000 to U+203F: quotes and dashes
-            signs_end = max(signs_end, k + 3)
-        continues = IN_WORD[byte] and k >= signs_end
-        if in_word and (not continues or 0xE3 <= byte < 0xF0):
-            hashes[count] = mix(hashed)
+        value = VALUES[byte]
+        if byte >= 0x80:
+            if byte == 0xC2:  # U+0080 to U+00BF, such as the non-breaking space
+                signs_end = max(signs_end, k + 2)
+            elif byte == 0xE2 and k + 1 < size and data[k + 1] == 0x80:  # U+2000 to U+203F: quotes and dashes
+                signs_end = max(signs_end, k + 3)
+            elif 0xE3 <= byte < 0xF0 and in_word:
+                hashes[count] = hashed
+                count += 1
+                hashed, power = np.uint64(0), np.uint64(1)
+            if k < signs_end:
+                value = np.uint64(0)
+        hashes[count] = hashed  # without a branch, because whether a word ends cannot be predicted
+        continues = np.int64(value != 0)
+        count += in_word & ~continues
+        mask = np.uint64(-continues)
+        hashed = (hashed + value * power) & mask
+        power = (power * MULTIPLIER & mask) | (np.uint64(1) & ~mask)
+        in_word = continues
+    hashes[count] = hashed
+    count += in_word
+    for word in range(count):
+        hashes[word] = mix(hashes[word])
+    return count
+
+
+@compiled
+def hash_ngrams(words_at, n_words, n, short, hashes_at, starts_at):
+    """Write the hash of each n-gram of words between two boundaries, as folio/ngrams.py defines them, and the word that
+    it begins with. short: fewer words between two boundaries are an n-gram, too. Returns how many there are.
+    """
+    words, hashes, starts = unsigned(words_at, n_words), unsigned(hashes_at, n_words), integers(starts_at, n_words)
+    boundary, first_power = mix(np.uint64(0x100)), np.uint64(1)
+    for _ in range(n):
+        first_power *= MULTIPLIER
+    count = begin = 0  # of these words
+    hashed = np.uint64(0)  # of the last n words, or of fewer
+    for k in range(n_words + 1):
+        if k == n_words or words[k] == boundary:
+            if short and begin < k < begin + n:
+                hashes[count], starts[count] = mix(hashed), begin
+                count += 1
+            begin, hashed = k + 1, np.uint64(0)
+            continue
+        hashed = hashed * MULTIPLIER + words[k]
+        if k >= begin + n:
+            hashed -= words[k - n] * first_power
+        if k >= begin + n - 1:
+            hashes[count], starts[count] = mix(hashed), k - n + 1
             count += 1
-            in_word = False
-        if continues:
-            if not in_word:
-                in_word, hashed, power = True, np.uint64(0), np.uint64(1)
-            hashed += (np.uint64(LOWER[byte]) + np.uint64(1)) * power
-            power *= MULTIPLIER
-    if in_word:
-        hashes[count] = mix(hashed)
-        count += 1
+    return count
+
+
+@compiled
+def filter_bits(hashed, shift):
+    """The two bits of a hash in a filter of 2 ** (64 - shift) bits."""
+    return hashed >> np.uint64(shift), (hashed * MULTIPLIER) >> np.uint64(shift)
+
+
+@compiled
+def is_set(bits, bit):
+    return (bits[np.int64(bit >> np.uint64(6))] >> (bit & np.uint64(63))) & np.uint64(1)
+
+
+@compiled
+def add_to_filter(hashes_at, n, filter_at, shift):
+    """Set the bits of hashes in a filter."""
+    hashes, bits = unsigned(hashes_at, n), unsigned(filter_at, 1)
+    for k in range(n):
+        for bit in filter_bits(hashes[k], shift):
+            bits[np.int64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
+    return 0
+
+
+@compiled
+def find_in_filter(hashes_at, n, filter_at, shift, places_at):
+    """Write the places of the hashes whose bits are set in a filter. Returns how many there are."""
+    hashes, bits, places = unsigned(hashes_at, n), unsigned(filter_at, 1), integers(places_at, n)
+    count = 0
+    for k in range(n):
+        first, second = filter_bits(hashes[k], shift)
+        if is_set(bits, first) and is_set(bits, second):
+            places[count] = k
+            count += 1
     return count
 
 
 @compiled
 def join_tokens(ids_at, n, starts_at, content_at, text_at):
-    """Write the bytes of tokens, of which token i is content[starts[i]:starts[i + 1]]. Returns how many."""
+    """Write the bytes of tokens, of which token i is content[starts[i]:starts[i + 1]]. Returns how many.
+
+    Up to COPIED bytes after the content are read, and after the text are written. text_at: 0: only count the bytes.
+    """
     ids, starts = integers_32(ids_at, n), integers(starts_at, 1)
-    content, text = octets(content_at, 1), octets(text_at, 1)
     size = 0
     for i in range(n):
-        for k in range(starts[ids[i]], starts[ids[i] + 1]):
-            text[size] = content[k]
-            size += 1
+        begin, end = starts[ids[i]], starts[ids[i] + 1]
+        if text_at:
+            for k in range(begin, end, COPIED):
+                copy, original = unsigned(text_at + size + k - begin, 2), unsigned(content_at + k, 2)
+                copy[0], copy[1] = original[0], original[1]
+        size += end - begin
     return size
 
 
@@ -214,11 +309,26 @@ def join_tokens(ids_at, n, starts_at, content_at, text_at):
 
 
 @compiled
-def find_similar(signature_at, slots_at, signatures_at, older_at, newest_at, capacity):
-    """SimilarDocuments.find, given the slot of each band. -1: none."""
-    signature, slots = integers_32(signature_at, PERMUTATIONS), integers(slots_at, BANDS)
-    signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
-    newest = integers_32(newest_at, 1)
+def link(document, slots, older, newest, capacity):
+    """Add a document to the chain of each band."""
+    for band in range(BANDS):
+        slot = band * 2 * capacity + slots[band]
+        older[document * BANDS + band] = newest[slot]
+        newest[slot] = document
+
+
+@compiled
+def link_documents(slots_at, n, older_at, newest_at, capacity):
+    """Add the first n documents to the chains, given the slot of each band of each."""
+    older, newest = integers_32(older_at, 1), integers_32(newest_at, 1)
+    for document in range(n):
+        link(document, integers(slots_at + 8 * BANDS * document, BANDS), older, newest, capacity)
+    return n
+
+
+@compiled
+def find_similar(signature, slots, signatures, older, newest, capacity):
+    """SimilarDocuments.find for one document, given the slot of each band. -1: none."""
     first = -1
     for band in range(BANDS):
         document = np.int64(newest[band * 2 * capacity + slots[band]])
@@ -233,3 +343,29 @@ def find_similar(signature_at, slots_at, signatures_at, older_at, newest_at, cap
                     first = document
             document = np.int64(older[document * BANDS + band])
     return first
+
+
+@compiled
+def find_documents(new_at, slots_at, n, signatures_at, older_at, newest_at, capacity, count, adds, found_at):
+    """Write the number of the first document that is similar to each of n documents, or -1, until the tables are full.
+
+    count: how many documents are in the tables. adds: add those that are not similar to one. Returns how many of the
+    n documents were looked up.
+    """
+    signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
+    newest, found = integers_32(newest_at, 1), integers(found_at, n)
+    for document in range(n):
+        if adds and count == capacity:
+            return document
+        signature = integers_32(new_at + 4 * PERMUTATIONS * document, PERMUTATIONS)
+        slots = integers(slots_at + 8 * BANDS * document, BANDS)
+        has_words = False
+        for k in range(PERMUTATIONS):
+            has_words |= signature[k] != -1
+        found[document] = find_similar(signature, slots, signatures, older, newest, capacity) if has_words else -1
+        if adds and found[document] < 0:
+            for k in range(PERMUTATIONS):
+                signatures[count * PERMUTATIONS + k] = signature[k]
+            link(count, slots, older, newest, capacity)
+            count += 1
+    return n

@@ -262,12 +262,15 @@ class RankedTokenizer(Tokenizer):
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         is_large = self.bytes_encoded > CACHE_WORDS_AFTER
         self.bytes_encoded += sum(map(len, texts))
-        if not is_large or any(len(split_long_spaces(text)) > 1 for text in texts):
+        if not is_large or any(len(text) >= LONG_SPACES and len(split_long_spaces(text)) > 1 for text in texts):
             return super().encode_all(texts)
         return self.word_cache.encode([text.encode("utf-8", "replace") for text in texts])
 
     @cached_property
     def word_cache(self) -> Any:  # a WordCache
+        return self.new_word_cache()
+
+    def new_word_cache(self) -> Any:
         from folio.word_cache import WordCache  # nothing else needs llvmlite
 
         return WordCache(self.encoding, EOT_TEXT)

@@ -9,8 +9,8 @@ import tiktoken
 from folio import compiled
 from folio.compiled import addresses
 
-SLOTS = 1 << 20  # as in folio/text_step.py
-PADDING = bytes(16)  # because words are read as two numbers
+SLOTS, MOST_IDS = 1 << 20, 4  # as in folio/text_step.py
+PADDING = bytes(16)  # because words are read as two numbers, and copied so
 
 
 class WordCache:
@@ -25,35 +25,41 @@ class WordCache:
     def __init__(self, encoding: tiktoken.Encoding, separator: str):
         self.encoding, self.separator, self.separator_id = encoding, separator, encoding.encode_single_token(separator)
         self.table = np.zeros((SLOTS, 4), np.uint64)
-        self.n_words = 0  # in the table
-        self.encode_words = compiled.function("encode_words", "text_step", 8)
-        self.add_words = compiled.function("add_words", "text_step", 7)
+        self.n_words = np.zeros(1, np.int64)  # the number of words in the table
+        self.encode_words = compiled.function("encode_words", "text_step", 9)
+        self.join_tokens = compiled.function("join_tokens", "text_step", 5)
+        self.insert_missing = compiled.function("insert_missing", "text_step", 9)
 
     def encode(self, contents: Sequence[bytes]) -> list[np.ndarray]:
         """The ids of each of the texts, which are UTF-8."""
-        content = b"".join([*contents, PADDING])
-        data = np.frombuffer(content, np.uint8)[: len(content) - len(PADDING)]
+        content = b"".join([*contents, self.separator.encode(), PADDING])
         ends = np.cumsum([len(c) for c in contents], dtype=np.int64)
-        ids, missing = np.empty(len(data), np.int32), np.empty((len(data), 3), np.int64)
-        id_ends, missing_ends = np.empty_like(ends), np.empty_like(ends)
-        n_ids = self.encode_words(
-            *addresses(data, ends), len(ends), *addresses(self.table, ids, id_ends, missing, missing_ends)
+        data = np.frombuffer(content, np.uint8)[: ends[-1] if len(ends) else 0]
+        id_ends, cuts = np.empty_like(ends), np.empty(len(data) + 1, np.int64)
+        ids, missing = np.empty(len(data) + MOST_IDS, np.int32), np.empty((len(data), 3), np.int64)
+        n_missing = self.encode_words(
+            *addresses(data, ends), len(ends), *addresses(self.table, self.n_words, cuts, ids, id_ends, missing)
         )
-        ids, missing = ids[:n_ids], missing[: missing_ends[-1] if len(ends) else 0]
-        if len(missing):
-            new, new_ends = self._encode_missing(content, missing)
-            ids = np.insert(ids, np.repeat(missing[:, 2], np.diff(new_ends, prepend=0)), new)
-            id_ends += np.append(0, new_ends)[missing_ends]
-            self.n_words = self.add_words(
-                *addresses(data, missing), len(missing), *addresses(new, new_ends, self.table), self.n_words
-            )
-        bounds = [0, *id_ends.tolist()]
-        return [ids[begin:end] for begin, end in itertools.pairwise(bounds)]
+        if n_missing:
+            new, new_ends = self._encode_missing(content, missing[:n_missing])
+            encoded, ids = ids, np.empty(len(data), np.int32)
+            texts = *addresses(encoded, id_ends), len(ends)
+            self.insert_missing(*texts, *addresses(missing), n_missing, *addresses(new, new_ends, self.table, ids))
+        return [ids[begin:end] for begin, end in itertools.pairwise([0, *id_ends.tolist()])]
 
     def _encode_missing(self, content: bytes, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the words content[begin:end], and where those of each word end."""
-        words = [content[begin:end] for begin, end, _ in missing.tolist()]
-        text = self.separator.encode().join(words).decode()
+        """The ids of the words content[begin:end], and where those of each word end.
+
+        The content ends with the separator and PADDING.
+        """
+        n, end = len(missing), len(content) - len(PADDING)
+        bounds = np.append(missing[:, :2], [end - len(self.separator.encode()), end])
+        pieces = np.full(2 * n - 1, 2 * n, np.int32)  # piece 2 k is word k, and piece 2 n is the separator
+        pieces[::2] = 2 * np.arange(n)
+        data = np.frombuffer(content, np.uint8)
+        arguments = *addresses(pieces), len(pieces), *addresses(bounds, data)
+        joined = np.empty(self.join_tokens(*arguments, 0) + len(PADDING), np.uint8)
+        text = str(joined[: self.join_tokens(*arguments, *addresses(joined))], "utf-8")
         ids = self.encoding.encode_to_numpy(text, allowed_special={self.separator}).astype(np.int32)
         separators = np.append(np.flatnonzero(ids == self.separator_id), len(ids))
         return ids[ids != self.separator_id], separators - np.arange(len(separators))

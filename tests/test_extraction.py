@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_memorized import dataset_of
 
-from folio import UserError, extraction
+from folio import UserError, convert, extraction
 from folio.configurator import load
 from folio.extraction import (
     cut_passages,
@@ -27,6 +27,7 @@ from folio.extraction import (
 )
 from folio.language_model import GenerationConfig, LanguageModel
 from folio.memorized import TrainingIndex, TrainingSearch
+from folio.quantize import round_trip
 from folio.runtime import resolve_runtime
 from folio.shards import Shard
 from folio.tokenizer import CharTokenizer
@@ -239,6 +240,22 @@ def test_a_model_reproduces_what_it_saw_often(memorizer, tmp_path, capsys):
     assert "| 40 or more | " in out and re.search(r"\| 10 to 99 \| [12] \| 100\.00 % \(.* to 100\.00\) \| 32\.0", out)
     run_tool("memorized", memorizer.out_dir, *words)  # the same samples
     assert capsys.readouterr().out == out
+
+
+def test_passages_are_read_with_rounded_weights(tiny, monkeypatch):
+    """Texts were generated with the weights of --dtype=int4, but passages were read with those of the checkpoint."""
+    cfg = tiny(max_iters=2, warmup_iters=1)
+    train(cfg)
+    models = []
+
+    def read_nothing(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
+        models.append(model.model)
+        return np.zeros(len(passages), np.int64)
+
+    monkeypatch.setattr("folio.extraction.tokens_reproduced", read_nothing)
+    run_tool("memorized", cfg.out_dir, "--dtype=int4", "--samples=3", "--max_new_tokens=20")
+    saved = convert.load(cfg.out_dir).model["transformer.wte.weight"]
+    assert models and torch.equal(models[0].lm_head.weight, round_trip(saved, "int4"))
 
 
 def test_only_a_part_is_searched(tiny, monkeypatch, capsys):

@@ -57,7 +57,7 @@ def test_short_documents():
     a, b, empty, c, points = signatures_of([b"Two words!", b"two  words", b"", b"two birds", b"..."])
     assert (a == b).all() and (a != c).mean() > 0.9
     assert (empty == NO_WORDS).all() and (points == NO_WORDS).all()
-    assert SimilarDocuments(np.array([empty])).find(points) is None
+    assert SimilarDocuments(np.array([empty])).find(points[None]).tolist() == [-1]
     assert len(signatures_of([])) == 0 and (signatures_of([b""]) == NO_WORDS).all()
 
 
@@ -89,7 +89,7 @@ def test_what_is_found_is_the_first_similar_document_with_an_equal_band(seed):
     for k in range(0, 400, 5):
         similar = np.flatnonzero((signatures[:k] == signatures[k]).mean(axis=1) >= SIMILARITY)
         similar = [number for number in similar.tolist() if share_a_band(signatures[number], signatures[k])]
-        assert SimilarDocuments(signatures[:k]).find(signatures[k]) == (similar[0] if similar else None)
+        assert SimilarDocuments(signatures[:k]).find(signatures[k : k + 1]).tolist() == (similar[:1] or [-1])
 
 
 def test_the_tables_are_the_same_one_by_one_and_at_once(seed):
@@ -98,9 +98,11 @@ def test_the_tables_are_the_same_one_by_one_and_at_once(seed):
     signatures = related_signatures(rng, 3500)
     one_by_one = SimilarDocuments()
     kept = signatures[~np.concatenate([one_by_one.add_new(block) for block in np.split(signatures, [7, 8, 900, 3000])])]
-    at_once = SimilarDocuments(kept)
-    assert at_once.count == one_by_one.count == len(kept) > 1024
-    assert np.array_equal(at_once.newest, one_by_one.newest) and np.array_equal(at_once.older, one_by_one.older)
+    at_once, with_room = SimilarDocuments(kept), SimilarDocuments(expected=len(kept))
+    assert not with_room.add_new(kept).any()
+    for tables in (at_once, with_room):
+        assert tables.count == one_by_one.count == len(kept) > 1024
+        assert np.array_equal(tables.newest, one_by_one.newest) and np.array_equal(tables.older, one_by_one.older)
 
 
 def test_of_documents_that_are_left_out_one_before_is_kept(seed):
@@ -109,14 +111,14 @@ def test_of_documents_that_are_left_out_one_before_is_kept(seed):
     left_out = SimilarDocuments().add_new(signatures)
     kept = signatures[~left_out]
     index = SimilarDocuments(kept)
-    assert all(index.find(of_document) is not None for of_document in signatures)
+    assert (index.find(signatures) >= 0).all()
     for k, of_document in enumerate(kept):
         similar = (kept[:k] == of_document).mean(axis=1) >= SIMILARITY
         assert not any(share_a_band(kept[number], of_document) for number in np.flatnonzero(similar))
     val = rng.random(400) < 0.2
     counts = count_near_duplicates(signatures, val)
     training = SimilarDocuments(signatures[~val])
-    expected = sum(training.find(of_document) is not None for of_document in signatures[val])
+    expected = (training.find(signatures[val]) >= 0).sum()
     assert counts == {"repeated": int(left_out.sum()), "val_in_train": expected} and 0 < expected < val.sum()
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from folio.ngrams import BOUNDARY, BOUNDARY_WORD, mix, ngram_hashes, ngrams_within_documents, word_hashes
+from folio.ngrams import BOUNDARY, BOUNDARY_WORD, HashFilter, HashSet, mix, ngrams_within_documents, word_hashes
 
 CHARACTERS = [*"abXYZ019", *" .,;\n-_", *"éßЖ", *"中日カ한", "\u2019", "\u201c", "\u2013", "\u00a0", "«", "🎉"]
 
@@ -57,8 +57,8 @@ def test_ngrams_have_equal_hashes_where_they_are_equal(n, seed):
     vocabulary = rng.integers(2**63, size=4, dtype=np.uint64)
     for size in (0, 1, n - 1, n, 40, 500):
         ids = rng.integers(4, size=size)
-        hashes = ngram_hashes(vocabulary[ids], n)
-        assert len(hashes) == max(size - n + 1, 0)
+        hashes, starts = ngrams_within_documents(vocabulary[ids], n)
+        assert starts.tolist() == list(range(size - n + 1))
         for start, of_ngram in enumerate(hashes.tolist()):
             assert hash_of.setdefault(tuple(ids[start : start + n]), of_ngram) == of_ngram
     assert len(set(hash_of.values())) == len(hash_of)
@@ -68,10 +68,34 @@ def test_no_ngram_crosses_the_end_of_a_document():
     documents = [b"a b c d", b"", b"e f", b"g h i"]
     words = word_hashes(BOUNDARY.join(documents))
     assert word_hashes(BOUNDARY).tolist() == [BOUNDARY_WORD]
-    hashes, starts = ngrams_within_documents(words, 3)
-    expected = np.concatenate([ngram_hashes(word_hashes(document), 3) for document in documents])
-    assert hashes.tolist() == expected.tolist() and starts.tolist() == [0, 1, 9]
+    for short, expected in ((False, [0, 1, 9]), (True, [0, 1, 6, 9])):
+        hashes, starts = ngrams_within_documents(words, 3, short)
+        of_documents = [ngrams_within_documents(word_hashes(document), 3, short)[0] for document in documents]
+        assert hashes.tolist() == np.concatenate(of_documents).tolist() and starts.tolist() == expected
     assert len(ngrams_within_documents(words[:2], 3)[0]) == 0
+
+
+def test_the_hash_of_an_ngram_is_a_mixed_polynomial(seed):
+    """Also that of fewer words, so that signatures stay the same."""
+    words = np.random.default_rng(seed).integers(2**63, size=7, dtype=np.uint64)
+    for n in (3, 7, 9):
+        values = [words[k : k + n].tolist() for k in range(max(1, 8 - n))]
+        expected = [
+            sum(word * 0x9E3779B97F4A7C15 ** (len(ngram) - 1 - k) for k, word in enumerate(ngram)) % 2**64
+            for ngram in values
+        ]
+        hashes, _ = ngrams_within_documents(words, n, short=True)
+        assert hashes.tolist() == mix(np.array(expected, np.uint64)).tolist()
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 100_000])
+def test_a_set_finds_its_hashes(size, seed):
+    rng = np.random.default_rng(seed)
+    hashes, others = (rng.integers(2**64, size=n, dtype=np.uint64) for n in (size, 1000))
+    looked_up = rng.permutation(np.concatenate([hashes, hashes[:10], others]))
+    expected, likely = np.flatnonzero(np.isin(looked_up, hashes)), HashFilter(hashes).find(looked_up)
+    assert HashSet(hashes).find(looked_up).tolist() == expected.tolist()
+    assert np.isin(expected, likely).all() and len(likely) <= len(expected) + 100
 
 
 def test_mixing():

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_tokenizers import bpe
 
-from folio import UserError, corpus, dataset_builder, tokenizer
+from folio import UserError, compiled, corpus, dataset_builder, tokenizer
 from folio import prepare as prepare_module
 from folio.blocks import document_hash
 from folio.configurator import ConfigError, check, load
@@ -529,18 +531,9 @@ def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, c
         assert content(again) == content(straight)
         assert (again / "report.json").read_bytes() == (straight / "report.json").read_bytes()
 
-    add = DatasetBuilder.add
     for stop_after in (70, 111) if in_parts else (4,):
-
-        def interrupted(builder, block, encoded, stop_after=stop_after):
-            add(builder, block, encoded)
-            if builder.progress.blocks == stop_after:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(DatasetBuilder, "add", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted_after(stop_after, monkeypatch):
             prepare(config(tmp_path, dedup="near", **settings), documents, f"cut{stop_after}")
-        monkeypatch.setattr(DatasetBuilder, "add", add)
         assert list((tmp_path / "data" / f".cut{stop_after}.part").glob("*_0*.bin"))  # shards to resume from
         folder = prepare(config(tmp_path, dedup="near", **settings), documents, f"cut{stop_after}")
         assert content(folder) == content(straight)
@@ -616,6 +609,64 @@ def test_a_large_text_is_not_checked_unless_asked(lines, tmp_path, monkeypatch, 
     prepare(config(tmp_path, check_leakage=False), lines, "never")
     assert "counted" not in capsys.readouterr().out
     assert content(tmp_path / "data" / "never") == content(tmp_path / "data" / "asked")
+
+
+def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
+    """The size of the file with the signatures after each block, from now on."""
+    sizes, add = [], DatasetBuilder.add
+
+    def add_and_measure(builder, block, encoded):
+        add(builder, block, encoded)
+        if builder.signatures:
+            builder.signatures.flush()
+        sizes.append((builder.folder / "signatures").stat().st_size)
+
+    monkeypatch.setattr(DatasetBuilder, "add", add_and_measure)
+    return sizes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
+    """And not after an interruption either."""
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    settings = dict(num_workers=workers, shard_tokens=3000)
+    sizes = sizes_of_signatures(tmp_path, monkeypatch)
+    prepare(config(tmp_path, **settings), lines, "all")
+    signed = sizes[-1] // 512
+    assert len(sizes) > 8 and signed == sum(read_json(tmp_path / "data" / "all" / "report.json")["documents"].values())
+    monkeypatch.setattr(prepare_module, "MOST_COMPARED", signed // 3)
+    sizes.clear()
+    straight = prepare(config(tmp_path, **settings), lines, "few")
+    assert signed // 3 < sizes[-1] // 512 < signed // 2 and sizes[-1] == sizes[-4]
+    sizes.clear()
+    prepare(config(tmp_path, dedup="near", **settings), lines, "near")
+    assert sizes[-1] > 512 * signed // 2  # dedup needs all of them
+
+    for stop_after in range(2, 9, 2):
+        with interrupted_after(stop_after, monkeypatch):
+            prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        folder = prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
+    """So the line that says what is compiled is printed once."""
+    monkeypatch.setattr("folio.tokenizer.CACHE_WORDS_AFTER", 10)
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    loaded, address = tmp_path / "loaded", compiled.address
+
+    def record_and_load(name, *arguments, **settings):
+        with open(loaded, "a") as file:
+            print(os.getpid(), name, file=file)
+        return address(name, *arguments, **settings)
+
+    monkeypatch.setattr(compiled, "address", record_and_load)
+    compiled.function.cache_clear()
+    prepare(config(tmp_path, num_workers=2, tokenizer="bpe", vocab_size=300), lines, "a")
+    processes, names = zip(*(line.split() for line in loaded.read_text().splitlines()), strict=True)
+    assert set(processes) == {str(os.getpid())}
+    assert {"encode_words", "hash_words", "hash_ngrams", "find_in_filter", "join_tokens"} <= set(names)
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
@@ -941,19 +992,25 @@ def test_a_file_with_the_name_of_the_data_set_is_refused(lines, tmp_path):
     assert (tmp_path / "data" / "a").read_text() == "mine"
 
 
-def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
-    """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
+@contextmanager
+def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
+    """Preparation is interrupted after so many blocks."""
     add = DatasetBuilder.add
 
     def interrupted(builder, block, encoded):
         add(builder, block, encoded)
-        if builder.progress.blocks == 8:
+        if builder.progress.blocks == blocks:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(DatasetBuilder, "add", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(DatasetBuilder, "add", interrupted)
+        yield
+
+
+def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
+    """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
+    with interrupted_after(8, monkeypatch):
+        prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")
 
 
 def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):

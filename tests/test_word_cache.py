@@ -1,9 +1,11 @@
 """The ids of texts by a cache of words, against those of tiktoken for the whole text."""
 
+import itertools
 import random
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from folio import word_cache
 from folio.tokenizer import EOT_TEXT, GPT2Tokenizer
@@ -25,7 +27,9 @@ CHARACTERS = [
 @pytest.fixture(scope="module")
 def tokenizer() -> GPT2Tokenizer:
     pieces = ["the", " the", "th", " t", "'s", "'ll", "\n\n", "  ", " 中", "é", "ll", "er", "ab", "...", EOT_TEXT]
-    return GPT2Tokenizer([bytes([b]) for b in range(256)] + [piece.encode() for piece in pieces if len(piece) < 9])
+    white = [b"\xc2\xa0", b"\xc2\xa0\n", b"\xe2\x80", b"\xe2\x80\xa8", b"\xe2\x80\xa8\n"]
+    ranks = [bytes([b]) for b in range(256)] + [piece.encode() for piece in pieces if len(piece) < 9]
+    return GPT2Tokenizer(ranks + white)
 
 
 def random_text(rng: random.Random) -> str:
@@ -38,16 +42,75 @@ def test_ids_are_those_of_the_whole_text(tokenizer, seed):
         texts = [random_text(rng) for _ in range(rng.randrange(12))]
         ids = cache.encode([text.encode() for text in texts])
         assert [i.tolist() for i in ids] == [tokenizer.encode(text).tolist() for text in texts], texts
-    assert cache.n_words > 1000
+    assert cache.n_words[0] > 1000
+
+
+def test_white_space_that_is_not_ascii_ends_where_it_does_in_the_text(tokenizer):
+    """A non-breaking space and a line break were one word, because they are one at the end of a text."""
+    characters = ["a", "1", ".", "'", " ", "\n", "\u00a0", "\u2028", "é"]
+    texts = ["".join(some) for some in itertools.product(characters, repeat=3)]
+    for text, ids in zip(
+        texts, WordCache(tokenizer.encoding, EOT_TEXT).encode([t.encode() for t in texts]), strict=True
+    ):
+        assert ids.tolist() == tokenizer.encode(text).tolist(), text
+
+
+def record_missing(cache: WordCache, monkeypatch) -> list[tuple[int, int]]:
+    """Where the words that tiktoken encodes begin and end in the text, from now on."""
+    recorded, encode_missing = [], cache._encode_missing
+
+    def encode_and_record(content, missing):
+        recorded.extend((begin, end) for begin, end, _ in missing.tolist())
+        return encode_missing(content, missing)
+
+    monkeypatch.setattr(cache, "_encode_missing", encode_and_record)
+    return recorded
+
+
+def test_texts_are_cut_where_words_end(tokenizer, monkeypatch, seed):
+    rng, words = random.Random(seed), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for _ in range(200):
+        cache, text = WordCache(tokenizer.encoding, EOT_TEXT), random_text(rng)
+        recorded = record_missing(cache, monkeypatch)
+        cache.encode([text.encode()])
+        ends = {0, *(len(text[:end].encode()) for _, (_, end) in words.pre_tokenize_str(text))}
+        assert set(itertools.chain(*recorded)) <= ends, text
+
+
+def test_a_word_is_encoded_once(tokenizer, monkeypatch):
+    """Also if it occurs again before tiktoken has encoded it, unless it is too long for the table."""
+    cache, long = WordCache(tokenizer.encoding, EOT_TEXT), "abcdefghijklmnop"
+    recorded = record_missing(cache, monkeypatch)
+    text = f"the cat the cat {long} {long} abcdefgh abcdefgh"  # abcdefgh has 7 ids, more than fit
+    for missing in (
+        ["the", " cat", " the", f" {long}", f" {long}", " abcdefgh"],
+        [f" {long}", f" {long}", " abcdefgh"],
+    ):
+        recorded.clear()
+        assert cache.encode([text.encode()])[0].tolist() == tokenizer.encode(text).tolist()
+        assert [text[begin:end] for begin, end in recorded] == missing
+
+
+def test_an_error_while_words_are_encoded_leaves_the_cache_intact(tokenizer, monkeypatch):
+    cache = WordCache(tokenizer.encoding, EOT_TEXT)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(cache, "_encode_missing", interrupt)
+        cache.encode([b"the cat sat on the mat"])
+    for text in ("on the mat", "sat", "a cat sat on the mat"):
+        assert cache.encode([text.encode()])[0].tolist() == tokenizer.encode(text).tolist()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_full_cache_gives_the_same_ids(tokenizer, monkeypatch, seed):
     rng, cache = random.Random(seed), WordCache(tokenizer.encoding, EOT_TEXT)
-    cache.n_words = word_cache.SLOTS // 2 - 100
+    cache.n_words[0] = word_cache.SLOTS // 2 - 100
     for _ in range(100):
         text = random_text(rng)
         assert cache.encode([text.encode()])[0].tolist() == tokenizer.encode(text).tolist(), text
-    assert cache.n_words == word_cache.SLOTS // 2 and np.count_nonzero(cache.table[:, 1]) == 100
+    assert cache.n_words[0] == word_cache.SLOTS // 2 and np.count_nonzero(cache.table[:, 1]) == 100
 
 
 def test_a_large_text_uses_the_cache(tokenizer, monkeypatch):
@@ -56,4 +119,4 @@ def test_a_large_text_uses_the_cache(tokenizer, monkeypatch):
     fresh = GPT2Tokenizer(tokenizer.ranks)
     for chosen in (texts[:1], texts[:3], texts[:3], texts):
         assert [ids.tolist() for ids in fresh.encode_all(chosen)] == [tokenizer.encode(t).tolist() for t in chosen]
-    assert fresh.word_cache.n_words
+    assert fresh.word_cache.n_words[0]

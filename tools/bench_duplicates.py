@@ -90,11 +90,11 @@ def measure(
     rows = []
     for kind, copies in plant(passages, vocabulary, rng):
         of_copies = sign(copies)
-        found = [index.find(of_copy) is not None for of_copy in of_copies]
+        found = index.find(of_copies) >= 0
         strict = [(a == b).mean() >= STRICT for a, b in zip(signatures, of_copies, strict=True)]
         exact = [jaccard(a, b) for a, b in zip(passages, copies, strict=True)]
         rows.append(Row(kind, len(copies), float(np.mean(exact)), float(np.mean(found)), float(np.mean(strict))))
-    unrelated = [index.find(of_other) is not None for of_other in sign(others)]
+    unrelated = index.find(sign(others)) >= 0
     return [*rows, Row("unrelated", len(others), 0.0, float(np.mean(unrelated)), 0.0)]
 
 
