@@ -53,6 +53,23 @@ def chat_segments(messages: Any) -> Segments:
     return [*chat, (context, False)] if context else chat
 
 
+CHAT_TEMPLATES: dict[PromptFormat, str] = {  # for other programs: the same prompts as templates of Jinja
+    "chat": (
+        "{% for message in messages %}"
+        "{% if message.role == 'assistant' %}{{ 'Assistant: ' + message.content + eos_token }}"
+        "{% elif message.role == 'developer' %}{{ 'System: ' + message.content + '\\n\\n' }}"
+        "{% else %}{{ message.role | capitalize + ': ' + message.content + '\\n\\n' }}"
+        "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+    ),
+    "pairs": (
+        "{% if messages | length > 1 %}"
+        "{{ raise_exception('this model was trained on single prompts, not on conversations') }}"
+        "{% endif %}{{ messages[0].content }}"
+    ),
+}
+
+
 def prompt_format_of(sources: list[Source]) -> PromptFormat:
     """How the prompts in files of JSON lines are written: "chat" if a line is a chat. Raises CorpusError."""
     corpus = Corpus(sources, document=dict)

@@ -1,12 +1,16 @@
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from decoding import random_model
+from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
 from folio import UserError, load
 from folio.chat import ChatTemplate, chat_template
 from folio.checkpoint import Checkpoint
+from folio.export_formats import write_gguf, write_tokenizer
 from folio.files import read_json, write_json
 from folio.language_model import LanguageModel, encode_prompt
 from folio.pairs import split_pairs, write_pairs
@@ -152,6 +156,30 @@ def test_a_data_set_with_an_unknown_format_is_refused(tmp_path):
         write_json(meta, read_json(meta) | {"prompt_format": value})
         with pytest.raises(DatasetError, match=r"not a valid meta.json of Folio .*prompt_format is"):
             open_dataset(tmp_path / "sums")
+
+
+# --- exports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt_format, count", [("chat", 2), ("chat", 4), ("pairs", 1)])
+def test_exports_have_the_template_for_other_programs(prompt_format, count, tmp_path):
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer
+
+    tokenizer = trained()
+    model = random_model(1, vocab_size=tokenizer.vocab_size, block_size=64).requires_grad_(False)
+    state = {"model": asdict(model.config), "dataset": {"prompt_format": prompt_format}}
+    loaded = Checkpoint(tmp_path, dict(model.named_parameters()), tokenizer, state)
+    write_tokenizer(loaded, tmp_path / "hf")
+    messages = [{"role": "developer", "content": "Hi."}, *CHAT[1:4]][:count] if count > 1 else CHAT[1:2]
+    expected = ChatTemplate(prompt_format, has_eot=True).prompt(messages)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
+    assert theirs(expected).input_ids == encode_prompt(tokenizer, expected).ids
+    write_gguf(loaded, tmp_path / "model.gguf")
+    assert GGUFReader(tmp_path / "model.gguf").fields["tokenizer.chat_template"].contents() == theirs.chat_template
+    write_tokenizer(replace(loaded, state={"model": state["model"]}), tmp_path / "text")
+    assert AutoTokenizer.from_pretrained(tmp_path / "text").chat_template is None
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
