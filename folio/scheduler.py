@@ -8,7 +8,7 @@ Dimensions: B batch (rows), V vocabulary.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -198,7 +198,8 @@ class Scheduler:
             return None
         completion = self.waiting[0]
         context = list(completion.prompt[-self.block_size :])
-        source, count = (-1, 0) if completion.prompt_logprobs else self._longest_prefix(context)
+        known = range(len(self.contexts)) if self.batch.keeps_rows else [*self.decoding, *self.ready, *chunk]
+        source, count = (-1, 0) if completion.prompt_logprobs else self._longest_prefix(context, known)
         if source in chunk:  # it is being computed in this chunk
             return None
         self.waiting.popleft()
@@ -208,18 +209,15 @@ class Scheduler:
         self.batch.start(row, sample)
         return row, context, source, count
 
-    def _longest_prefix(self, context: list[int]) -> tuple[int, int]:
-        """The row whose cache begins as the context does for longest, and how many ids that are; (-1, 0) if none does.
+    def _longest_prefix(self, context: list[int], rows: Iterable[int]) -> tuple[int, int]:
+        """Which of the rows begins as the context does for longest, and how many ids that are; (-1, 0) if none does.
 
         The last id of the context is always computed, because its logits are needed.
         """
         best = (-1, 0)
-        for row, cached in enumerate(self.contexts):
-            if (
-                cached
-                and cached[0] == context[0]
-                and (self.batch.keeps_rows or row in self.decoding or row in self.ready)
-            ):
+        for row in rows:
+            cached = self.contexts[row]
+            if cached and cached[0] == context[0]:
                 count = shared_length(context[:-1], cached[:-1])
                 if count > best[1] and len(cached) < self.block_size:  # otherwise the beginning may be overwritten
                     best = (row, count)

@@ -159,7 +159,12 @@ def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by how many tokens each pass over a model computes."""
     computed: list[int] = []
     run, hidden_states = CPUBatch.run, GPT.hidden_states
-    monkeypatch.setattr(CPUBatch, "run", lambda self, tokens, **of: computed.append(tokens) or run(self, tokens, **of))
+
+    def counted(self, tokens, appends, count, **of):
+        computed.append(tokens if appends else count)
+        run(self, tokens, appends=appends, count=count, **of)
+
+    monkeypatch.setattr(CPUBatch, "run", counted)
     monkeypatch.setattr(
         GPT, "hidden_states", lambda self, idx, *rest: computed.append(idx.numel()) or hidden_states(self, idx, *rest)
     )
