@@ -45,8 +45,7 @@ T = TypeVar("T")
 
 def error_content(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
