@@ -17,9 +17,10 @@ from annotated_types import Ge, Le
 
 from folio import UserError, configurator
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
-from folio.continuous_batching import Completion, TokenLogprobs
-from folio.generate import Sampling, TextStream
+from folio.generate import TextStream
 from folio.language_model import Count, GenerationConfig, LanguageModel, Share, encode_prompt
+from folio.sampling import Sampling
+from folio.scheduler import Completion, TokenLogprobs
 from folio.tokenizer import EOT_TEXT, Tokenizer
 
 MOST_STOPS = 16  # OpenAI allows 4; lm-eval's tasks have more

@@ -1,9 +1,10 @@
+import asyncio
 import http.client
 import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -74,7 +75,8 @@ def raw(port: int, *parts: bytes) -> tuple[int, dict]:
         response = http.client.HTTPResponse(connection)
         response.begin()
         content = json.loads(response.read())
-        assert connection.recv(1) == b""
+        with suppress(ConnectionResetError):  # it did not read everything
+            assert connection.recv(1) == b""
         return response.status, content
 
 
@@ -119,7 +121,13 @@ def test_pages_of_other_sites_are_refused_unless_they_are_allowed(port):
 
 
 def test_what_is_not_http_is_refused_in_the_same_shape(port):
-    for data in (b"\x16\x03\x01\x02\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"\r\n\r\n", b"GET /\r\n\r\n", b"x" * 2**17):
+    for data in (
+        b"\x16\x03\x01\x02\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"x" * (2**16 + 1),
+    ):
         assert raw(port, data) == (400, {"problem": [400, "this is not an HTTP request"]})
     chunked = head(port).replace(b"Content-Length: 2", b"Transfer-Encoding: chunked")
     assert raw(port, chunked, b"nonsense\r\n")[0] == 400
@@ -151,8 +159,6 @@ def test_a_request_that_arrives_slowly_is_refused():
 
 def test_an_answer_may_take_longer_than_the_request(monkeypatch):
     async def slow(request: Request) -> Response:
-        import asyncio
-
         await asyncio.sleep(0.5)
         return json_response(await read_json(request))
 
