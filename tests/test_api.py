@@ -17,11 +17,13 @@ import torch
 from decoding import random_model
 from hypothesis import strategies as st
 
-from folio import UserError, web
+from folio import web
 from folio.api import Served, make_app
+from folio.chat import ChatTemplate
 from folio.completions import Limits
 from folio.continuous_batching import Engine
 from folio.language_model import GenerationConfig, LanguageModel
+from folio.pairs import CHAT_TEMPLATES
 from folio.scheduler import Completion
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.web import listen, make_server, names_of
@@ -412,20 +414,13 @@ def test_the_tokenizer_as_lm_eval_uses_it(client, gpt):
     assert client.request("POST", "/detokenize", {"tokens": encode(text)}).json() == {"prompt": text}
 
 
-class Template:
-    stop = ("\n",)
-
-    def prompt(self, messages: list) -> str:
-        if not messages:
-            raise UserError("there are none")
-        return "".join(f"{message['content']}\n" for message in messages)
-
-
-def test_chat_with_a_model_that_was_trained_for_it(gpt):
-    with serving(gpt, chat=Template()) as client:
-        settings = {"seed": 2, "top_k": 5}
-        expected = gpt.generate("ab\nc\n", stop="\n", max_new_tokens=None, temperature=1.0, **settings)
-        body = {"model": ID, "messages": [{"content": "ab"}, {"content": "c"}], **settings}
+def test_chat_with_a_model_that_was_trained_for_it():
+    gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
+    with serving(gpt, chat=ChatTemplate("chat", has_eot=True)) as client:
+        settings = {"seed": 2, "top_k": 5, "temperature": 0.9}
+        text = gpt.generate("User: ab\n\nAssistant:", stop="\nUser:", max_new_tokens=None, **settings)
+        expected = text.removeprefix(" ")
+        body = {"model": ID, "messages": [{"role": "user", "content": "ab"}], **settings}
         answer = client.request("POST", "/v1/chat/completions", body).json()
         assert answer["choices"][0]["message"]["content"] == expected and answer["object"] == "chat.completion"
         first, *others = client.request("POST", "/v1/chat/completions", {**body, "stream": True}).events()
@@ -434,6 +429,7 @@ def test_chat_with_a_model_that_was_trained_for_it(gpt):
         assert others[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
         response = client.request("POST", "/v1/chat/completions", {"messages": []})
         assert response.status == 400 and response.error()["param"] == "messages"
+        assert client.request("GET", "/tokenizer_info").json()["chat_template"] == CHAT_TEMPLATES["chat"]
 
 
 # --- anything ---------------------------------------------------------------------------------------------------------
