@@ -26,6 +26,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LARGEST_BODY = 2**20  # bytes of a request
 REQUEST_SECONDS = 10.0  # for a request to arrive as a whole
 STALL_SECONDS = 60.0  # until a client that reads nothing of an answer is disconnected
+LARGEST_PIPELINED = 2**16  # bytes that a client may send while a request is answered
 KEEP_ALIVE_SECONDS = 5  # until a connection without a request is closed
 MOST_CONNECTIONS = 1000
 FAILURE = "the server could not answer; its terminal shows why"
@@ -165,6 +166,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # pause_writing is called whenever the client does not read
         if len(self.connections) > self.most_connections:
             self.refuse(503, "the server has too many connections; try again later")
         else:
@@ -183,6 +185,11 @@ class Connection(H11Protocol):
             self.deadline = self.deadline or self.loop.call_later(self.request_seconds, self.time_out)
         else:
             self.end_deadline()
+        pipelined = len(self.conn.trailing_data[0]) if state is h11.DONE else 0
+        if pipelined > LARGEST_PIPELINED:
+            self.transport.abort()
+        elif pipelined:  # uvicorn has stopped to read, and would not notice that the client disconnects
+            self.flow.resume_reading()
 
     def end_deadline(self) -> None:
         if self.deadline:
@@ -191,7 +198,17 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.stalled = self.loop.call_later(self.stall_seconds, self.transport.abort)
+        self.watch_reader(self.transport.get_write_buffer_size())
+
+    def watch_reader(self, unsent: int) -> None:
+        """Disconnect the client if it reads none of so many bytes for too long."""
+        self.stalled = self.loop.call_later(self.stall_seconds, self.check_reader, unsent)
+
+    def check_reader(self, unsent: int) -> None:
+        if (size := self.transport.get_write_buffer_size()) < unsent:
+            self.watch_reader(size)
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()

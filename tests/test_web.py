@@ -3,6 +3,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -185,6 +186,83 @@ def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
     with serving(stall_seconds=0.2) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(head(port) + b"{}")
         assert connection.recv(10) == b"HTTP/1.1 2" and ended.wait(60)
+
+
+def connect_slowly(port: int) -> socket.socket:
+    """A connection with a small buffer, on which a request was sent."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(head(port) + b"{}")
+    return connection
+
+
+def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
+    """A large answer was cut when the time of a client that does not read had passed."""
+    size = 2**24
+
+    async def answer(request: Request) -> Response:
+        return Response(b"x" * size)
+
+    monkeypatch.setitem(globals(), "echo", answer)
+    with serving(stall_seconds=0.5) as port, connect_slowly(port) as connection:
+        received, until = 0, time.monotonic() + 2
+        while received < size and (part := connection.recv(2**14)):
+            received += len(part)
+            if time.monotonic() < until:
+                time.sleep(0.002)
+        assert received >= size
+
+
+def test_a_client_that_does_not_read_the_end_is_disconnected(monkeypatch):
+    """The server waited for it without end if what was not sent was little."""
+    made: list[web.Connection] = []
+    lost = threading.Event()
+
+    class Watched(web.Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            made.append(self)
+            super().connection_made(transport)
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            lost.set()
+
+    async def until_the_buffers_are_full() -> AsyncIterator[bytes]:
+        while made[0].transport.get_write_buffer_size() == 0:
+            yield b"x" * 2**12
+
+    async def answer(request: Request) -> Response:
+        return StreamingResponse(until_the_buffers_are_full())
+
+    monkeypatch.setattr(web, "Connection", Watched)
+    monkeypatch.setitem(globals(), "echo", answer)
+    with serving(stall_seconds=0.5) as port, connect_slowly(port):
+        assert lost.wait(60)
+
+
+@pytest.mark.parametrize("length", [1, 2**20])
+def test_a_client_that_sends_more_and_disconnects_is_noticed(monkeypatch, length):
+    """The server did not read while it answered, if a further request, or a part of it, had arrived."""
+    waiting, gone = threading.Event(), threading.Event()
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        asyncio.get_running_loop().call_soon(waiting.set)  # when it waits in `receive`
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        return Response()
+
+    monkeypatch.setitem(globals(), "echo", answer)
+    with serving() as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(head(port) + b"{}")
+            assert waiting.wait(60)
+            with suppress(OSError):  # so much is not read
+                connection.sendall(b"x" * length)
+        assert gone.wait(60)
 
 
 def test_connections_are_limited():
