@@ -28,6 +28,7 @@ MOST_STOPS = 16  # OpenAI allows 4; lm-eval's tasks have more
 MOST_BIASES = 300
 MOST_LOGPROBS = 20
 LOWEST_LOGPROB = -9999.0
+LONGEST_MESSAGE = 400  # characters, of one with a value that a client gave
 SHOWN_CHARACTERS = 10  # of those that a tokenizer lacks
 
 
@@ -54,17 +55,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Fields(Settings):
-    """The fields that both protocols have, with OpenAI's defaults. Those of vLLM: top_k to context_stride."""
+    """The fields that both protocols have, with OpenAI's defaults. Those of vLLM are top_k to repetition_penalty."""
 
-    n: Count = 1
+    n: PositiveInt = 1
     stream: bool = False
     temperature: NonNegativeFloat = 1.0
     top_p: Share = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     seed: NonNegativeInt | None = None  # None: a random one
-    top_k: Count | None = None
-    min_p: Share | None = None
+    top_k: Annotated[int, Ge(-1)] | None = None  # -1 and 0, vLLM's defaults: off
+    min_p: Annotated[float, Ge(0), Le(1)] | None = None
     repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0
     context_stride: Count | None = None
 
@@ -74,9 +75,9 @@ class Fields(Settings):
     def sampling(self, logit_bias: tuple[tuple[int, float], ...]) -> Sampling:
         return Sampling(
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=self.top_k if self.top_k and self.top_k > 0 else None,
             top_p=None if self.top_p == 1 else self.top_p,
-            min_p=self.min_p,
+            min_p=self.min_p or None,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -122,7 +123,9 @@ def read_fields(kind: type[configurator.Config], body: dict[str, Any]) -> config
         return configurator.from_json(kind, given)
     except ConfigError as problems:
         message = str(problems).splitlines()[0]
-        raise RequestError(message[:500], param=message.partition("=")[0].partition(":")[0]) from None
+        if len(message) > LONGEST_MESSAGE:  # the value is long, and what is wrong with it comes last
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
+        raise RequestError(message, param=message.partition("=")[0].partition(":")[0]) from None
 
 
 def read_texts(body: dict[str, Any], name: str, most: int) -> tuple[str, ...]:
@@ -216,14 +219,18 @@ def token_text(token: int, tokenizer: Tokenizer) -> str:
         return "bytes:" + content.decode("utf-8", "backslashreplace")
 
 
-def read_prompts(value: Any, tokenizer: Tokenizer) -> list[Prompt]:
-    """The prompts of the field `prompt`: a text, ids, or a list of those. Raises RequestError."""
+def read_prompts(value: Any, tokenizer: Tokenizer, most: int) -> list[Prompt]:
+    """The prompts of the field `prompt`: a text, ids, or a list of at most so many of those. Raises RequestError."""
     value = "" if value is None else value
     single = isinstance(value, str) or (isinstance(value, list) and value and all(map(is_id, value)))
     prompts = [value] if single else value
     if not isinstance(prompts, list) or not prompts:
         raise RequestError(
             "prompt: it takes a text, a list of texts, a list of token ids, or a list of those", "prompt"
+        )
+    if len(prompts) > most:
+        raise RequestError(
+            f"prompt: a request can have at most {most:,} prompts, and this one has {len(prompts):,}", "prompt"
         )
     kind = str if isinstance(prompts[0], str) else list
     if not all(isinstance(prompt, kind) and (kind is str or all(map(is_id, prompt))) for prompt in prompts):
@@ -278,7 +285,7 @@ def read_request(
         max_tokens = fields.max_completion_tokens or fields.max_tokens
         logprobs, echo, stop = fields.top_logprobs if fields.logprobs else None, False, (*stop, *chat.stop)
     else:
-        prompts = read_prompts(body.get("prompt"), tokenizer)
+        prompts = read_prompts(body.get("prompt"), tokenizer, limits.choices)
         max_tokens, logprobs, echo = fields.max_tokens, fields.logprobs, fields.echo
     scores_prompts = echo and logprobs is not None
     slides = fields.context_stride is not None and not scores_prompts
@@ -319,13 +326,13 @@ def check_context(prompt: int, max_tokens: int | None, block_size: int, slides: 
     fits = block_size + 1 - prompt
     new = max(1, fits if max_tokens is None else max_tokens)
     if new > fits and not slides:
-        raise RequestError(
-            f"the context of this model is {block_size:,} tokens, and the prompt has {prompt:,}, so max_tokens can be "
-            f"at most {max(0, fits):,}, not {new:,}: shorten the prompt or lower max_tokens; or set context_stride, so "
-            "that the context slides (not with echo and logprobs)",
-            "prompt",
-            "context_length_exceeded",
-        )
+        problem = f"the context of this model is {block_size:,} tokens, and the prompt has {prompt:,}"
+        remedy = "shorten it"
+        if fits > 0:
+            problem += f", so max_tokens can be at most {fits:,}, not {new:,}"
+            remedy = "shorten the prompt or lower max_tokens"
+        slide = "set context_stride, so that the context slides (not with echo and logprobs)"
+        raise RequestError(f"{problem}: {remedy}, or {slide}", "prompt", "context_length_exceeded")
     return new
 
 
@@ -352,7 +359,7 @@ class Token(NamedTuple):
     """A token with its log-probabilities."""
 
     id: int
-    offset: int  # the characters of the choice's text before it
+    offset: int  # the characters of the choice's text before it, with what is left out at the beginning
     logprobs: TokenLogprobs | None  # None for the first token of a prompt
 
 
@@ -403,13 +410,14 @@ class Choice:
         stopped = self.text.ended  # by a stop string
         if ended and not stopped:
             text += self.text.push(None)
-        if text and self.skip:
-            text, self.skip = text.removeprefix(self.skip), ""
         self.finish_reason = "stop" if stopped else ended
         self.characters += len(text)
+        if text and self.skip:
+            text, self.skip = text.removeprefix(self.skip), ""
         tokens = []
-        while self.pending and (self.pending[0].offset < self.characters or (ended and not stopped)):
-            tokens.append(self.pending.popleft())
+        if text or self.finish_reason:
+            while self.pending and (self.pending[0].offset < self.characters or (ended and not stopped)):
+                tokens.append(self.pending.popleft())
         return Piece(text, tokens, self.finish_reason)
 
     def _read_echo(self) -> str:

@@ -48,6 +48,10 @@ def test_the_defaults_are_openais():
     assert null.completions[0].sampling == Sampling() and null.completions[0].max_new_tokens == 16
     assert null.completions[0].prompt == [CHARACTERS.eot]  # the default prompt
     assert len({read({}).completions[0].seed for _ in range(10)}) == 10
+    off = {"top_k": 0, "min_p": 0, "repetition_penalty": 1.0}
+    assert (
+        read(off).completions[0].sampling == read({**off, "top_k": -1}).completions[0].sampling == Sampling()
+    )  # vLLM's
     assert read({"user": 5, "unknown": {"a": []}, "num_samples": "x"}).stream is False  # both are ignored
 
 
@@ -139,7 +143,10 @@ def test_prompts_are_texts_or_ids(prompt, ids):
         ({"logit_bias": {"1": None}}, "logit_bias", "from -100 to 100"),
         ({"logit_bias": {"1": True}}, "logit_bias", "from -100 to 100"),
         ({"suffix": "a"}, "suffix", "continues text"),
-        ({"top_k": 0}, "top_k", "at least 1"),
+        ({"top_k": -2}, "top_k", "at least -1"),
+        ({"n": 10**4000}, "n", "less than 2**63"),
+        ({"n": "2" * 1000}, "n", "it takes an integer"),
+        ({"prompt": ["x"] * 129}, "prompt", "at most 128 prompts, and this one has 129"),
         ({"min_p": 2}, "min_p", "at most 1"),
         ({"repetition_penalty": 0}, "repetition_penalty", "at least 1e-06"),
         ({"context_stride": 0}, "context_stride", "at least 1"),
@@ -162,7 +169,8 @@ def test_the_prompt_and_the_new_tokens_must_fit_into_the_context():
         with pytest.raises(RequestError) as caught:
             read({"prompt": ["a", "a" * length], "max_tokens": fits + 1 if fits > 0 else 1})
         assert caught.value.code == "context_length_exceeded"
-        assert f"is {CONTEXT} tokens, and the prompt has {length}," in str(caught.value)
+        assert f"is {CONTEXT} tokens, and the prompt has {length}" in str(caught.value)
+        assert (f"at most {fits}, not {fits + 1}" in str(caught.value)) == (fits > 0)
         assert read({"prompt": "a" * length, "max_tokens": 99, "context_stride": 8}).prompt_tokens == length
     scored = {"echo": True, "logprobs": 0}
     read({"prompt": "a" * CONTEXT, "max_tokens": 0, **scored})
@@ -325,6 +333,22 @@ def test_the_shape_of_a_chat_answer():
     assert begin["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert event["choices"][0]["delta"] == {"content": "é"} and event["object"] == "chat.completion.chunk"
     assert event["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stop", [None, "d", " b", "b"])
+def test_log_probabilities_of_a_chat_however_the_tokens_arrive(stop, seed):
+    """The last token before a stop text had none if it arrived together with the space before the answer."""
+    rng = random.Random(seed)
+    for answer in (" bcd", " ", "bcd", "  bd"):
+        text = answer.split(stop)[0] if stop else answer
+        for _ in range(20):
+            body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "stop": stop}
+            request = read(body, GPT_BYTES, CHATS)
+            pieces = list(generate(request, [*answer.encode()], GPT_BYTES, rng))
+            (choice,) = ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer).to_json([pieces])["choices"]
+            assert choice["message"]["content"] == text.removeprefix(" ")
+            assert [token["bytes"] for token in choice["logprobs"]["content"]] == [[byte] for byte in text.encode()]
+            assert all(piece.text or piece.finish_reason for piece in pieces if piece.tokens)  # others are not sent
 
 
 def generate_all(request: Request, tokens: list[int]) -> Piece:

@@ -200,13 +200,19 @@ def connect_slowly(port: int) -> socket.socket:
 
 def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
     """A large answer was cut when the time of a client that does not read had passed."""
-    size = 2**24
+    size = 2**22
 
     async def answer(request: Request) -> Response:
         return Response(b"x" * size)
 
+    def listen_with_small_buffers(host: str, port: int) -> socket.socket:
+        listener = web.listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+        return listener
+
     monkeypatch.setitem(globals(), "echo", answer)
-    with serving(stall_seconds=0.5) as port, connect_slowly(port) as connection:
+    monkeypatch.setitem(globals(), "listen", listen_with_small_buffers)
+    with serving(stall_seconds=1.0) as port, connect_slowly(port) as connection:
         received, until = 0, time.monotonic() + 2
         while received < size and (part := connection.recv(2**14)):
             received += len(part)
