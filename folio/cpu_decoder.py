@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from folio import compiled
 from folio.cpu_records import LANES, RECORDS
-from folio.generate import Samples, Sampling
 from folio.quantize import pack_int4, quantize_int8
+from folio.sampling import Sample, Sampling, add_bias
 from folio.torch_decoder import TokenSampler
 from model import GPT, GPTConfig, alibi_slopes, angles, relative_bucket, sinusoids
 
@@ -100,11 +100,8 @@ class CPUDecoder:
         keys = self.cache_dtype.itemsize * self.config.block_size * self.config.n_embd  # bytes of those of a layer
         return 2 * self.config.n_layer * keys + 20 * self.config.vocab_size
 
-    def batch(self, samples: Samples) -> "CPUBatch":
-        batch = CPUBatch(self, len(samples.prompts))
-        for row in range(len(samples.prompts)):
-            batch.set_sampling(row, samples)
-        return batch
+    def batch(self, rows: int, vocab_size: int | None = None) -> "CPUBatch":
+        return CPUBatch(self, rows, vocab_size)
 
 
 @torch.no_grad()
@@ -146,30 +143,41 @@ def differs_by(model: GPT) -> float:
     batch = CPUBatch(CPUDecoder(model, "float32"), 3)
     largest = 0.0
     for count in (1, 40, TOKENS):
-        batch.prefill({0: ids[:count].tolist()})
+        batch.prefill({0: ids[:count].tolist()}, {})
         expected = model(ids[None, :count])[0][0, -1]
         largest = max(largest, ((batch.logits[0] - expected).abs().max() / expected.abs().max()).item())
     return largest
 
 
+SAMPLING_FIELDS = [
+    *("repetition_penalty", "temperature", "top_k", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "logit_bias"),
+]
+
+
 @cache
 def computes_filters() -> bool:
-    """Whether the compiled step samples the tokens that folio/generate.py does, whose filters may have been changed.
+    """Whether the compiled step samples the tokens that folio/sampling.py does, whose filters may have been changed.
 
     Both sample from random logits of a small vocabulary, with each filter and with all.
     """
-    if [field.name for field in fields(Sampling)] != ["repetition_penalty", "temperature", "top_k", "top_p", "min_p"]:
+    if [field.name for field in fields(Sampling)] != SAMPLING_FIELDS:
         return False
     try:
         decoder = CPUDecoder(GPT(GPTConfig(vocab_size=64, n_layer=1, n_head=1, n_embd=16, block_size=1)), "float32")
         logits = 3 * torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
         each = [(), (1.5,), (1, 0), (1, 0.5), (1, 1, 5), (1, 1, None, 0.5), (1, 1, None, None, 0.2)]
-        for values in (*each, (1.3, 0.7, 30, 0.9, 0.02)):
-            samples = Samples([[0]] * 8, range(8), Sampling(*values), seed=1, vocab_size=60)
-            batch, sampler = decoder.batch(samples), TokenSampler(samples, torch.device("cpu"))
-            batch.logits.copy_(logits)
-            for _ in range(2):
-                if batch.sample(list(range(8)))() != sampler.sample(logits.clone())[:, 0].tolist():
+        penalties = [(1, 1, None, None, None, 0.5), (1, 1, None, None, None, 0, 0.5), (1, 0, None, None, None, 1, -1)]
+        last = (1.3, 0.7, 30, 0.9, 0.02, 0.3, 0.2, ((3, 1.5), (59, -2.0)))
+        batch, sampler = decoder.batch(8, vocab_size=60), TokenSampler(8, 64, 60, torch.device("cpu"))
+        batch.logits.copy_(logits)
+        for values in (*each, *penalties, last):
+            for row in range(8):
+                sample = Sample([row], row, Sampling(*values), seed=1)
+                batch.start(row, sample)
+                sampler.start(row, sample)
+            for _ in range(3):
+                if batch.sample(list(range(8)))() != sampler.sample(logits.clone(), list(range(8)))[:, 0].tolist():
                     return False
         return True
     except Exception:  # as in computes_model
@@ -200,20 +208,24 @@ def bias_by_distance(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor
 class CPUBatch:
     """Rows of tokens that are continued together: their key-value cache, sampling settings, and buffers."""
 
-    steps_ahead = 0
+    steps_ahead, chunk, keeps_rows = 0, PREFILL, True
 
-    def __init__(self, decoder: CPUDecoder, rows: int):
+    def __init__(self, decoder: CPUDecoder, rows: int, vocab_size: int | None = None):
         config, self.decoder = decoder.config, decoder
         L, C, H, S, V = config.n_layer, config.n_embd, config.n_head, config.block_size, config.vocab_size
         N, D = max(rows, PREFILL), C // H
         width = D + -D % LANES  # the lanes of keys and values from D on are 0, which adds nothing to a score
         inputs, expanded_inputs = C + -C % decoder.multiple, 4 * C + -4 * C % decoder.multiple
+        self.vocab_size = vocab_size or V  # without padding
         self.memory: list[Tensor] = []  # what addresses refer to
+        self.tables: dict[int, dict[str, Tensor]] = {}  # by row and field: a number for each token of the vocabulary
         self.cache = torch.empty(L, 2, rows, H, S, width, dtype=decoder.cache_dtype)
         self.cache[..., D:] = 0  # the rest is written before it is read
         self.logits = torch.zeros(rows, V)
+        self.output = torch.zeros(max(4 * N * C, N * V, inputs))  # of linear layers, also the logits of N tokens
         self.rotation = torch.zeros(0, D)  # cosines and sines of positions, from rotation_first on
         self.rows = np.zeros(rows, RECORDS["row"])
+        self.rows["vocab_size"] = self.vocab_size
         self.tokens = np.zeros(N, RECORDS["token"])
         self.predicted, self.sampled = np.zeros(N, np.int64), np.zeros(rows, np.int64)
         self.sync = torch.zeros(4, ALIGNMENT // 8, dtype=torch.int64)  # cache lines; the last counts helping threads
@@ -250,7 +262,7 @@ class CPUBatch:
             expanded_stride=expanded_inputs * decoder.x_bytes,
             qkv=self.zeros(3 * N * H * width),
             scores=self.zeros(4 * H * S),
-            output=self.zeros(max(4 * N * C, rows * V, inputs)),
+            output=self.output.data_ptr(),
             filtered=self.zeros(3 * rows * V),
             sync=self.sync.data_ptr(),
         )
@@ -264,24 +276,28 @@ class CPUBatch:
         for name, value in fields.items():
             self.state[name] = value
 
-    def set_sampling(self, row: int, samples: Samples) -> None:
-        """How the tokens of a row are sampled."""
-        V, sampling = self.decoder.config.vocab_size, samples.sampling
-        occurred = 0
+    def start(self, row: int, sample: Sample) -> None:
+        V, sampling = self.decoder.config.vocab_size, sample.sampling
+        tables = {}
         if sampling.repetition_penalty != 1:
-            self.memory.append(torch.zeros(V, dtype=torch.uint8))
-            self.memory[-1][torch.tensor(list(samples.prompts[row]))] = 1
-            occurred = self.memory[-1].data_ptr()
+            tables["occurred"] = torch.zeros(V, dtype=torch.uint8)
+            tables["occurred"][torch.tensor(sample.prompt)] = 1
+        if sampling.counts_tokens:
+            tables["counts"] = torch.zeros(V)
+        if sampling.logit_bias:
+            tables["logit_bias"] = add_bias(torch.zeros(V), sampling.logit_bias)
+        self.tables[row] = tables
         settings = dict(
-            vocab_size=min(V, samples.vocab_size or V),
+            **{name: tables[name].data_ptr() if name in tables else 0 for name in ("occurred", "counts", "logit_bias")},
             temperature=sampling.temperature,
-            top_k=min(sampling.top_k or V, V),
+            top_k=min(sampling.top_k or V, self.vocab_size),
             top_p=1.0 if sampling.top_p is None else sampling.top_p,
             min_p=sampling.min_p or 0.0,
             repetition_penalty=sampling.repetition_penalty,
-            occurred=occurred,
-            seed=samples.seed,
-            sample=samples.numbers[row],
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sample.seed,
+            sample=sample.number,
             drawn=0,
         )
         for name, value in settings.items():
@@ -291,28 +307,42 @@ class CPUBatch:
     def lengths(self) -> list[int]:
         return self.rows["length"].tolist()
 
-    def prefill(self, contexts: dict[int, list[int]]) -> None:
-        """Equal contexts are computed only once. Raises IndexError for ids that are not in the vocabulary."""
-        V, S = self.decoder.config.vocab_size, self.decoder.config.block_size
-        same: dict[tuple[int, ...], list[int]] = {}  # the rows of each context
+    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, tuple[int, int]]) -> None:
+        """Raises IndexError for ids that are not in the vocabulary."""
+        for row, (source, count) in prefixes.items():
+            if row != source:
+                self.cache[:, :, row, :, :count] = self.cache[:, :, source, :, :count]
+        tokens, ends = [], set()
         for row, context in contexts.items():
-            assert len(context) <= S
-            if context and not 0 <= min(context) <= max(context) < V:  # the compiled step reads whatever is there
-                raise IndexError(f"a context has ids from {min(context)} to {max(context)}, the vocabulary {V} ids")
-            same.setdefault(tuple(context), []).append(row)
-            self.rows["length"][row] = len(context)
-        self.rotate_positions(0, max(map(len, same)))
-        tokens = [(id, row, position) for ids, (row, *_) in same.items() for position, id in enumerate(ids)]
-        ends = {(row, len(ids) - 1) for ids, (row, *_) in same.items()}
+            count = prefixes[row][1] if row in prefixes else 0
+            tokens += self.new_tokens(row, context, count)
+            ends.add((row, len(context) - 1))
         for start in range(0, len(tokens), PREFILL):
             part = tokens[start : start + PREFILL]
-            last = [n for n, (_, row, position) in enumerate(part) if (row, position) in ends]
-            self.tokens[: len(part)], self.predicted[: len(last)] = part, last
-            self.run(len(part), appends=0, count=len(part), predicted_count=len(last), sampled_count=0)
-        for ids, (first, *others) in same.items():
-            for row in others:
-                self.cache[:, :, row, :, : len(ids)] = self.cache[:, :, first, :, : len(ids)]
-                self.logits[row] = self.logits[first]
+            self.run_tokens(part, [n for n, (_, row, position) in enumerate(part) if (row, position) in ends])
+
+    def score(self, row: int, context: list[int], count: int) -> Tensor:
+        tokens, logits = self.new_tokens(row, context, count), []
+        for start in range(0, len(tokens), PREFILL):
+            part = tokens[start : start + PREFILL]
+            self.run_tokens(part, list(range(len(part))))
+            logits.append(self.output[: len(part) * self.logits.shape[1]].view(len(part), -1).clone())
+        return torch.cat(logits)
+
+    def new_tokens(self, row: int, context: list[int], count: int) -> list[tuple[int, int, int]]:
+        """The records of a context's tokens but for the first `count`, which the row has already."""
+        V, S = self.decoder.config.vocab_size, self.decoder.config.block_size
+        assert count < len(context) <= S
+        if not 0 <= min(context) <= max(context) < V:  # the compiled step reads whatever is there
+            raise IndexError(f"a context has ids from {min(context)} to {max(context)}, the vocabulary {V} ids")
+        self.rows["length"][row] = len(context)
+        self.rotate_positions(0, len(context))
+        return [(context[position], row, position) for position in range(count, len(context))]
+
+    def run_tokens(self, tokens: list[tuple[int, int, int]], predicted: list[int]) -> None:
+        """Compute the keys and values of at most PREFILL tokens, and the logits after some of them, by their places."""
+        self.tokens[: len(tokens)], self.predicted[: len(predicted)] = tokens, predicted
+        self.run(len(tokens), appends=0, count=len(tokens), predicted_count=len(predicted), sampled_count=0)
 
     def sample(self, rows: list[int]) -> Callable[[], list[int]]:
         return self.run_rows(rows, appends=0)

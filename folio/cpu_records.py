@@ -19,8 +19,9 @@ RECORDS = {
     "norm": _record("gain", "bias"),
     "token": _record("id", "row", "position"),
     "row": _record(
-        *("token", "length", "vocab_size", "top_k", "seed", "sample", "drawn", "occurred"),
-        **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), "f8"),
+        *("token", "length", "vocab_size", "top_k", "seed", "sample", "drawn", "occurred", "counts", "logit_bias"),
+        **dict.fromkeys(("temperature", "top_p", "min_p"), "f8"),
+        **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), "f8"),
     ),
     "state": _record(
         *("n_layer", "n_head", "n_embd", "head_size", "head_width", "block_size", "vocab_size", "gelu_new"),

@@ -1,5 +1,5 @@
 """A step of decoding on a CPU, compiled by numba: the forward pass of model.py for new tokens with a key-value cache,
-the sampling filters of folio/generate.py, and the draw.
+the sampling filters of folio/sampling.py, and the draw.
 
 All arguments are in the records of folio/cpu_records.py. A step consists of phases, and a phase of parts, which the
 threads claim one by one.
@@ -457,7 +457,7 @@ def sum_of(x, count):
 
 @compiled
 def uniform(seed, sample, position):
-    """A number in [0, 1) that is a function of its arguments, as folio.generate.uniforms."""
+    """A number in [0, 1) that is a function of its arguments, as folio.sampling.uniforms."""
     h = np.uint64(0)
     for part in (np.uint64(seed), np.uint64(sample), np.uint64(position)):
         h = (h ^ part) + np.uint64(0x9E3779B97F4A7C15)
@@ -477,7 +477,7 @@ def penalize(x, V, occurred, penalty):
 
 @inlined
 def filter_tokens(row, x, ids, V, heap):
-    """Apply the filters of folio.generate.next_token_probabilities, but for the penalty, to logits x (V,).
+    """Apply the filters of folio.sampling.next_token_probabilities, but for the penalties, to logits x (V,).
 
     x becomes the probabilities of the tokens that are left, not normalized, and ids these tokens, in ascending order.
     Returns how many there are.
@@ -529,8 +529,18 @@ def sample(state, index):
     ids = integers_32(scratch + 8 * state.vocab_size, V)
     for i in range(V):
         x[i] = logits[i]
+    if row.logit_bias:
+        bias = floats(row.logit_bias, V)
+        for i in range(V):
+            x[i] += bias[i]
     if row.occurred:
         penalize(x, V, octets(row.occurred, V), np.float32(row.repetition_penalty))
+    if row.counts:
+        presence, frequency = np.float32(row.presence_penalty), np.float32(row.frequency_penalty)
+        counts = floats(row.counts, V)
+        for i in range(V):
+            if counts[i] > 0:
+                x[i] -= frequency * counts[i] + presence
     if row.temperature == 0:
         token = index_of(x, V, largest_of(x, V))
     else:
@@ -540,6 +550,8 @@ def sample(state, index):
     row.token = token
     if row.occurred:
         octets(row.occurred, V)[token] = 1
+    if row.counts:
+        floats(row.counts, V)[token] += np.float32(1)
 
 
 @compiled

@@ -1,113 +1,20 @@
-"""Generating text: sampling filters, the loop over tokens, stop strings. The decoders are in files of their own.
+"""Generating text: the choice of a decoder, the tokens that follow prompts, and their text up to a stop string.
 
-Dimensions: B batch (rows), T time, V vocabulary.
+Dimensions: B batch (rows), V vocabulary.
 """
 
 import codecs
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from folio import UserError
-from folio.randomness import hash64
 from folio.runtime import Runtime
+from folio.sampling import Sampling
+from folio.scheduler import Completion, Decoder, Scheduler
 from folio.tokenizer import Tokenizer
-from model import GPT, GPTConfig
-
-# --- filters ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is sampled from logits. The filters apply in this order, as in transformers."""
-
-    repetition_penalty: float = 1.0  # divides the logits of tokens that occurred before; 1: off (Keskar et al. 2019)
-    temperature: float = 1.0  # divides all logits; 0: always the most likely token
-    top_k: int | None = None  # keep the k most likely tokens
-    top_p: float | None = None  # keep the smallest set of most likely tokens whose probabilities sum to p or more
-    min_p: float | None = None  # keep tokens whose probability is at least min_p times the largest
-
-
-def penalize(logits: Tensor, occurred: Tensor, penalty: float) -> Tensor:
-    """Divide the logits (..., V) of tokens that occurred (..., V) by the penalty; negative logits are multiplied by it.
-
-    "CTRL" (Keskar et al. 2019), section 4.1, as implemented in transformers.
-    """
-    return torch.where(occurred, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Set all but the k largest logits (..., V) to -inf. Ties with the k-th largest are kept."""
-    if k >= logits.shape[-1]:
-        return logits
-    kth = logits.topk(k).values[..., -1:]
-    return logits.masked_fill(logits < kth, -torch.inf)
-
-
-def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose probabilities sum to p or more; set other logits to -inf.
-
-    Nucleus sampling: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration". The most likely token is
-    always kept; of equal ones at the end of the set, those with the lowest ids. logits: (..., V).
-    """
-    ordered, order = logits.sort(descending=True, dim=-1, stable=True)
-    probabilities = ordered.softmax(dim=-1)
-    dropped = probabilities.cumsum(dim=-1) - probabilities >= p  # the sum over more likely tokens
-    dropped[..., 0] = False  # even if p is so small that it is 0 in float32
-    return logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
-
-
-def keep_min_p(logits: Tensor, p: float) -> Tensor:
-    """Set logits (..., V) to -inf where the probability is below p times the largest (Nguyen et al. 2024)."""
-    probabilities = logits.softmax(dim=-1)
-    return logits.masked_fill(probabilities < p * probabilities.amax(dim=-1, keepdim=True), -torch.inf)
-
-
-def next_token_probabilities(logits: Tensor, sampling: Sampling, occurred: Tensor | None = None) -> Tensor:
-    """The distribution that the next token is sampled from: logits (..., V) to probabilities (..., V).
-
-    occurred: which tokens occur in the text so far, (..., V) of bool, for the penalty. temperature=0 gives the most
-    likely token probability 1.
-    """
-    if occurred is not None and sampling.repetition_penalty != 1:
-        logits = penalize(logits, occurred, sampling.repetition_penalty)
-    if sampling.temperature == 0:
-        return torch.zeros_like(logits).scatter(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    logits = logits / sampling.temperature
-    if sampling.top_k is not None:
-        logits = keep_top_k(logits, sampling.top_k)
-    if sampling.top_p is not None:
-        logits = keep_top_p(logits, sampling.top_p)
-    if sampling.min_p is not None:
-        logits = keep_min_p(logits, sampling.min_p)
-    return logits.softmax(dim=-1)
-
-
-def uniforms(seed: int, samples: Sequence[int], first: int, count: int) -> Tensor:
-    """Uniform numbers in [0, 1), float64, (samples, count): one per sample and position first .. first + count - 1.
-
-    Each is a function of (seed, sample, position), so that sample k is the same in any batch.
-    """
-    rows = np.array(samples, dtype=np.uint64)[:, None]
-    bits = hash64(seed, rows, np.arange(first, first + count, dtype=np.uint64)) >> np.uint64(11)
-    return torch.from_numpy(bits.astype(np.float64) * 2.0**-53)
-
-
-def sample_token(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Sample by inverse transform: the first token at which the cumulative probability exceeds `uniform`.
-
-    probabilities: (B, V). uniform: (B, 1) in [0, 1), on the sampling_device of the probabilities' device.
-    Returns ids (B, 1) on the probabilities' device.
-    """
-    sums = probabilities.to(uniform.device).cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(sums, uniform * sums[:, -1:], right=True).to(probabilities.device)
-
+from model import GPT
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
@@ -117,55 +24,6 @@ class Step(NamedTuple):
 
     tokens: list[int | None]  # None for a row that has ended
     logits: Tensor  # (B, V), float32, before any filter; valid until the next step
-
-
-class Samples(NamedTuple):
-    """What to sample: row b is sample numbers[b] of prompts[b]. Its random numbers are a function of (seed,
-    numbers[b], position).
-    """
-
-    prompts: Sequence[Sequence[int]]  # ids
-    numbers: Sequence[int]
-    sampling: Sampling
-    seed: int
-    vocab_size: int | None  # ids from it on, a model's padding, are never sampled
-
-
-class Batch(Protocol):
-    """Rows of tokens that are continued together."""
-
-    logits: Tensor  # (B, V) in float32, after the newest token of each row
-    steps_ahead: int  # steps to launch before a step's tokens are fetched, so that a GPU never waits for the host
-
-    @property
-    def lengths(self) -> list[int]:
-        """How many tokens of each row have keys and values in the cache, or had before the context slid."""
-
-    def prefill(self, contexts: dict[int, list[int]]) -> None:
-        """Fill these rows of the cache with whole contexts, and compute the logits after them.
-
-        An empty context empties its row. The other rows stay as they are.
-        """
-
-    def sample(self, rows: list[int]) -> Callable[[], list[int]]:
-        """Sample the next token of these rows from their logits. Returns a function that fetches one of each row, which
-        is meaningless for the other rows.
-        """
-
-    def step(self, rows: list[int]) -> Callable[[], list[int]]:
-        """Append the tokens that were sampled last to these rows, and sample the next ones."""
-
-
-class Decoder(Protocol):
-    """A model's weights in the form that is fastest for decoding on its device."""
-
-    config: GPTConfig
-
-    @property
-    def row_bytes(self) -> int:
-        """How much memory a row of a batch takes."""
-
-    def batch(self, samples: Samples) -> Batch: ...
 
 
 def make_decoder(
@@ -187,7 +45,7 @@ def make_decoder(
         dtype = dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch.")
         return CPUDecoder(model, dtype, weights)
     if dtype:
-        changed = "model.py or folio/generate.py was changed"
+        changed = "model.py or folio/sampling.py was changed"
         raise UserError(f"dtype={dtype}: {changed}, so torch decodes, which cannot compute in it; use --dtype=auto")
     return TorchDecoder(model, runtime)
 
@@ -218,55 +76,32 @@ def generate(
     GPTConfig.can_slide, stride=None prefills nothing: the new token takes the place of the oldest one in the cache. (It
     then depends on older tokens too, through the keys and values that the layers computed from them.)
     """
-    block_size = decoder.config.block_size
-    slides = stride is None and decoder.config.can_slide
-    window = block_size - min(stride or block_size // 2 or 1, block_size)
-    contexts = [list(prompt)[-block_size:] for prompt in prompts]
-    ended = [False] * len(contexts) if ended is None else ended
-    limits = [max(1, block_size - len(prompt)) if max_new_tokens is None else max_new_tokens for prompt in prompts]
-    numbers = range(len(contexts)) if samples is None else samples
-    batch = decoder.batch(Samples(prompts, numbers, sampling or Sampling(), seed, vocab_size))
-
-    def launch_steps() -> Iterator[tuple[Callable[[], list[int]], Tensor]]:
-        """For each step a function that fetches its tokens, and the logits that they were sampled from."""
-        batch.prefill(dict(enumerate(contexts)))
-        if batch.logits.isnan().any():
-            raise UserError(
-                "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
-            )
-        unread = [batch.sample(list(range(len(contexts))))]  # the steps that are not yet in `contexts`
-        yield unread[-1], batch.logits
-        for _ in range(max(limits) - 1):
-            if slides:
-                unread.clear()  # no context is prefilled again
-            elif full := [row for row, length in enumerate(batch.lengths) if length == block_size]:
-                for fetch in unread:
-                    contexts[:] = [[*context, token] for context, token in zip(contexts, fetch(), strict=True)]
-                unread.clear()
-                for row in full:  # nothing for a row that has ended; the newest token follows below
-                    contexts[row] = contexts[row][len(contexts[row]) - 1 - (0 if ended[row] else window) :]
-                batch.prefill({row: contexts[row][:-1] for row in full})
-            unread.append(batch.step([row for row, end in enumerate(ended) if not end]))
-            yield unread[-1], batch.logits
-
-    in_flight: deque = deque()
-    count = 0  # tokens of each row so far
-    for launched in chain(launch_steps(), [None] * batch.steps_ahead):
-        in_flight.append(launched)
-        if len(in_flight) <= batch.steps_ahead:
-            continue
-        fetch, logits = in_flight.popleft()
-        tokens = fetch()
-        for row, token in enumerate(tokens):
-            ended[row] = ended[row] or token == eot
-        if all(ended):
-            return
-        yield Step([None if end else token for token, end in zip(tokens, ended, strict=True)], logits)
-        count += 1
-        for row, limit in enumerate(limits):
-            ended[row] = ended[row] or count >= limit
-        if all(ended):
-            return
+    rows = range(len(prompts))
+    ended = [False for _ in rows] if ended is None else ended
+    scheduler = Scheduler(decoder, len(prompts), vocab_size, eot)
+    numbers = rows if samples is None else samples
+    completions = [
+        Completion(list(prompt), sampling or Sampling(), max_new_tokens, seed, number, stride)
+        for prompt, number in zip(prompts, numbers, strict=True)
+    ]
+    for completion in completions:
+        scheduler.add(completion)
+    while scheduler.is_busy:
+        while scheduler.is_prefilling:
+            for completion in scheduler.prefill():
+                if completion.error:
+                    raise UserError(completion.error)
+        tokens: list[int | None] = [None for _ in rows]
+        for row, completion in scheduler.step().items():
+            if completion.finish_reason != "stop":
+                tokens[row] = completion.tokens[-1]
+        if tokens.count(None) < len(tokens):
+            yield Step(tokens, scheduler.logits)
+        for row, completion in enumerate(completions):
+            if ended[row]:
+                scheduler.cancel(completion)
+            elif completion.finish_reason:
+                ended[row] = True
 
 
 def default_prompt(tokenizer: Tokenizer) -> list[int]:

@@ -36,24 +36,28 @@ class KVCache(Attention):
         self.last.copy_(torch.tensor(lengths) - 1)  # in place, because captured graphs read this memory
 
     def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance the lengths by the tokens `idx` (B, T); T > 1 requires empty rows. Returns as Attention does."""
-        T, size = idx.shape[1], len(self.slots)
-        shortest, longest = min(self.lengths), max(self.lengths)
-        assert T == 1 or longest == 0
-        self.lengths = [length + T for length in self.lengths]
+        """Advance the lengths of the first B rows by the tokens `idx` (B, T). Returns as Attention does.
+
+        T > 1 requires rows of equal length, and that the tokens fit.
+        """
+        (B, T), size = idx.shape, len(self.slots)
+        kv, lengths, last = self.kv[:, :, :B], self.lengths[:B], self.last[:B]
+        shortest, longest = min(lengths), max(lengths)
+        assert T == 1 or shortest == longest <= size - T
+        self.lengths = [length + T for length in lengths] + self.lengths[B:]
         attended = self.capacity or min(longest + T, size)
-        self.attended = self.kv.narrow(4, 0, attended).flatten(0, 1).unbind()  # keys, values of each layer in turn
+        self.attended = kv.narrow(4, 0, attended).flatten(0, 1).unbind()  # keys, values of each layer in turn
         self.aligned = shortest == longest and not self.capacity
         if self.aligned and longest < size:
-            self.new = self.kv.narrow(4, longest, T).flatten(0, 1).unbind()
+            self.new = kv.narrow(4, longest, T).flatten(0, 1).unbind()
             return self.slots[longest:attended], self.slots[:attended]
         if self.aligned:
-            self.new = self.kv.narrow(4, longest % size, 1).flatten(0, 1).unbind()
-            last = torch.full((1,), longest, device=self.kv.device)
-            return last, self.positions_in_slots(last, attended)
-        self.last.add_(1)
-        self.new_slot = self.last % size
-        return self.last[:, None], self.positions_in_slots(self.last[:, None], attended)
+            self.new = kv.narrow(4, longest % size, 1).flatten(0, 1).unbind()
+            newest = torch.full((1,), longest, device=self.kv.device)
+            return newest, self.positions_in_slots(newest, attended)
+        last.add_(1)
+        self.new_slot = last % size
+        return last[:, None], self.positions_in_slots(last[:, None], attended)
 
     def positions_in_slots(self, last: Tensor, attended: int) -> Tensor:
         """The newest position up to `last` that belongs in each of the first slots; that of an empty one is later."""
@@ -66,9 +70,13 @@ class KVCache(Attention):
             self.new[2 * layer.index].copy_(k)
             self.new[2 * layer.index + 1].copy_(v)
         else:
-            keys[self.rows, :, self.new_slot] = k[:, :, 0].to(keys.dtype)
-            values[self.rows, :, self.new_slot] = v[:, :, 0].to(values.dtype)
-        is_causal = mask is None and q.shape[2] > 1
+            rows = self.rows[: len(k)]
+            keys[rows, :, self.new_slot] = k[:, :, 0].to(keys.dtype)
+            values[rows, :, self.new_slot] = v[:, :, 0].to(values.dtype)
+        T, S = q.shape[2], keys.shape[2]
+        is_causal = mask is None and 1 < T == S
+        if mask is None and 1 < T < S:  # torch's causal mask is for queries that begin with the first key
+            mask = torch.full((T, S), -torch.inf, device=q.device).triu(S - T + 1)
         if mask is not None:
             mask = mask.to(keys.dtype)
         return scaled_dot_product_attention(q.to(keys.dtype), keys, values, mask, 0.0, is_causal).to(q.dtype)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from folio import UserError, configurator, convert, memory, music
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
-from folio.generate import Sampling, Step, TextStream, default_prompt, generate, make_decoder
+from folio.generate import Step, TextStream, default_prompt, generate, make_decoder
 from folio.runs import resolve
 from folio.runtime import DTYPES, Runtime, resolve_runtime
+from folio.sampling import Sampling
 from folio.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
 from model import GPT
 

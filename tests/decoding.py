@@ -4,8 +4,10 @@ import copy
 
 import torch
 
-from folio.generate import Decoder, Sampling, generate, make_decoder
+from folio.generate import generate, make_decoder
 from folio.runtime import Runtime, resolve_runtime
+from folio.sampling import Sampling
+from folio.scheduler import Decoder
 from folio.torch_decoder import TorchDecoder
 from model import GPT, GPTConfig
 

@@ -17,12 +17,12 @@ from decoding import GREEDY, generate_tokens, random_model
 from repository import ROOT
 
 import model as model_file
-from folio import UserError, compiled, cpu_decoder, decode_step, torch_decoder
-from folio import generate as generate_file
+from folio import UserError, compiled, cpu_decoder, decode_step, sampling, torch_decoder
 from folio.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
-from folio.generate import Samples, Sampling, generate, make_decoder
+from folio.generate import generate, make_decoder
 from folio.quantize import quantized
 from folio.runtime import resolve_runtime
+from folio.sampling import Sample, Sampling
 from folio.torch_decoder import TorchDecoder
 from model import ACTIVATIONS, GPT, POSITIONS
 
@@ -30,7 +30,10 @@ CPU = resolve_runtime("cpu", "float32", False)
 
 
 def batch_of(decoder: CPUDecoder, rows: int, sampling: Sampling = GREEDY) -> CPUBatch:
-    return decoder.batch(Samples([[0]] * rows, range(rows), sampling, 1, None))
+    batch = decoder.batch(rows)
+    for row in range(rows):
+        batch.start(row, Sample([0], row, sampling, seed=1))
+    return batch
 
 
 def random_ids(model: GPT, count: int) -> list[int]:
@@ -81,7 +84,7 @@ def test_logits_of_each_position_method(position, seed):
     model = random_model(seed, position=position, block_size=160, n_head=4)
     ids = random_ids(model, 160)
     batch = batch_of(CPUDecoder(model, "float32"), 2)
-    batch.prefill({0: ids[:150], 1: ids[:63]})
+    batch.prefill({0: ids[:150], 1: ids[:63]}, {})
     batch.rows["token"] = ids[150], ids[63]
     for position in range(10):
         for row, length in enumerate((150 + position, 63 + position)):
@@ -159,7 +162,7 @@ def test_a_cpu_without_bfloat16_instructions(monkeypatch, seed):
     assert decoder.x_bytes == 4 and decoder.multiple == 16
     ids = random_ids(model, 32)
     batch = batch_of(decoder, 1)
-    batch.prefill({0: ids})
+    batch.prefill({0: ids}, {})
     expected = model.float()(torch.tensor([ids]))[0][0, -1]
     assert (batch.logits[0] - expected).abs().max() < 0.05 * expected.abs().max()
 
@@ -195,7 +198,10 @@ def test_the_memory_of_a_row_is_known(dtype):
     """It decides how many texts are generated at a time."""
     decoder = CPUDecoder(random_model(1, vocab_size=3000, block_size=64, n_embd=32, n_head=2), dtype)
     few, many = batch_of(decoder, 64), batch_of(decoder, 164)
-    few, many = (sum(tensor.nbytes for tensor in (batch.cache, batch.logits, *batch.memory)) for batch in (few, many))
+    few, many = (
+        sum(tensor.nbytes for tensor in (batch.cache, batch.logits, batch.output, *batch.memory))
+        for batch in (few, many)
+    )
     assert 0.8 < decoder.row_bytes / ((many - few) / 100) < 1.1
 
 
@@ -205,7 +211,7 @@ def test_a_sliding_context_does_not_use_more_and_more_memory(seed):
     prompts = [random_ids(model, length) for length in (1, 8, 3)]
     decoder = CPUDecoder(model, "float32")
     batch = batch_of(decoder, 3)
-    batch.prefill(dict(enumerate(prompts)))
+    batch.prefill(dict(enumerate(prompts)), {})
     tokens = [batch.sample([0, 1, 2])()] + [batch.step([0, 1, 2])() for _ in range(99)]
     assert batch.lengths == [100, 107, 102] and len(batch.rotation) <= 2 * 8 + 8
     assert [list(row) for row in zip(*tokens, strict=True)] == generate_tokens(
@@ -278,7 +284,7 @@ def test_changed_models_are_not_computed(change, monkeypatch):
     change(monkeypatch)
     assert not computes_model(random_model(1))
     assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
-    with pytest.raises(UserError, match=r"dtype=int8: model\.py or folio/generate\.py was changed"):
+    with pytest.raises(UserError, match=r"dtype=int8: model\.py or folio/sampling\.py was changed"):
         make_decoder(random_model(1), CPU, "int8")
 
 
@@ -287,8 +293,8 @@ def test_a_changed_filter_is_not_ignored(name, monkeypatch):
     """One whose settings are the same was."""
     computes_filters.cache_clear()
     assert computes_filters()
-    original = getattr(generate_file, name)
-    for module in (generate_file, torch_decoder):
+    original = getattr(sampling, name)
+    for module in (sampling, torch_decoder):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, lambda *arguments: original(*arguments).flip(-1))
     computes_filters.cache_clear()
@@ -375,7 +381,7 @@ def test_no_part_is_claimed_before_its_phase_is_published(threads, decoder):
     """
     batch = batch_of(decoder, 1)
     batch.threads = 1  # wakes nobody; the compiled step still divides its phases
-    batch.prefill({0: [1, 2, 3]})
+    batch.prefill({0: [1, 2, 3]}, {})
     sync, logits = batch.sync, batch.logits.clone()
     before = sync.clone()
     sync[2, 0] = 0  # as in decode_step.run_phase, up to the last store
@@ -391,7 +397,7 @@ def test_no_part_is_claimed_before_its_phase_is_published(threads, decoder):
 def test_an_interrupt_is_raised_after_the_step(threads, decoder):
     """The batch can still be used."""
     batch = batch_of(decoder, 1)
-    batch.prefill({0: [1]})
+    batch.prefill({0: [1]}, {})
     batch.sample([0])
     with pytest.raises(KeyboardInterrupt):
         _thread.interrupt_main()
@@ -427,7 +433,8 @@ def test_a_process_may_end_right_after_a_step_with_several_threads():
     code = """
 from decoding import random_model
 from folio import cpu_decoder
-from folio.generate import Sampling, generate
+from folio.generate import generate
+from folio.sampling import Sample, Sampling
 cpu_decoder.choose_threads = lambda decoder, rows: 3
 decoder = cpu_decoder.CPUDecoder(random_model(1), "float32")
 print(sum(1 for _ in generate(decoder, [[1]], max_new_tokens=7)))

@@ -12,8 +12,8 @@ from numba import njit
 
 from folio import compiled, decode_step
 from folio.cpu_decoder import CPUBatch, CPUDecoder
-from folio.generate import Samples, Sampling, next_token_probabilities, sample_token, uniforms
 from folio.quantize import pack_int4, quantize_int8, round_trip
+from folio.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
 
 # --- functions of a number --------------------------------------------------------------------------------------------
 
@@ -137,7 +137,10 @@ def test_widened_weights(format, seed):
 def sampler(V: int, rows: int, sampling: Sampling, seed: int, vocab_size: int | None = None) -> CPUBatch:
     """A batch whose logits the tests set. Token 0 occurred."""
     decoder = CPUDecoder(random_model(1, vocab_size=V, n_layer=1, n_embd=2), "float32")
-    return decoder.batch(Samples([[0]] * rows, range(rows), sampling, seed, vocab_size))
+    batch = decoder.batch(rows, vocab_size)
+    for row in range(rows):
+        batch.start(row, Sample([0], row, sampling, seed))
+    return batch
 
 
 def random_sampling(rng: random.Random, V: int) -> Sampling:

@@ -15,10 +15,10 @@ from engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
 from tiny_tokenizers import bpe
 
 from folio import UserError, configurator
-from folio.generate import Sampling, next_token_probabilities, uniforms
 from folio.language_model import LanguageModel
 from folio.runtime import Runtime, resolve_runtime
 from folio.sample_stream import GenerationQuestion, stream_samples
+from folio.sampling import Sampling, next_token_probabilities, uniforms
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, POSITIONS
 from tools import bench_html

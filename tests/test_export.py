@@ -27,7 +27,8 @@ from folio.export_formats import (
     write_nanogpt,
 )
 from folio.files import read_json, write_json
-from folio.generate import Sampling, generate
+from folio.generate import generate
+from folio.sampling import Sampling
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, GPTConfig
 from tools import export

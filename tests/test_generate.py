@@ -18,11 +18,10 @@ from transformers import (
 )
 
 from folio import UserError, torch_decoder
-from folio.generate import (
+from folio.generate import TextStream, default_prompt, generate
+from folio.runtime import Runtime, resolve_runtime
+from folio.sampling import (
     Sampling,
-    TextStream,
-    default_prompt,
-    generate,
     keep_min_p,
     keep_top_k,
     keep_top_p,
@@ -30,7 +29,6 @@ from folio.generate import (
     sample_token,
     uniforms,
 )
-from folio.runtime import Runtime, resolve_runtime
 from folio.tokenizer import CharTokenizer
 from folio.torch_decoder import TorchDecoder, sampling_device
 from model import GPT, GPTConfig
@@ -362,7 +360,7 @@ class MetaWithoutFloat64(TorchDispatchMode):
         assert not kwargs.get("non_blocking")
         if function is torch.ops.aten._local_scalar_dense.default:
             return False
-        if kwargs.get("device") == torch.device("cpu") and args and args[0].is_meta:
+        if kwargs.get("device") == torch.device("cpu") and args and getattr(args[0], "is_meta", False):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         result = function(*args, **kwargs)
         for tensor in result if isinstance(result, (tuple, list)) else [result]:

@@ -18,8 +18,9 @@ from decoding import decoder_in, random_model
 from torch import Tensor
 
 from folio import checkpoint, torch_decoder
-from folio.generate import Sampling, generate, uniforms
+from folio.generate import generate
 from folio.kv_cache import KVCache
+from folio.sampling import Sampling, uniforms
 from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
 from folio.tokenizer import CharTokenizer

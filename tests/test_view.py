@@ -27,7 +27,7 @@ from numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
 from folio import UserError
-from folio.generate import Sampling, next_token_probabilities
+from folio.sampling import Sampling, next_token_probabilities
 from folio.serve import make_app, make_server
 from folio.trace_provider import TraceProvider
 from folio.viewed_model import ViewedModel

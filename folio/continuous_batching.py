@@ -1,0 +1,126 @@
+"""An engine that generates completions for requests as they arrive: a thread with the model, behind a queue."""
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from folio import UserError, memory
+from folio.language_model import LanguageModel
+from folio.scheduler import Completion, Scheduler
+
+MOST_ROWS = 256
+SHARE = 0.5  # of the free memory, at most, for keys and values
+
+
+class QueueFull(UserError):
+    """As many submissions wait for a row as may."""
+
+
+class Engine:
+    """Generates completions, at most `rows` at a time; others wait. Any thread may use it.
+
+    In float32, a completion has the tokens that LanguageModel generates with the same settings, whatever else is being
+    generated.
+    """
+
+    def __init__(self, gpt: LanguageModel, rows: int | None = None, max_waiting: int = 64):
+        """rows: None: MOST_ROWS, or fewer if memory holds fewer. max_waiting: submissions that may wait."""
+        self.gpt, self.max_waiting = gpt, max_waiting
+        self.rows = rows or rows_that_fit(gpt)
+        self.scheduler = self._new_scheduler()
+        self.condition = threading.Condition()
+        self.submitted: deque[Sequence[Completion]] = deque()  # waiting for rows, in the order of their arrival
+        self.cancelled: list[Completion] = []
+        self.closed = False
+        self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.thread.start()
+
+    def _new_scheduler(self) -> Scheduler:
+        tokenizer = self.gpt.tokenizer
+        return Scheduler(self.gpt.decoder, self.rows, tokenizer.vocab_size, tokenizer.eot)
+
+    def submit(self, completions: Sequence[Completion]) -> None:
+        """Generate these completions when there are rows. Raises QueueFull."""
+        with self.condition:
+            if self.closed:
+                raise QueueFull("the engine is closed")
+            if self.waiting >= self.max_waiting:
+                raise QueueFull(f"{self.waiting:,} requests wait already; try again later")
+            self.submitted.append(list(completions))
+            self.condition.notify()
+
+    def cancel(self, completions: Iterable[Completion]) -> None:
+        """End completions, if they have not ended. Their rows are free after the current step."""
+        with self.condition:
+            self.cancelled += completions
+            self.condition.notify()
+
+    @property
+    def active(self) -> int:
+        """Rows in use."""
+        return len(self.scheduler.completions)
+
+    @property
+    def waiting(self) -> int:
+        """Submissions of which at least one completion waits for a row."""
+        return len(self.submitted)
+
+    def close(self) -> None:
+        """End the thread, after cancelling what has not ended."""
+        with self.condition:
+            self.closed = True
+            self.condition.notify()
+        self.thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self.condition:
+                while not (self.submitted or self.cancelled or self.closed or self.scheduler.is_busy):
+                    self.condition.wait()
+                if self.closed:
+                    return self._cancel_all()
+                news = self._update()
+            try:
+                news += self.scheduler.prefill()
+                news += self.scheduler.step().values()
+            except Exception:
+                traceback.print_exc()
+                news += self._fail()
+            for notify in {completion.notify for completion in news if completion.notify}:
+                notify()
+
+    def _update(self) -> list[Completion]:
+        """Pass submissions on when all completions of the earlier ones have rows. Returns what was cancelled."""
+        cancelled = [completion for completion in self.cancelled if completion.finish_reason is None]
+        self.cancelled = []
+        for completion in cancelled:
+            self.scheduler.cancel(completion)
+            completion.finish_reason = "cancelled"  # also if it waited here
+        while self.submitted and not self.scheduler.waiting:
+            for completion in self.submitted.popleft():
+                if completion.finish_reason is None:
+                    self.scheduler.add(completion)
+        return cancelled
+
+    def _fail(self) -> list[Completion]:
+        """End everything that was being generated, after an error of ours."""
+        failed = [*self.scheduler.completions.values(), *self.scheduler.waiting]
+        self.scheduler = self._new_scheduler()
+        for completion in failed:
+            completion.error, completion.finish_reason = "the engine failed; the server's terminal shows why", "error"
+        return failed
+
+    def _cancel_all(self) -> None:
+        waiting = [completion for completions in self.submitted for completion in completions]
+        for completion in [*self.scheduler.completions.values(), *self.scheduler.waiting, *waiting]:
+            completion.finish_reason = completion.finish_reason or "cancelled"
+
+
+def rows_that_fit(gpt: LanguageModel) -> int:
+    """MOST_ROWS, or as many as fit into a share of the free memory, but at least one."""
+    device = gpt.runtime.device
+    available = memory.free(device) or memory.free(torch.device("cpu"))  # Apple's GPUs use the CPU's
+    return max(1, min(MOST_ROWS, int(SHARE * available / gpt.decoder.row_bytes)))

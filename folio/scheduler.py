@@ -1,0 +1,342 @@
+"""Continuous batching: completions of prompts join and leave the rows of a batch between the steps of decoding.
+
+The idea is from "Orca" (Yu et al. 2022). `generate` runs a scheduler for one batch of prompts, an Engine for requests
+as they arrive. Here are also the interfaces of the decoders that it runs on.
+
+Dimensions: B batch (rows), V vocabulary.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from folio.sampling import Sample, Sampling
+from model import GPTConfig
+
+NAN = "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
+RECENT = 16  # rows, the first ones, whose old contexts are overwritten as late as possible
+
+# --- decoders ---------------------------------------------------------------------------------------------------------
+
+
+class Batch(Protocol):
+    """Rows of tokens that are continued together: their key-value cache, and how the next tokens are sampled."""
+
+    logits: Tensor  # (B, V) in float32, after the newest token of each row; valid until the next call
+    steps_ahead: int  # steps to launch before a step's tokens are fetched, so that a GPU never waits for the host
+    chunk: int | None  # tokens of prompts to prefill between two steps, so that a step is not late; None: any number
+    keeps_rows: bool  # whether rows that take no part in steps keep their keys and values
+
+    def start(self, row: int, sample: Sample) -> None:
+        """Set how the tokens of a row are sampled from now on."""
+
+    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, tuple[int, int]]) -> None:
+        """Fill these rows of the cache with ids at positions 0, 1, ..., and compute the logits after them.
+
+        prefixes[row] = (source, count): the first `count` ids are also the first ones of row `source`, whose keys and
+        values are used. The other rows stay as they are.
+        """
+
+    def score(self, row: int, context: list[int], count: int) -> Tensor:
+        """As `prefill` of a row that has the first `count` ids already. Returns the logits after each of the others,
+        (ids, V).
+        """
+
+    def sample(self, rows: list[int]) -> Callable[[], list[int]]:
+        """Sample the next token of these rows from their logits. Returns a function that fetches the newest token of
+        every row.
+        """
+
+    def step(self, rows: list[int]) -> Callable[[], list[int]]:
+        """Append the tokens that were sampled last to these rows, and sample the next ones."""
+
+
+class Decoder(Protocol):
+    """A model's weights in the form that is fastest for decoding on its device."""
+
+    config: GPTConfig
+
+    @property
+    def row_bytes(self) -> int:
+        """How much memory a row of a batch takes."""
+
+    def batch(self, rows: int, vocab_size: int | None = None) -> Batch:
+        """A batch without tokens. Ids from vocab_size on, a model's padding, are never sampled."""
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities in nats, of the model's own distribution: before the temperature, penalties, and filters."""
+
+    logprob: float  # of the token
+    top: list[tuple[int, float]]  # the most likely tokens and theirs, the most likely first
+
+
+@dataclass(eq=False)
+class Completion:
+    """A continuation of a prompt. The scheduler appends to its results; others only read them."""
+
+    prompt: Sequence[int]  # ids, at least one
+    sampling: Sampling
+    max_new_tokens: int | None = None  # None: as many as fit into the context after the prompt, at least one
+    seed: int = 1337
+    sample: int = 0  # its number: random numbers are a function of (seed, sample, position)
+    context_stride: int | None = None  # as in folio.generate.generate
+    logprobs: int | None = None  # None: no log-probabilities; k: those of each token and of the k most likely ones
+    prompt_logprobs: bool = False  # also for the tokens of the prompt
+    notify: Callable[[], None] | None = None  # an Engine's thread calls it when there are results
+    # --- results ---
+    tokens: list[int] = field(default_factory=list)  # without the end-of-text token
+    token_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, appended before it
+    prompt_token_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # None for the first one
+    finish_reason: Literal["stop", "length", "cancelled", "error"] | None = None  # set last; stop: end of text
+    error: str = ""  # what happened, if that is the reason
+    row: int | None = None  # of the batch, while it is in one
+
+
+class Launched(NamedTuple):
+    """A step whose tokens are not fetched yet."""
+
+    completions: dict[int, Completion]  # by row
+    fetch: Callable[[], list[int]]
+    logits: Tensor  # (B, V), that the tokens were sampled from
+
+
+class Scheduler:
+    """Completions in the rows of a batch, step by step. Those that find no free row wait, first come first served."""
+
+    def __init__(self, decoder: Decoder, rows: int, vocab_size: int | None = None, eot: int | None = None):
+        self.batch = decoder.batch(rows, vocab_size)
+        self.block_size, self.can_slide = decoder.config.block_size, decoder.config.can_slide
+        self.vocab_size, self.eot = vocab_size or decoder.config.vocab_size, eot
+        self.logits = self.batch.logits  # of the tokens that `step` returned
+        self.waiting: deque[Completion] = deque()
+        self.completions: dict[int, Completion] = {}  # by row
+        # The ids at positions 0, 1, ... of each row's cache, also after its completion has ended. The newest one was
+        # sampled, and may not be in the cache yet.
+        self.contexts: list[list[int]] = [[] for _ in range(rows)]
+        self.free = list(range(rows))  # rows, the one that has been free for longest first
+        self.partial: tuple[int, list[int]] | None = None  # a row of whose context only a part is in the cache
+        self.full: dict[int, list[int]] = {}  # rows whose context was full, and what is left of it
+        self.ready: list[int] = []  # rows that were prefilled, whose next token is to be sampled
+        self.decoding: dict[int, Completion] = {}  # rows whose next token is computed from the newest one
+        self.in_flight: deque[Launched] = deque()
+
+    def add(self, completion: Completion) -> None:
+        if completion.max_new_tokens is None:
+            completion.max_new_tokens = max(1, self.block_size - len(completion.prompt))
+        self.waiting.append(completion)
+
+    def cancel(self, completion: Completion) -> None:
+        """End a completion, if it has not ended."""
+        if completion.row is not None:
+            self._end(completion, "cancelled")
+        elif completion in self.waiting:
+            self.waiting.remove(completion)
+            completion.finish_reason = "cancelled"
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether there are prompts, or contexts that were full, to prefill before the next step."""
+        return bool(self.partial or self.full or (self.waiting and self.free))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.waiting or self.completions or self.in_flight)
+
+    # --- prefill ------------------------------------------------------------------------------------------------------
+
+    def prefill(self) -> list[Completion]:
+        """Prefill a chunk of the contexts that wait for it. Returns the completions that this ended."""
+        budget = self.batch.chunk or math.inf
+        contexts: dict[int, list[int]] = {}
+        prefixes: dict[int, tuple[int, int]] = {}
+        complete: list[int] = []
+        while budget > 0 and (start := self._next_context(contexts)):
+            row, context, source, count = start
+            part = context[: int(min(len(context), count + budget))]
+            budget -= len(part) - count
+            self.contexts[row] = part
+            if self.completions[row].prompt_logprobs and not self.completions[row].tokens:
+                self._score(self.completions[row], part, context, count)
+            else:
+                contexts[row], prefixes[row] = part, (source, count)
+            if len(part) == len(context):
+                self.partial = None
+                complete.append(row)
+            else:
+                self.partial = (row, context)
+        if contexts:
+            self.batch.prefill(contexts, prefixes)
+        if not complete:
+            return []
+        has_nan = self.batch.logits[complete].isnan().any(dim=-1)
+        broken = {row for row, nan in zip(complete, has_nan.tolist(), strict=True) if nan} if has_nan.any() else set()
+        ended = []
+        for row in complete:
+            completion = self.completions[row]
+            if row in broken:
+                completion.error = NAN
+                self._end(completion, "error")
+                ended.append(completion)
+            elif completion.max_new_tokens == 0:
+                self._end(completion, "length")
+                ended.append(completion)
+            else:
+                self.ready.append(row)
+        return ended
+
+    def _next_context(self, chunk: dict[int, list[int]]) -> tuple[int, list[int], int, int] | None:
+        """A row to prefill with a context, and the row and the length of a prefix that need not be computed."""
+        if self.partial:
+            row, context = self.partial
+            return row, context, row, len(self.contexts[row])
+        if self.full:
+            row, context = self.full.popitem()
+            return row, context, row, 0
+        if not self.waiting or not self.free:
+            return None
+        completion = self.waiting[0]
+        context = list(completion.prompt[-self.block_size :])
+        source, count = (-1, 0) if completion.prompt_logprobs else self._longest_prefix(context)
+        if source in chunk:  # it is being computed in this chunk
+            return None
+        self.waiting.popleft()
+        completion.row = row = self._take_row(source)
+        self.completions[row] = completion
+        sample = Sample(completion.prompt, completion.sample, completion.sampling, completion.seed)
+        self.batch.start(row, sample)
+        return row, context, source, count
+
+    def _longest_prefix(self, context: list[int]) -> tuple[int, int]:
+        """The row whose cache begins as the context does for longest, and how many ids that are; (-1, 0) if none does.
+
+        The last id of the context is always computed, because its logits are needed.
+        """
+        best = (-1, 0)
+        for row, cached in enumerate(self.contexts):
+            if cached and cached[0] == context[0] and (self.batch.keeps_rows or row in self.decoding):
+                count = shared_length(context[:-1], cached[:-1])
+                if count > best[1] and len(cached) <= self.block_size:  # otherwise the beginning was overwritten
+                    best = (row, count)
+        return best
+
+    def _take_row(self, source: int) -> int:
+        """A free row: the one that has the prefix, or one whose old context will hardly be missed."""
+        if source in self.free:
+            row = source
+        elif self.batch.keeps_rows:
+            row = next((row for row in self.free if row < RECENT), min(self.free))
+        else:
+            row = min(self.free)  # a step computes all rows up to the last one that takes part
+        self.free.remove(row)
+        return row
+
+    def _score(self, completion: Completion, part: list[int], context: list[int], count: int) -> None:
+        """Prefill the context's ids from `count` to the end of the part, and note their log-probabilities."""
+        if count == 0:
+            completion.prompt_token_logprobs = [None] * (len(completion.prompt) - len(context) + 1)
+        following = context[count + 1 : len(part) + 1]
+        logits = self.batch.score(completion.row, part, count)[: len(following)]
+        completion.prompt_token_logprobs += self._logprobs(logits, following, completion.logprobs or 0)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> dict[int, Completion]:
+        """Compute the next token of each row. Returns the completions that have a new token or have ended, by row.
+
+        Where steps are launched ahead, the first call returns none.
+        """
+        if self.ready or self.decoding:
+            self.in_flight.append(self._launch())
+            if len(self.in_flight) <= self.batch.steps_ahead:
+                return {}
+        return self._finish(self.in_flight.popleft()) if self.in_flight else {}
+
+    def _launch(self) -> Launched:
+        launched = {row: self.completions[row] for row in self.ready} | self.decoding
+        if self.ready:
+            fetch = self.batch.sample(self.ready)
+        if self.decoding:
+            fetch = self.batch.step(list(self.decoding))
+        for row in self.ready:
+            if self._fits(row, self.batch.steps_ahead):
+                self.decoding[row] = self.completions[row]
+        self.ready = []
+        return Launched(launched, fetch, self.batch.logits)
+
+    def _fits(self, row: int, more: int) -> bool:
+        """Whether so many more ids fit into the context of a row, or slide it in the cache."""
+        slides = self.can_slide and self.completions[row].context_stride is None
+        return slides or len(self.contexts[row]) + more <= self.block_size
+
+    def _finish(self, launched: Launched) -> dict[int, Completion]:
+        """Fetch the tokens of a step."""
+        tokens, self.logits = launched.fetch(), launched.logits
+        ahead = self.batch.steps_ahead
+        completions = {}
+        for row, completion in launched.completions.items():
+            if completion.row != row:  # it ended after the step was launched
+                continue
+            completions[row] = completion
+            token = tokens[row]
+            if token == self.eot:
+                self._end(completion, "stop")
+                continue
+            if completion.logprobs is not None:
+                completion.token_logprobs += self._logprobs(self.logits[row, None], [token], completion.logprobs)
+            completion.tokens.append(token)
+            self.contexts[row].append(token)
+            if len(completion.tokens) == completion.max_new_tokens:
+                self._end(completion, "length")
+            elif not self._fits(row, ahead):
+                self.decoding.pop(row, None)
+                if not self._fits(row, 0):
+                    self.full[row] = self.contexts[row][-self._window(completion) - 1 :]
+                    self.contexts[row] = []
+        return completions
+
+    def _window(self, completion: Completion) -> int:
+        """How many tokens before the newest one remain of a full context."""
+        return self.block_size - min(completion.context_stride or self.block_size // 2 or 1, self.block_size)
+
+    def _logprobs(self, logits: Tensor, tokens: list[int], most: int) -> list[TokenLogprobs]:
+        """Of the tokens (T,) that were sampled from, or follow on, logits (T, V); and of so many of the most likely."""
+        logprobs = logits[:, : self.vocab_size].float().log_softmax(dim=-1)
+        of_tokens = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+        top = logprobs.topk(min(most, self.vocab_size))
+        pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        return [
+            TokenLogprobs(logprob, list(zip(ids, values, strict=True)))
+            for logprob, (ids, values) in zip(of_tokens, pairs, strict=True)
+        ]
+
+    def _end(self, completion: Completion, reason: Literal["stop", "length", "cancelled", "error"]) -> None:
+        """Free the row of a completion."""
+        row = completion.row
+        del self.completions[row]
+        self.decoding.pop(row, None)
+        self.full.pop(row, None)
+        if row in self.ready:
+            self.ready.remove(row)
+        if self.partial and self.partial[0] == row:
+            self.partial = None
+        if reason == "error":
+            self.contexts[row] = []
+        self.free.append(row)
+        completion.row, completion.finish_reason = None, reason
+
+
+def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids two sequences have in common from their beginnings."""
+    shortest = min(len(a), len(b))
+    if a[:shortest] == b[:shortest]:
+        return shortest
+    return next(i for i in range(shortest) if a[i] != b[i])
