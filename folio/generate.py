@@ -115,13 +115,13 @@ def default_prompt(tokenizer: Tokenizer) -> list[int]:
 
 
 class TextStream:
-    """The text of one row as its tokens arrive: complete characters, up to the first `stop` string.
+    """The text of one row as its tokens arrive: complete characters, up to the first of the `stop` strings to appear.
 
-    Text that may turn out to be the beginning of `stop` is held back until it is clear that it is not.
+    Text that may turn out to be the beginning of one is held back until it is clear that it is not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: str | None = None):
-        self.tokenizer, self.stop = tokenizer, stop
+    def __init__(self, tokenizer: Tokenizer, stop: str | Sequence[str] | None = None):
+        self.tokenizer, self.stop = tokenizer, (stop,) if isinstance(stop, str) else tuple(stop or ())
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held_back = ""
         self.ended = False
@@ -133,16 +133,20 @@ class TextStream:
         self.ended = token is None
         token_bytes = b"" if token is None else self.tokenizer.token_bytes(token)
         self.held_back += self.decoder.decode(token_bytes, final=token is None)
-        if self.stop and self.stop in self.held_back:
+        if found := [(self.held_back.index(stop), stop) for stop in self.stop if stop in self.held_back]:
             self.ended = True
-            return self.held_back[: self.held_back.index(self.stop)]
-        keep = 0  # characters
-        if self.stop and not self.ended:
-            longest = min(len(self.stop) - 1, len(self.held_back))
-            keep = next(n for n in range(longest, -1, -1) if self.held_back.endswith(self.stop[:n]))
+            begin, _ = min(found, key=lambda at: (at[0] + len(at[1]), at[0]))  # complete first, however tokens are cut
+            return self.held_back[:begin]
+        keep = 0 if self.ended else max((overlap(self.held_back, stop) for stop in self.stop), default=0)
         end = len(self.held_back) - keep
         shown, self.held_back = self.held_back[:end], self.held_back[end:]
         return shown
+
+
+def overlap(text: str, stop: str) -> int:
+    """How many characters at the end of the text are the beginning of `stop`, but not all of it."""
+    longest = min(len(stop) - 1, len(text))
+    return next(n for n in range(longest, -1, -1) if text.endswith(stop[:n]))
 
 
 def stream_text(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:

@@ -11,29 +11,23 @@ import base64
 import hashlib
 import json
 import re
-import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from folio import UserError
+from folio import UserError, web
 from folio.trace_provider import TraceProvider
+from folio.web import FAILURE, Guard, read_json
 
 PAGE = Path(__file__).resolve().parent / "page"
-LARGEST_BODY = 2**20  # bytes of a request
 SENDING_INTERVAL = 0.01  # seconds: tokens that are generated in this time are sent together
-FAILURE = "the server could not answer; its terminal shows why"
 
 
 def read_scripts(paths: Iterable[Path]) -> str:
@@ -73,61 +67,9 @@ def content_security_policy(page: str) -> str:
     )
 
 
-class SameOriginOnly:
-    """Refuses requests that a page of another site could cause."""
-
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]):
-        """hosts: the values of Host that are the server, such as "127.0.0.1:8000"."""
-        self.app, self.hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"the server has no {scope['type']}")
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-                if message["status"] >= 400:  # the rest of the body is not read
-                    message["headers"] += [(b"connection", b"close")]
-            await send(message)
-
-        app = self.problem(scope) or self.app
-        await app(scope, receive, send_with_headers)
-
-    def problem(self, scope: Scope) -> Response | None:
-        """The answer to a request that is refused."""
-
-        def values(name: bytes) -> list[str]:
-            return [value.decode("latin-1").lower() for header, value in scope["headers"] if header == name]
-
-        hosts, origins = values(b"host"), values(b"origin")
-        if len(hosts) != 1 or hosts[0] not in self.hosts or not {*origins} <= {f"http://{hosts[0]}"}:
-            return error(403, "this server answers its own page only")
-        types = [value.split(";")[0].strip() for value in values(b"content-type")]
-        if scope["method"] == "POST" and types != ["application/json"]:
-            return error(415, "the body must be application/json")
-        return None
-
-
-def error(status: int, message: str) -> Response:
-    return Response(json.dumps({"error": message}), status, media_type="application/json")
-
-
-async def read_json(request: Request) -> Any:
-    """The body of a request. Raises UserError, or HTTPException for one that is too large."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_BODY:
-            raise HTTPException(413, f"a request must not be larger than {LARGEST_BODY:,} bytes")
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
-    try:
-        return json.loads(body, parse_constant=refuse)
-    except (ValueError, RecursionError):
-        raise UserError("the body is not JSON") from None
+def error_content(status: int, message: str) -> dict[str, str]:
+    """The JSON of every error."""
+    return {"error": message}
 
 
 def next_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
@@ -148,8 +90,8 @@ def next_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
     return "".join(f"{line}\n" for line in lines), more
 
 
-def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
-    """The application. hosts: as in SameOriginOnly."""
+def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
+    """The application. hosts: as in Guard."""
     page = read_page()
     policy = content_security_policy(page)
 
@@ -177,35 +119,6 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> ASGIApp:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
-    async def refuse(request: Request, problem: Exception) -> Response:
-        return error(400, str(problem))
-
-    async def refuse_request(request: Request, problem: HTTPException) -> Response:
-        return error(problem.status_code, problem.detail)
-
-    async def ignore(request: Request, problem: Exception) -> Response:
-        return Response()  # to nobody: the page has gone
-
-    async def fail(request: Request, problem: Exception) -> Response:
-        return error(500, FAILURE)  # uvicorn prints the traceback
-
     post = ["POST"]
     routes = [Route("/", send_page), Route("/ask", ask, methods=post), Route("/generate", generate, methods=post)]
-    handlers = {UserError: refuse, HTTPException: refuse_request, ClientDisconnect: ignore, Exception: fail}
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return SameOriginOnly(app, hosts)
-
-
-class Server(uvicorn.Server):
-    """uvicorn, which closes connections when it stops instead of waiting for streams to end."""
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        await super().shutdown(sockets)
-
-
-def make_server(app: ASGIApp) -> Server:
-    """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
-    return Server(uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="error", timeout_keep_alive=5))
+    return Guard(web.make_app(routes, error_content), error_content, hosts)

@@ -413,6 +413,20 @@ def test_stop_strings_that_overlap_themselves(seed):
         assert shown + stream.push(None) == text.split(stop)[0]
 
 
+def test_of_several_stop_strings_the_one_that_is_complete_first_ends_the_text(seed):
+    """However the text is cut into tokens."""
+    rng, tokens = random.Random(seed), bpe()
+    for _ in range(300):
+        text = "".join(rng.choices("helo w", k=rng.randint(0, 30)))
+        stops = ["".join(rng.choices("helo w", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 4))]
+        ends = [n for n in range(1, len(text) + 1) if text[:n].endswith(tuple(stops))]
+        matches = [stop for stop in stops if ends and text[: ends[0]].endswith(stop)]
+        expected = text[: ends[0] - max(map(len, matches))] if ends else text
+        for ids in (tokens.encode(text).tolist(), [*text.encode()]):
+            stream = TextStream(tokens, stops)
+            assert "".join(stream.push(token) for token in [*ids, None]) == expected, (text, stops)
+
+
 def test_a_character_is_shown_when_its_last_byte_arrives():
     stream = TextStream(bpe())
     pieces = [stream.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]

@@ -23,10 +23,11 @@ from viewed_models import save_random_run
 from folio import UserError, serve
 from folio.language_model import LanguageModel
 from folio.sample_stream import GenerationQuestion
-from folio.serve import LARGEST_BODY, make_app, make_server, read_page
+from folio.serve import make_app, read_page
 from folio.tokenizer import CharTokenizer
 from folio.trace_provider import Answer, Question, TraceProvider
 from folio.viewed_model import ViewedModel
+from folio.web import LARGEST_BODY, make_server
 
 SEED = 5  # of the weights
 JSON = {"content-type": "application/json"}

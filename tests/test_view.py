@@ -28,13 +28,13 @@ from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_r
 
 from folio import UserError
 from folio.sampling import Sampling, next_token_probabilities
-from folio.serve import make_app, make_server
+from folio.serve import make_app
 from folio.trace_provider import TraceProvider
 from folio.viewed_model import ViewedModel
+from folio.web import listen, make_server
 from model import GPT, GPTConfig
 from tools import bench_view
 from tools.bench_view import ViewBenchConfig
-from tools.view import listen
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 CPU = torch.device("cpu")

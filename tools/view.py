@@ -8,8 +8,6 @@
 The page works offline, and the server answers this computer only. Ctrl-C stops it. docs/inside.md is a tour.
 """
 
-import os
-import socket
 import sys
 import threading
 import webbrowser
@@ -26,11 +24,10 @@ from folio import UserError  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
 from folio.language_model import encode_prompt, read_prompt  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
-from folio.serve import make_app, make_server  # noqa: E402
+from folio.serve import make_app  # noqa: E402
 from folio.trace_provider import MOST_CHARACTERS, TraceProvider  # noqa: E402
 from folio.viewed_model import ViewedModel, choose_text  # noqa: E402
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from folio.web import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -57,26 +54,6 @@ class ViewConfig(Settings):
         return problems
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens to the port, or to a free one if that cannot be used. Raises UserError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    problem: OSError | None = None
-    for wanted in (port, 0):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        if os.name == "posix":  # elsewhere, it would share the port of another server
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, wanted))
-            listener.listen()
-            if problem:
-                print(f"port {port} cannot be used ({problem.strerror}); {listener.getsockname()[1]} is free")
-            return listener
-        except OSError as error:
-            listener.close()
-            problem = error
-    raise UserError(f"host={host}: no port can be opened there ({problem})")
-
-
 def main(cfg: ViewConfig) -> None:
     device = resolve_runtime(cfg.device, "float32", False).device
     models = [ViewedModel(name, cfg.checkpoint, device) for name in cfg.models]
@@ -90,10 +67,8 @@ def main(cfg: ViewConfig) -> None:
     encode_prompt(models[0].tokenizer, text, "skip")  # raises UserError if it is not music, but should be
     listener = listen(cfg.host, cfg.port)
     port = listener.getsockname()[1]
-    names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
-    hosts = {f"{name}:{port}" for name in names} | (set(names) if port == 80 else set())  # as browsers write it
-    address = f"http://{'[::1]' if cfg.host == '::1' else cfg.host}:{port}/"
-    server = make_server(make_app(TraceProvider(models, text, cfg.data_dir), frozenset(hosts)))
+    address = f"{address_of(cfg.host, port)}/"
+    server = make_server(make_app(TraceProvider(models, text, cfg.data_dir), names_of(LOOPBACK, port)))
     print(f"{address}  (Ctrl-C stops)", flush=True)
     if cfg.open:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
