@@ -3,7 +3,9 @@
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,18 +30,14 @@ AS_THE_API = {"temperature": 1.0, "top_k": None}  # OpenAI's defaults instead of
 class Api(NamedTuple):
     """A server."""
 
-    address: str  # such as http://127.0.0.1:8000
+    base_url: str  # such as http://127.0.0.1:8080/v1
     model: str  # as the server names it
     key: str
-
-    @property
-    def base_url(self) -> str:
-        return f"{self.address}/v1"
 
 
 @contextmanager
 def serving(folder: Path, run: Path, *options: str) -> Iterator[str]:
-    """The address of a server in a process of its own."""
+    """Run a server in a process of its own. Yields what clients call its base URL."""
     files = [folder / name for name in ("stdin", "stdout", "stderr")]
     for file in files:
         file.touch()
@@ -47,10 +45,10 @@ def serving(folder: Path, run: Path, *options: str) -> Iterator[str]:
     process = processes.start(words, files)
     try:
         until = time.monotonic() + 120
-        while "http://" not in (output := files[1].read_text(encoding="utf-8")):
+        while not (output := files[1].read_text(encoding="utf-8")):
             assert process.is_alive() and time.monotonic() < until, files[2].read_text(encoding="utf-8")
             time.sleep(0.05)
-        yield next(word for word in output.split() if word.startswith("http://")).rstrip("/")
+        yield output.split()[0]
     finally:
         process.terminate()
         processes.wait(process, 60)
@@ -73,15 +71,15 @@ def gpt(run: Path) -> LanguageModel:
 @pytest.fixture(scope="module")
 def api(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """A server that wants a key."""
-    with serving(tmp_path_factory.mktemp("api"), run, f"--key={KEY}") as address:
-        yield Api(address, run.name, KEY)
+    with serving(tmp_path_factory.mktemp("api"), run, f"--key={KEY}") as base_url:
+        yield Api(base_url, run.name, KEY)
 
 
 @pytest.fixture(scope="module")
 def narrow_api(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """A server without a key that generates one completion at a time, while one more may wait."""
-    with serving(tmp_path_factory.mktemp("narrow"), run, "--rows=1", "--max_waiting=1") as address:
-        yield Api(address, run.name, "unused")
+    with serving(tmp_path_factory.mktemp("narrow"), run, "--rows=1", "--max_waiting=1") as base_url:
+        yield Api(base_url, run.name, "unused")
 
 
 @pytest.fixture(autouse=True)
@@ -243,27 +241,41 @@ def test_openai_raises_the_errors_of_its_protocol(client, api):
         assert raised.value.param == name and name in raised.value.message
     with pytest.raises(openai.BadRequestError):  # more than the context holds
         client.completions.create(**request, max_tokens=64)
-    for key in ("another key", "", KEY + "é"):
-        stranger = client.with_options(api_key="x", default_headers={"authorization": f"Bearer {key}".encode()})
+    for key in ("another key", KEY + "!", "Bearer"):
         with pytest.raises(openai.AuthenticationError):
-            stranger.completions.create(**request)
+            client.with_options(api_key=key).completions.create(**request)
+
+
+def wait_for(base_url: str, **counts: int) -> None:
+    """Wait until /health has these counts of rows and of requests."""
+    until = time.monotonic() + 60
+    health: dict[str, Any] = {}
+    while not health.items() >= counts.items():
+        assert time.monotonic() < until, health
+        time.sleep(0.02)
+        with urllib.request.urlopen(f"{base_url.removesuffix('/v1')}/health", timeout=60) as response:
+            health = json.load(response)
 
 
 def test_openai_is_asked_to_wait_when_the_queue_is_full(narrow_api):
     import openai
 
-    request = dict(model=narrow_api.model, prompt=PROMPT, max_tokens=1000, stream=True, temperature=1)
-    request |= dict(extra_body={"context_stride": 1}, logit_bias={"269": -100})  # long, without an end
-    with openai.OpenAI(base_url=narrow_api.base_url, api_key="unused", max_retries=0, timeout=60) as client:
+    request = dict(model=narrow_api.model, prompt=PROMPT, max_tokens=65_000, stream=True, logit_bias={"269": -100})
+    request |= dict(extra_body={"context_stride": 1})
+    settings = dict(base_url=narrow_api.base_url, api_key="unused", max_retries=0, timeout=60)
+    with openai.OpenAI(**settings) as client, ThreadPoolExecutor() as threads:
         first = client.completions.create(**request)
-        next(iter(first))  # it has the only row
-        second = client.completions.create(**request)
+        next(first)  # it has the only row
+        waiting = threads.submit(client.completions.create, **request)
+        wait_for(narrow_api.base_url, active=1, waiting=1)
         with pytest.raises(openai.RateLimitError) as raised:
             client.completions.create(**request)
         assert float(raised.value.response.headers["retry-after"]) > 0
         first.close()
-        next(iter(second))  # the row is free again
+        second = waiting.result()  # the row is free again
+        assert next(second).choices
         second.close()
+    wait_for(narrow_api.base_url, active=0, waiting=0)
 
 
 def test_openai_streams_to_many_clients(api, gpt):
