@@ -261,7 +261,7 @@ def bench_load(cfg: ServeBenchConfig, server: ApiServer) -> None:
     """Clients that stream at the same time: errors, texts, time to the first token, and throughput."""
     gpt = LanguageModel.load(cfg.run[0], device=cfg.device, dtype="float32")
     block_size = gpt.model.config.block_size
-    tokens = min(cfg.tokens, block_size // 2)
+    tokens = min(cfg.tokens, block_size - 1)
     prompts = sample_prompts(gpt, cfg.clients, block_size - tokens, cfg.seed)
     requests = [dict(prompt=prompt, max_tokens=tokens, seed=seed) for seed, prompt in enumerate(prompts)]
     asyncio.run(run_load(server, requests))  # warms up
