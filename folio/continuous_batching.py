@@ -12,6 +12,7 @@ from folio.language_model import LanguageModel
 from folio.scheduler import Completion, Scheduler
 
 MOST_ROWS = 256
+IDLE = 60  # seconds without work, after which the thread ends, so that an engine that nobody uses goes
 SHARE = 0.5  # of the free memory, at most, for keys and values
 
 
@@ -28,15 +29,13 @@ class Engine:
 
     def __init__(self, gpt: LanguageModel, rows: int | None = None, max_waiting: int = 64):
         """rows: None: MOST_ROWS, or fewer if memory holds fewer. max_waiting: submissions that may wait."""
-        self.gpt, self.max_waiting = gpt, max_waiting
-        self.rows = rows or rows_that_fit(gpt)
+        self.gpt, self.rows, self.max_waiting = gpt, rows or rows_that_fit(gpt), max_waiting
         self.scheduler = self._new_scheduler()
         self.condition = threading.Condition()
         self.submitted: deque[Sequence[Completion]] = deque()  # waiting for rows, in the order of their arrival
         self.cancelled: list[Completion] = []
         self.closed = False
-        self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.thread.start()
+        self.thread: threading.Thread | None = None  # while there is something to do, and for some time afterwards
 
     def _new_scheduler(self) -> Scheduler:
         tokenizer = self.gpt.tokenizer
@@ -48,15 +47,21 @@ class Engine:
             if self.closed:
                 raise QueueFull("the engine is closed")
             if self.waiting >= self.max_waiting:
-                raise QueueFull(f"{self.waiting:,} requests wait already; try again later")
-            self.submitted.append(list(completions))
-            self.condition.notify()
+                raise QueueFull(f"{self.waiting:,} requests are waiting already; try again later")
+            self.submitted.append(completions)
+            self._wake()
 
     def cancel(self, completions: Iterable[Completion]) -> None:
         """End completions, if they have not ended. Their rows are free after the current step."""
         with self.condition:
             self.cancelled += completions
-            self.condition.notify()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self.thread.start()
+        self.condition.notify_all()
 
     @property
     def active(self) -> int:
@@ -65,23 +70,24 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Submissions of which at least one completion waits for a row."""
+        """Submissions of which no completion has a row."""
         return len(self.submitted)
 
     def close(self) -> None:
-        """End the thread, after cancelling what has not ended."""
+        """Cancel what has not ended, and end the thread."""
         with self.condition:
-            self.closed = True
-            self.condition.notify()
-        self.thread.join()
+            self.closed, thread = True, self.thread
+            self.condition.notify_all()
+        if thread:
+            thread.join()
 
     def _run(self) -> None:
         while True:
             with self.condition:
-                while not (self.submitted or self.cancelled or self.closed or self.scheduler.is_busy):
-                    self.condition.wait()
-                if self.closed:
-                    return self._cancel_all()
+                if not self.condition.wait_for(self._has_work, timeout=IDLE) or self.closed:
+                    self._cancel_all()
+                    self.thread = None
+                    return
                 news = self._update()
             try:
                 news += self.scheduler.prefill()
@@ -91,6 +97,9 @@ class Engine:
                 news += self._fail()
             for notify in {completion.notify for completion in news if completion.notify}:
                 notify()
+
+    def _has_work(self) -> bool:
+        return bool(self.submitted or self.cancelled or self.closed or self.scheduler.is_busy)
 
     def _update(self) -> list[Completion]:
         """Pass submissions on when all completions of the earlier ones have rows. Returns what was cancelled."""

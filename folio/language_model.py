@@ -29,6 +29,7 @@ QUANTIZED = ("int8", "int4")  # for a CPU
 
 Count = Annotated[int, Ge(1)]  # however large
 Share = Annotated[float, Gt(0), Le(1)]
+Penalty = Annotated[float, Ge(-2), Le(2)]  # OpenAI's limits
 Model = TypeVar("Model", bound="LanguageModel")
 
 
@@ -49,6 +50,8 @@ class GenerationConfig(Settings):
     top_p: Share | None = None  # sample from the most likely tokens that together have this probability; None: off
     min_p: Share | None = None  # sample from tokens at least this probable relative to the most likely one; None: off
     repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0  # above 1: tokens that occurred are less likely
+    presence_penalty: Penalty = 0.0  # subtracted from the logits of tokens that were sampled before; 0: off
+    frequency_penalty: Penalty = 0.0  # subtracted as many times as the token was sampled before; 0: off
     seed: NonNegativeInt = 1337  # of the random numbers; sample k is the same however many are generated
 
     def problems(self) -> list[tuple[str, str]]:
@@ -70,7 +73,15 @@ class GenerationConfig(Settings):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.repetition_penalty, self.temperature, self.top_k, self.top_p, self.min_p)
+        return Sampling(
+            self.repetition_penalty,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.presence_penalty,
+            self.frequency_penalty,
+        )
 
 
 class Prompt(NamedTuple):

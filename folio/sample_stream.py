@@ -1,7 +1,9 @@
 """The samples of the viewer's playground, token by token, with the tokens that could have been sampled instead."""
 
+import itertools
+import math
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,8 +11,10 @@ from annotated_types import Ge, Le
 
 from folio import UserError
 from folio.configurator import NonNegativeInt
-from folio.generate import Step, TextStream
-from folio.language_model import GenerationConfig, LanguageModel
+from folio.continuous_batching import Engine
+from folio.generate import TextStream
+from folio.language_model import GenerationConfig
+from folio.scheduler import Completion
 from folio.tokenizer import Tokenizer
 
 MOST_SAMPLES = 16  # at a time
@@ -30,31 +34,52 @@ class GenerationQuestion(GenerationConfig):
     begun: NonNegativeInt = 0  # how many of the ids, the last ones, are the beginning of the samples' text
 
 
-def stream_samples(
-    gpt: LanguageModel, question: GenerationQuestion, lock: AbstractContextManager
-) -> Iterator[dict[str, Any]]:
-    """The events of TraceProvider.generate. lock: held during a step, and free between two steps."""
-    count = question.num_samples
-    rows = [SampledRow(gpt.tokenizer, question.stop) for _ in range(count)]
+def stream_samples(engine: Engine, question: GenerationQuestion) -> Iterator[dict[str, Any]]:
+    """The events of TraceProvider.generate. Raises UserError if the model computes NaN, and QueueFull."""
+    rows = [SampledRow(engine.gpt.tokenizer, question.stop) for _ in range(question.num_samples)]
     beginning = question.ids[max(0, len(question.ids) - question.begun) :]
     begun = [[row.text.push(token) for token in beginning] for row in rows]
-    ended = [row.text.ended for row in rows]
-    steps = gpt.steps([list(question.ids)] * count, range(count), question, ended)
     yield {"begun": begun[0]}
+    progress = threading.Event()
+    completions = [
+        Completion(
+            question.ids,
+            question.sampling,
+            question.max_new_tokens,
+            question.seed,
+            sample,
+            question.context_stride,
+            logprobs=RUNNERS_UP + 1,  # one of them may be the token itself
+            notify=progress.set,
+        )
+        for sample in range(question.num_samples)
+    ]
+    engine.submit([completion for row, completion in zip(rows, completions, strict=True) if not row.text.ended])
+    try:
+        for step in itertools.count():
+            wait_for_step(completions, rows, step, progress)
+            entries = [row.entry(completion, step) for row, completion in zip(rows, completions, strict=True)]
+            yield {"samples": entries}
+            engine.cancel([c for row, c in zip(rows, completions, strict=True) if row.text.ended])
+            if all(row.reported for row in rows):
+                return
+    finally:
+        engine.cancel(completions)
+
+
+def wait_for_step(
+    completions: list[Completion], rows: list["SampledRow"], step: int, progress: threading.Event
+) -> None:
+    """Wait until each sample has the token of that step, or has ended. Raises UserError if the engine fails."""
     while True:
-        with lock:
-            step = next(steps, None)
-            choices = most_likely(step, RUNNERS_UP, gpt.tokenizer.vocab_size) if step else []
-        if step is None:
+        progress.clear()
+        waiting = [c for row, c in zip(rows, completions, strict=True) if not row.text.ended]
+        if all(len(c.tokens) > step or c.finish_reason for c in waiting):
             break
-        yield {
-            "samples": [
-                row.end(question.max_new_tokens) if token is None else row.push(token, *choice)
-                for row, token, choice in zip(rows, step.tokens, choices, strict=True)
-            ]
-        }
-        ended[:] = [end or row.text.ended for end, row in zip(ended, rows, strict=True)]
-    yield {"samples": [row.end(question.max_new_tokens) for row in rows]}
+        progress.wait()
+    for completion in waiting:
+        if completion.finish_reason == "error":
+            raise UserError(completion.error)
 
 
 class SampledRow:
@@ -62,36 +87,19 @@ class SampledRow:
 
     def __init__(self, tokenizer: Tokenizer, stop: str | None):
         self.text = TextStream(tokenizer, stop)
-        self.tokens = 0  # so far
         self.reported = False  # whether its end has been
 
-    def push(self, token: int, probability: float, runners_up: list[tuple[int, float]]) -> list[Any]:
-        self.tokens += 1
-        return [token, self.text.push(token), probability, runners_up]
-
-    def end(self, max_new_tokens: int) -> list[Any] | None:
-        """The end of the sample, which there is only once."""
+    def entry(self, completion: Completion, step: int) -> list[Any] | None:
+        """The sample's token of a step, or its end, which there is only once."""
+        if len(completion.tokens) > step and not self.text.ended:
+            token, (logprob, top) = completion.tokens[step], completion.token_logprobs[step]
+            if not math.isfinite(logprob):
+                raise UserError("the model computes NaN or infinity: use another checkpoint")
+            others = [(other, math.exp(value)) for other, value in top if other != token]
+            return [token, self.text.push(token), math.exp(logprob), others[:RUNNERS_UP]]
         if self.reported:
             return None
         self.reported = True
-        length = "max_new_tokens" if self.tokens == max_new_tokens else "end of text"
+        length = "max_new_tokens" if len(completion.tokens) == completion.max_new_tokens else "end of text"
         why = "stop" if self.text.ended else length
         return [None, self.text.push(None), why]
-
-
-def most_likely(step: Step, count: int, vocab_size: int) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each row, its token's probability, and so many of the most likely other tokens with theirs.
-
-    Ids from vocab_size on are padding. Raises UserError if the model computes NaN.
-    """
-    probabilities = step.logits[:, :vocab_size].softmax(dim=-1)  # (B, V)
-    top = probabilities.topk(min(count + 1, probabilities.shape[-1]))
-    if not top.values.isfinite().all():
-        raise UserError("the model computes NaN or infinity: use another checkpoint")
-    choices = []
-    for row, (token, ids, values) in enumerate(
-        zip(step.tokens, top.indices.tolist(), top.values.tolist(), strict=True)
-    ):
-        others = [(other, p) for other, p in zip(ids, values, strict=True) if other != token]
-        choices.append((0.0 if token is None else probabilities[row, token].item(), others[:count]))
-    return choices

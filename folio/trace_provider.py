@@ -21,11 +21,12 @@ from torch import Tensor
 
 from folio import UserError, configurator
 from folio.configurator import NonNegativeInt, Settings
+from folio.continuous_batching import Engine
 from folio.language_model import LanguageModel, encode_prompt
 from folio.memorized import TrainingSearch, covering_lengths
 from folio.music import pitch_name, place_notes
 from folio.overlap import open_training_data
-from folio.sample_stream import GenerationQuestion, stream_samples
+from folio.sample_stream import MOST_SAMPLES, GenerationQuestion, stream_samples
 from folio.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
 from folio.viewed_model import Cache, ViewedModel
 from model import GPT, angles, sinusoids
@@ -42,6 +43,7 @@ PROBE_TOKENS = 128  # random tokens on which prefix matching is measured
 LARGEST_PICTURE = 256  # rows and columns of a parameter's heat map; larger ones are averaged
 HISTOGRAM_BINS = 64
 TRACES = 4  # to keep
+ROWS = 4 * MOST_SAMPLES  # of samples that are generated at a time
 
 Q = TypeVar("Q", bound="Question | GenerationQuestion")
 
@@ -115,7 +117,7 @@ class TraceProvider:
         self.lock = threading.Lock()
         self.traces = Cache(TRACES)
         self.probes = Cache(1000)  # prefix-matching scores (L, H) by _version
-        self.samplers = Cache(2)  # by _version
+        self.engines = Cache(2)  # by _version
         self.searches = Cache(2)  # TrainingSearch by the hash of the training data
         self.maps = Cache(8)  # of vocabularies, by _version
         self.questions: dict[str, Callable[[Question], Answer]] = {
@@ -160,11 +162,11 @@ class TraceProvider:
         viewed = self._viewed(question)
         require_ids(question)
         with self.lock:
-            gpt = self.samplers.get(
+            engine = self.engines.get(
                 self._version(question),
-                lambda: LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)),
+                lambda: Engine(LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)), ROWS),
             )
-        yield from stream_samples(gpt, question, self.lock)
+        yield from stream_samples(engine, question)
 
     # --- what is asked about ------------------------------------------------------------------------------------------
 

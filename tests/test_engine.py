@@ -1,6 +1,5 @@
 """The engine of a model in one HTML file, against model.py, folio.generate and folio.sample_stream."""
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from decoding import generate_tokens, random_model
 from engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
 from tiny_tokenizers import bpe
 
-from folio import UserError, configurator
+from folio import UserError, configurator, continuous_batching
 from folio.language_model import LanguageModel
 from folio.runtime import Runtime, resolve_runtime
 from folio.sample_stream import GenerationQuestion, stream_samples
@@ -300,7 +299,7 @@ def test_events_are_those_of_the_server(number, engine, seed):
     question = {"ids": [1, 2, 3], "max_new_tokens": 60, "seed": seed, **question}
     lm = LanguageModel(model, tokenizer, "cpu", "float32")
     asked = GenerationQuestion(**{**question, "ids": tuple(question["ids"])})
-    expected = list(stream_samples(lm, asked, contextlib.nullcontext()))
+    expected = list(stream_samples(continuous_batching.Engine(lm, rows=16), asked))
     engine.load(model)
     actual = sample(engine, tokenizer, **question)
     assert [event.keys() for event in actual] == [event.keys() for event in expected]

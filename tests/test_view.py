@@ -78,7 +78,7 @@ class Served:
             self.forget()
 
     def forget(self) -> None:
-        for cache in (self.provider.traces, self.provider.probes, self.provider.samplers):
+        for cache in (self.provider.traces, self.provider.probes, self.provider.engines):
             cache.values.clear()
 
 
