@@ -476,32 +476,57 @@ VERDICTS = ("answered", "refused", "no answer", "hang", "not in OpenAI's shape",
 ERROR_KEYS = {"message", "type", "param", "code"}
 NUMBERS = (0, -1, 1, 2**31, 2**63, 10**400, -0.5, 1e308, -1e-320, 0.1, 5)
 TEXTS = ("", "a", "\n", "é🎉", "\ud800", "\0", "a" * 5000, "null", "NaN", "<|endoftext|>", "../../etc/passwd")
-FIELDS = (
-    "model prompt max_tokens temperature top_p n best_of stream stream_options logprobs echo stop seed "
-    "presence_penalty frequency_penalty logit_bias user suffix top_k min_p repetition_penalty context_stride unknown"
-).split()
+VALUES: dict[str, tuple] = {  # that the fields of a request take; each gets wrong ones, too
+    "model": (None,),
+    "prompt": ("a", "", [0], [1, 2, 3], [[1], [2, 3]], ["a", "b"], [[]]),
+    "max_tokens": (0, 1, 5, 60),
+    "temperature": (0, 0.5, 1, 2),
+    "top_p": (0.1, 1),
+    "n": (1, 2, 5),
+    "best_of": (1, 2),
+    "stream": (True, False),
+    "stream_options": ({"include_usage": True}, {}),
+    "logprobs": (0, 1, 5, 20),
+    "echo": (True, False),
+    "stop": ("a", ["a", "b"], "\n"),
+    "seed": (0, 1, 2**62),
+    "presence_penalty": (-2, 0.5, 2),
+    "frequency_penalty": (-2, 0.5, 2),
+    "logit_bias": ({"0": 100}, {"1": -100, "2": 0.5}, {}),
+    "user": ("a",),
+    "suffix": ("",),
+    "top_k": (1, 5, 10**6),
+    "min_p": (0.1, 1),
+    "repetition_penalty": (0.5, 2),
+    "context_stride": (1, 5, 10**6),
+    "tokens": ([0, 1], []),
+    "messages": ([{"role": "user", "content": "a"}],),
+    "unknown": (1,),
+}
+PATHS = ("/v1/completions",) * 10 + ("/v1/chat/completions", "/tokenize", "/detokenize")
 ENCODINGS = ("utf-16", "utf-32", "utf-8-sig", "utf-7", "cp037")
 
 
 def wrong_value(rng: random.Random, depth: int = 0) -> Any:
-    """Anything that JSON can say."""
+    """Anything that JSON can say and, rarely, what Python adds to it."""
     kind = rng.randrange(8 if depth < 3 else 6)
     if kind < 2:
         return rng.choice(NUMBERS)
     if kind < 4:
         return rng.choice(TEXTS)
     if kind < 6:
-        return rng.choice((None, True, False, float("nan"), float("inf"), -float("inf")))
+        return rng.choice((None, True, False) * 20 + (float("nan"), float("inf"), -float("inf")))
     values = [wrong_value(rng, depth + 1) for _ in range(rng.randrange(6))]
-    return values if kind == 6 else {rng.choice((*TEXTS, "1", "include_usage")): value for value in values}
+    return values if kind == 6 else {rng.choice((*TEXTS, "0", "1", "include_usage")): value for value in values}
 
 
 def wrong_body(server: ApiServer, rng: random.Random) -> bytes:
-    """A request for completions, or for the tokenizer, whose body may be anything."""
-    fields = {"model": server.model, "prompt": "\n", "max_tokens": rng.randrange(4)}
-    fields |= {rng.choice(FIELDS): wrong_value(rng) for _ in range(rng.randrange(4))}
+    """A request for completions, or for the tokenizer, whose body may be anything. Some are right."""
+    fields: dict[str, Any] = {"prompt": "\n", "max_tokens": 1 + rng.randrange(4)}
+    for name in rng.sample([*VALUES], rng.randrange(6)):
+        fields[name] = wrong_value(rng) if rng.random() < 0.3 else rng.choice(VALUES[name])
     body = json.dumps(fields).encode()
-    kind = rng.randrange(12)
+    kind = rng.randrange(20)
     if kind == 0:
         body = body[: rng.randrange(len(body))]
     elif kind == 1:
@@ -519,10 +544,9 @@ def wrong_body(server: ApiServer, rng: random.Random) -> bytes:
     elif kind == 6 and rng.random() < 0.05:
         body = json.dumps({**fields, "prompt": "a" * 2**20}).encode()
     headers = {}
-    if rng.random() < 0.05:
+    if rng.random() < 0.03:
         headers["content_type"] = rng.choice(("", "text/plain", "application/json; charset=latin-1", "é"))
-    path = rng.choice(("/v1/completions",) * 8 + ("/tokenize", "/detokenize"))
-    return request_bytes(server, "POST", path, body, **headers)
+    return request_bytes(server, "POST", rng.choice(PATHS), body, **headers)
 
 
 def wrong_path(server: ApiServer, rng: random.Random) -> bytes:
