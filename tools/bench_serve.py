@@ -112,6 +112,7 @@ class ApiServer(NamedTuple):
     host: str
     port: int
     model: str  # its id
+    block_size: int
 
 
 @contextmanager
@@ -125,9 +126,9 @@ def serving(run: str | Path, device: str, dtype: str) -> Iterator[ApiServer]:
         if address is None:
             raise UserError("tools/serve.py did not start; its output is above")
         host, port = address.removeprefix("http://").split("/")[0].split(":")
-        server = ApiServer(psutil.Process(process.pid), host, int(port), "")
-        models = asyncio.run(send(server, "GET", "/v1/models")).json()
-        yield server._replace(model=models["data"][0]["id"])
+        server = ApiServer(psutil.Process(process.pid), host, int(port), "", 0)
+        (model,) = asyncio.run(send(server, "GET", "/v1/models")).json()["data"]
+        yield server._replace(model=model["id"], block_size=model["max_model_len"])
     finally:
         process.terminate()
         process.wait()
@@ -413,8 +414,8 @@ async def kill_clients(server: ApiServer, count: int, rng: random.Random) -> tup
         changes.append((time.perf_counter(), changes[-1][1] + by))
 
     async def leave_early(k: int) -> None:
-        fields = dict(model=server.model, prompt="\n", max_tokens=KILLED_TOKENS, context_stride=1, seed=k)
-        fields |= dict(stream=k % 2 == 0, **SAMPLING)
+        fields = dict(model=server.model, prompt="\n", max_tokens=KILLED_TOKENS, seed=k, stream=k % 2 == 0, **SAMPLING)
+        fields["context_stride"] = max(1, server.block_size // 2)
         await asyncio.sleep(0.3 * rng.random())
         change(1)
         try:
