@@ -287,7 +287,7 @@ def train(given: TrainConfig) -> Result:
             "config": asdict(cfg) | asdict(counts),
             "origins": dict(cfg.origins),
             "resolved": runtime.resolved,
-            "dataset": {"folder": cfg.dataset, "hash": data.hash},
+            "dataset": {"folder": cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
             "versions": versions(),
             "threads": torch.get_num_threads(),
             "resumes": resumes,

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from folio import UserError, tokenizer
 from folio.files import read_json, sha256, sync, write_json
+from folio.shards import PromptFormat
 from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
 from folio.tokenizer import Tokenizer
@@ -97,6 +98,13 @@ class Checkpoint:
         recorded = self.state.get("config")
         defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
         return {**defaults, **recorded} if recorded else {}
+
+    @property
+    def prompt_format(self) -> PromptFormat | None:
+        """How the prompts that the run was trained on are written; None: it was trained on text, or does not say."""
+        dataset = self.state.get("dataset")
+        value = dataset.get("prompt_format") if isinstance(dataset, dict) else None
+        return value if value in get_args(PromptFormat) else None
 
     def config(self, **changes: Any) -> GPTConfig:
         """The model's GPTConfig, of which `changes` replace fields. Raises CheckpointError."""

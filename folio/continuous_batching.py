@@ -90,7 +90,6 @@ class Engine:
                     return
                 news = self._update()
             try:
-                news += self.scheduler.prefill()
                 news += self.scheduler.step().values()
             except Exception:
                 traceback.print_exc()

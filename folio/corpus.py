@@ -32,6 +32,7 @@ from folio.blocks import (
 )
 from folio.dataset_builder import SplitRule, split_by_number
 from folio.fetch import Url, Wheel, fetch
+from folio.shards import PromptFormat
 
 BLOCK_BYTES = 1 << 20  # approximate size of a block
 LARGE_DOCUMENT = 1 << 23  # a document between separators of more bytes comes in parts
@@ -177,8 +178,9 @@ class Corpus:
 
     field: the field of JSON objects, or the column, that contains the document. document: turns a JSON object into a
     document, instead of `field`. split_on: the separator of documents in text files. limit: how many documents to take
-    from .parquet files. masked: documents are Segments, of which not all count as targets. split_rule: which documents
-    are for validation; None: as the settings of `prepare` say.
+    from .parquet files. masked: documents are Segments, of which not all count as targets. prompt_format: of the
+    prompts in them; None: there are none. split_rule: which documents are for validation; None: as the settings of
+    `prepare` say.
     """
 
     sources: list[Source]
@@ -187,6 +189,7 @@ class Corpus:
     document: Callable[[dict[str, Any]], str | Segments] | None = None
     limit: int | None = None
     masked: bool = False
+    prompt_format: PromptFormat | None = None
     split_rule: SplitRule | None = None
 
     def __post_init__(self) -> None:

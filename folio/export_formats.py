@@ -24,6 +24,7 @@ from folio.convert import (
     gguf_names,
 )
 from folio.foreign_tokenizers import merge_pairs, spell_tokens, to_library
+from folio.pairs import CHAT_TEMPLATES
 from folio.tokenizer import EOT_TEXT, CharTokenizer
 from folio.windows import parse_mixture
 from model import GPTConfig, sinusoids
@@ -64,12 +65,12 @@ def write_tokenizer(loaded: Checkpoint, folder: Path) -> None:
     """Write the files that transformers' AutoTokenizer opens."""
     from transformers import PreTrainedTokenizerFast
 
-    special_tokens = {} if loaded.tokenizer.eot is None else {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=to_library(loaded.tokenizer),
-        model_max_length=loaded.state["model"]["block_size"],
-        **special_tokens,
-    )
+    settings: dict[str, Any] = {"model_max_length": loaded.state["model"]["block_size"]}
+    if loaded.tokenizer.eot is not None:
+        settings |= {"eos_token": EOT_TEXT, "bos_token": EOT_TEXT}
+        if loaded.prompt_format:
+            settings["chat_template"] = CHAT_TEMPLATES[loaded.prompt_format]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=to_library(loaded.tokenizer), **settings)
     tokenizer.save_pretrained(folder)
 
 
@@ -219,6 +220,8 @@ def write_gguf(loaded: Checkpoint, path: Path, matrices: str = "F32") -> None:
     writer.add_bos_token_id(tokenizer.eot)
     writer.add_eos_token_id(tokenizer.eot)
     writer.add_add_bos_token(False)
+    if loaded.prompt_format:
+        writer.add_chat_template(CHAT_TEMPLATES[loaded.prompt_format])
     names = gguf_names(shape["n_layer"])
     for name, tensor in with_biases(loaded.model).items():
         array, kind = tensor.float().contiguous().numpy(), gguf_type(name, tensor, matrices)

@@ -87,12 +87,10 @@ def generate(
     for completion in completions:
         scheduler.add(completion)
     while scheduler.is_busy:
-        while scheduler.is_prefilling:
-            for completion in scheduler.prefill():
-                if completion.error:
-                    raise UserError(completion.error)
         tokens: list[int | None] = [None for _ in rows]
-        for row, completion in scheduler.step().items():
+        for row, completion in scheduler.step(whole_prompts=True).items():
+            if completion.finish_reason == "error":
+                raise UserError(completion.error)
             if completion.finish_reason != "stop":
                 tokens[row] = completion.tokens[-1]
         if tokens.count(None) < len(tokens):

@@ -21,6 +21,7 @@ from folio.generate import Step, TextStream, default_prompt, generate, make_deco
 from folio.runs import resolve
 from folio.runtime import DTYPES, Runtime, resolve_runtime
 from folio.sampling import Sampling
+from folio.shards import PromptFormat
 from folio.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
 from model import GPT
 
@@ -180,6 +181,7 @@ class LanguageModel:
             raise UserError("the model is on the meta device, without weights; load it again, with dtype=float32")
         self.tokenizer = tokenizer
         self.path: Path | None = None  # of the checkpoint, if it was loaded
+        self.prompt_format: PromptFormat | None = None  # of the prompts that the checkpoint was trained on, if any
         if self.dtype in QUANTIZED:
             self.model = share_weights(model, "meta").eval()
             weights = dict(model.named_parameters()) if weights is None else weights
@@ -205,7 +207,7 @@ class LanguageModel:
             available = memory.free(runtime.device)
         memory.refuse_too_large_to_decode(model, chosen, runtime.device, available)
         loaded_model = cls(model, loaded.tokenizer, device, dtype, loaded.model if is_quantized else None)
-        loaded_model.path = loaded.path
+        loaded_model.path, loaded_model.prompt_format = loaded.path, loaded.prompt_format
         return loaded_model
 
     def __repr__(self) -> str:

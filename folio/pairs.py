@@ -1,4 +1,4 @@
-"""Prompts and completions: as documents of a data set, and read back from files and from shards."""
+"""Prompts and completions, and chats: as documents of a data set, and read back from files and from shards."""
 
 import json
 import re
@@ -10,8 +10,8 @@ import numpy as np
 
 from folio import UserError
 from folio.blocks import END, CorpusError, Segments
-from folio.corpus import Corpus, find_sources
-from folio.shards import Dataset, Shard
+from folio.corpus import Corpus, Source, find_sources
+from folio.shards import Dataset, PromptFormat, Shard
 from folio.tokenizer import Tokenizer
 
 HELD_OUT = "held_out.jsonl"  # beside the shards, optional: pairs for validation with fields that tokens do not show
@@ -29,6 +29,52 @@ def pair_segments(value: dict[str, Any]) -> Segments:
         if not isinstance(value.get(name), str):
             raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
     return [(value["prompt"], False), (value["completion"], True), (END, True)]
+
+
+def chat_segments(messages: Any) -> Segments:
+    """The segments of a chat: what the assistant says and the end of text after it count. Raises CorpusError.
+
+    What is between two answers is one segment, so that its tokens are those of the same text in a prompt.
+    """
+    chat: Segments = []
+    context = ""
+    for message in messages if isinstance(messages, list) else [None]:
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise CorpusError('messages must be a list of {"role": "...", "content": "..."}')
+        role = "system" if message["role"] == "developer" else message["role"]  # OpenAI's newer name
+        context += f"{role.capitalize()}:"
+        if role == "assistant":
+            chat += [(context, False), (f" {message['content']}", True), (END, True)]
+            context = ""
+        else:
+            context += f" {message['content']}\n\n"
+    if not chat:
+        raise CorpusError('no message has the role "assistant", so nothing would count')
+    return [*chat, (context, False)] if context else chat
+
+
+CHAT_TEMPLATES: dict[PromptFormat, str] = {  # for other programs: the same prompts as templates of Jinja
+    "chat": (
+        "{% for message in messages %}"
+        "{% if message.role == 'assistant' %}{{ 'Assistant: ' + message.content + eos_token }}"
+        "{% elif message.role == 'developer' %}{{ 'System: ' + message.content + '\\n\\n' }}"
+        "{% else %}{{ message.role | capitalize + ': ' + message.content + '\\n\\n' }}"
+        "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+    ),
+    "pairs": (
+        "{% if messages | length > 1 %}"
+        "{{ raise_exception('this model was trained on single prompts, not on conversations') }}"
+        "{% endif %}{{ messages[0].content }}"
+    ),
+}
+
+
+def prompt_format_of(sources: list[Source]) -> PromptFormat:
+    """How the prompts in files of JSON lines are written: "chat" if a line is a chat. Raises CorpusError."""
+    corpus = Corpus(sources, document=dict)
+    has_chat = any("messages" in value for block in corpus.blocks() for value in block.documents())
+    return "chat" if has_chat else "pairs"
 
 
 def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:

@@ -474,6 +474,7 @@ def _write_meta(job: _Job, tokenizer: Tokenizer, shards: Shards) -> None:
         source={"files": len(corpus.sources), "bytes": corpus.bytes, "first": sources},
         val_fraction=job.val_fraction,
         recipe=job.recipe,
+        prompt_format=corpus.prompt_format,
     )
 
 

@@ -156,6 +156,7 @@ def prepare_pairs(
             sources,
             document=_document if documents_only else pair_segments,
             masked=not documents_only,
+            prompt_format=None if documents_only else "pairs",
             split_rule=split_by_number(chosen),
         )
         folder = prepare(cfg, corpus, folder_name)

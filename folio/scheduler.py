@@ -8,7 +8,7 @@ Dimensions: B batch (rows), V vocabulary.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -143,18 +143,13 @@ class Scheduler:
             completion.finish_reason = "cancelled"
 
     @property
-    def is_prefilling(self) -> bool:
-        """Whether there are prompts, or contexts that were full, to prefill before the next step."""
-        return bool(self.partial or self.full or (self.waiting and self.free))
-
-    @property
     def is_busy(self) -> bool:
         return bool(self.waiting or self.completions or self.in_flight)
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
-    def prefill(self) -> list[Completion]:
-        """Prefill a chunk of the contexts that wait for it. Returns the completions that this ended."""
+    def _prefill(self) -> dict[int, Completion]:
+        """Prefill a chunk of the contexts that wait for it. Returns the completions that this ended, by row."""
         budget = self.batch.chunk or math.inf
         contexts: dict[int, list[int]] = {}
         prefixes: dict[int, tuple[int, int]] = {}
@@ -176,19 +171,17 @@ class Scheduler:
         if contexts:
             self.batch.prefill(contexts, prefixes)
         if not complete:
-            return []
+            return {}
         has_nan = self.batch.logits[complete].isnan().any(dim=-1)
         broken = {row for row, nan in zip(complete, has_nan.tolist(), strict=True) if nan} if has_nan.any() else set()
-        ended = []
+        ended = {}
         for row in complete:
             completion = self.completions[row]
             if row in broken:
                 completion.error = NAN
-                self._end(completion, "error")
-                ended.append(completion)
-            elif completion.max_new_tokens == 0:
-                self._end(completion, "length")
-                ended.append(completion)
+            if row in broken or completion.max_new_tokens == 0:
+                self._end(completion, "error" if row in broken else "length")
+                ended[row] = completion
             else:
                 self.ready.append(row)
         return ended
@@ -205,7 +198,8 @@ class Scheduler:
             return None
         completion = self.waiting[0]
         context = list(completion.prompt[-self.block_size :])
-        source, count = (-1, 0) if completion.prompt_logprobs else self._longest_prefix(context)
+        known = range(len(self.contexts)) if self.batch.keeps_rows else [*self.decoding, *self.ready, *chunk]
+        source, count = (-1, 0) if completion.prompt_logprobs else self._longest_prefix(context, known)
         if source in chunk:  # it is being computed in this chunk
             return None
         self.waiting.popleft()
@@ -215,16 +209,17 @@ class Scheduler:
         self.batch.start(row, sample)
         return row, context, source, count
 
-    def _longest_prefix(self, context: list[int]) -> tuple[int, int]:
-        """The row whose cache begins as the context does for longest, and how many ids that are; (-1, 0) if none does.
+    def _longest_prefix(self, context: list[int], rows: Iterable[int]) -> tuple[int, int]:
+        """Which of the rows begins as the context does for longest, and how many ids that are; (-1, 0) if none does.
 
         The last id of the context is always computed, because its logits are needed.
         """
         best = (-1, 0)
-        for row, cached in enumerate(self.contexts):
-            if cached and cached[0] == context[0] and (self.batch.keeps_rows or row in self.decoding):
+        for row in rows:
+            cached = self.contexts[row]
+            if cached and cached[0] == context[0]:
                 count = shared_length(context[:-1], cached[:-1])
-                if count > best[1] and len(cached) <= self.block_size:  # otherwise the beginning was overwritten
+                if count > best[1] and len(cached) < self.block_size:  # otherwise the beginning may be overwritten
                     best = (row, count)
         return best
 
@@ -249,28 +244,30 @@ class Scheduler:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def step(self) -> dict[int, Completion]:
-        """Compute the next token of each row. Returns the completions that have a new token or have ended, by row.
+    def step(self, whole_prompts: bool = False) -> dict[int, Completion]:
+        """Compute the next token of each row, and prefill a chunk of the prompts that wait, or all of them.
 
-        Where steps are launched ahead, the first call returns none.
+        Returns the completions that have a new token or have ended, by row. Where steps are launched ahead, the tokens
+        are those of an earlier step.
         """
-        if self.ready or self.decoding:
-            self.in_flight.append(self._launch())
-            if len(self.in_flight) <= self.batch.steps_ahead:
-                return {}
-        return self._finish(self.in_flight.popleft()) if self.in_flight else {}
-
-    def _launch(self) -> Launched:
-        launched = {row: self.completions[row] for row in self.ready} | self.decoding
-        if self.ready:
-            fetch = self.batch.sample(self.ready)
+        launched = dict(self.decoding)
         if self.decoding:
             fetch = self.batch.step(list(self.decoding))
+        ended = self._prefill()
+        while whole_prompts and (self.partial or self.full or (self.waiting and self.free)):
+            ended |= self._prefill()
+        if self.ready:
+            fetch = self.batch.sample(self.ready)
         for row in self.ready:
+            launched[row] = self.completions[row]
             if self._fits(row, self.batch.steps_ahead):
                 self.decoding[row] = self.completions[row]
         self.ready = []
-        return Launched(launched, fetch, self.batch.logits)
+        if launched:
+            self.in_flight.append(Launched(launched, fetch, self.batch.logits))
+        if len(self.in_flight) > (self.batch.steps_ahead if launched else 0):
+            return self._finish(self.in_flight.popleft()) | ended
+        return ended
 
     def _fits(self, row: int, more: int) -> bool:
         """Whether so many more ids fit into the context of a row, or slide it in the cache."""

@@ -24,7 +24,7 @@ import reprlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -39,6 +39,8 @@ SPLITS = ("train", "val")
 NANOGPT_SCRIPT = "prepare.py"  # in a data set's folder, as in nanoGPT; it is kept when the data set is replaced
 VERIFY_BYTES = 1 << 26  # the sha256 of a data set of up to 64 MiB is checked whenever it is opened (under 0.1 s)
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32
+
+PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: the prompt as it is
 
 
 class DatasetError(UserError):
@@ -230,6 +232,7 @@ class Dataset:
     vocab_size: int
     hash: str  # of the content: data sets with the same hash have the same tokens
     tokenizer: Tokenizer | None  # None: GPT-2's, which nanoGPT and llm.c use without saving it
+    prompt_format: PromptFormat | None = None  # of prompts whose answers count as targets; None: it is text
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids. GPT-2's is downloaded if the folder does not contain one."""
@@ -281,6 +284,7 @@ class _Meta(NamedTuple):
     vocab_size: int
     tokenizer_hash: str
     splits: dict[str, list[_ShardEntry]]
+    prompt_format: PromptFormat | None
 
     @property
     def shards(self) -> list[_ShardEntry]:
@@ -314,7 +318,7 @@ def _open_folio(folder: Path) -> Dataset:
             f"{folder / 'tokenizer.json'} is not the tokenizer that meta.json describes; prepare the data set again"
         )
     train, val = ([_map_folio(folder, meta.dtype, shard, verify) for shard in meta.splits[split]] for split in SPLITS)
-    return Dataset(folder, train, val, meta.vocab_size, content_hash, tokenizer)
+    return Dataset(folder, train, val, meta.vocab_size, content_hash, tokenizer, meta.prompt_format)
 
 
 def _parse_meta(meta: Any, path: Path) -> _Meta:
@@ -327,7 +331,10 @@ def _parse_meta(meta: Any, path: Path) -> _Meta:
         split: [_ShardEntry(s["file"], s["tokens"], s["sha256"], s.get("mask_sha256")) for s in meta["splits"][split]]
         for split in SPLITS
     }
-    parsed = _Meta(dtype, int(meta["vocab_size"]), meta["tokenizer"]["sha256"], splits)
+    prompt_format = meta.get("prompt_format")  # missing in older data sets
+    if prompt_format not in (None, *get_args(PromptFormat)):
+        raise ValueError(f"prompt_format is {prompt_format!r}")
+    parsed = _Meta(dtype, int(meta["vocab_size"]), meta["tokenizer"]["sha256"], splits, prompt_format)
     if parsed.vocab_size < 1 or not all(splits.values()):
         raise ValueError("a split or the vocabulary is missing")
     for shard in parsed.shards:

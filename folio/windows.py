@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from folio.randomness import hash64, permute
-from folio.shards import Dataset, DatasetError, Shard
+from folio.shards import Dataset, DatasetError, PromptFormat, Shard
 
 Location = tuple[int, int]  # where a window begins: the number of the shard, and the index of the token in it
 
@@ -213,6 +213,12 @@ class Mixture:
         self.validation_tokens = sum(len(windows.chosen) for windows in self.validation.values()) * block_size
         self.vocab_size = first.vocab_size
         self.hash = first.hash if len(datasets) == 1 else self._hash_of_all()
+
+    @property
+    def prompt_format(self) -> PromptFormat | None:
+        """How its prompts are written: as chats if a data set has chats. None: all data sets are text."""
+        formats = {dataset.prompt_format for dataset, _ in self.datasets} - {None}
+        return "chat" if "chat" in formats else next(iter(formats), None)
 
     def _hash_of_all(self) -> str:
         """A hash of the content and the share of each data set."""

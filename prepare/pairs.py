@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
-from folio.blocks import END, CorpusError, Segments  # noqa: E402
+from folio.blocks import Segments  # noqa: E402
 from folio.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
-from folio.pairs import pair_segments  # noqa: E402
+from folio.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
@@ -45,25 +45,10 @@ def segments(value: dict[str, Any]) -> Segments:
     return chat_segments(value["messages"]) if "messages" in value else pair_segments(value)
 
 
-def chat_segments(messages: Any) -> Segments:
-    """The segments of a chat. Raises CorpusError."""
-    chat: Segments = []
-    for message in messages if isinstance(messages, list) else [None]:
-        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise CorpusError('messages must be a list of {"role": "...", "content": "..."}')
-        speaker = f"{message['role'].capitalize()}:"
-        if message["role"] == "assistant":
-            chat += [(speaker, False), (f" {message['content']}", True), (END, True)]
-        else:
-            chat.append((f"{speaker} {message['content']}\n\n", False))
-    if not any(counts for _, counts in chat):
-        raise CorpusError('no message has the role "assistant", so nothing would count')
-    return chat
-
-
 def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
-    corpus = Corpus(find_sources(cfg.inputs, "jsonl", JSON_LINES), document=segments, masked=True)
+    sources = find_sources(cfg.inputs, "jsonl", JSON_LINES)
+    corpus = Corpus(sources, document=segments, masked=True, prompt_format=prompt_format_of(sources))
     prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 
 
