@@ -18,7 +18,7 @@ from annotated_types import Ge, Le
 from folio import UserError, configurator
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from folio.generate import TextStream
-from folio.language_model import Count, GenerationConfig, LanguageModel, Share, encode_prompt
+from folio.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share, encode_prompt
 from folio.sampling import Sampling
 from folio.scheduler import Completion, TokenLogprobs
 from folio.tokenizer import EOT_TEXT, Tokenizer
@@ -28,8 +28,6 @@ MOST_BIASES = 300
 MOST_LOGPROBS = 20
 LOWEST_LOGPROB = -9999.0
 SHOWN_CHARACTERS = 10  # of those that a tokenizer lacks
-
-Penalty = Annotated[float, Ge(-2), Le(2)]
 
 
 class RequestError(UserError):
@@ -165,8 +163,9 @@ def read_biases(body: dict[str, Any], vocab_size: int) -> tuple[tuple[int, float
 def read_stream_options(body: dict[str, Any]) -> bool:
     """stream_options.include_usage. Raises RequestError."""
     options = body.get("stream_options")
+    options = {} if options is None else options
     include = options.get("include_usage") if isinstance(options, dict) else options
-    if include is not None and not isinstance(include, bool):
+    if not isinstance(options, dict) or not isinstance(include, bool | None):
         message = 'stream_options: it takes an object such as {"include_usage": true}'
         raise RequestError(message, "stream_options")
     return bool(include)
@@ -194,14 +193,14 @@ def check_ids(ids: list[int], param: str, tokenizer: Tokenizer) -> None:
 
 def encode(text: str, param: str, tokenizer: Tokenizer) -> list[int]:
     """The ids of a text, with <|endoftext|> as its special id; at least one. Raises RequestError."""
-    if tokenizer.count_unknown(text):
-        unknown = [repr(c) for c in dict.fromkeys(text) if tokenizer.count_unknown(c)]
-        shown = " ".join(unknown[:SHOWN_CHARACTERS]) + (" ..." if len(unknown) > SHOWN_CHARACTERS else "")
-        raise RequestError(f"{param}: these characters are not in the vocabulary of the model: {shown}", param)
     try:
         return encode_prompt(tokenizer, text).ids
     except UserError as problem:
-        raise RequestError(f"{param}: {problem}", param) from None
+        characters = dict.fromkeys(text if tokenizer.eot is None else text.replace(EOT_TEXT, ""))
+        unknown = [repr(character) for character in characters if tokenizer.count_unknown(character)]
+        shown = " ".join(unknown[:SHOWN_CHARACTERS]) + (" ..." if len(unknown) > SHOWN_CHARACTERS else "")
+        reason = f"these characters are not in the vocabulary of the model: {shown}" if unknown else str(problem)
+        raise RequestError(f"{param}: {reason}", param) from None
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
