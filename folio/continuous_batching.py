@@ -70,8 +70,8 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Submissions of which no completion has a row."""
-        return len(self.submitted)
+        """Submissions of which a completion waits for a row."""
+        return len(self.submitted) + bool(self.scheduler.waiting)
 
     def close(self) -> None:
         """Cancel what has not ended, and end the thread."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from folio import checkpoint, torch_decoder
 from folio.generate import generate
-from folio.kv_cache import KVCache
 from folio.sampling import Sampling, uniforms
 from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
@@ -374,12 +373,12 @@ def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt)
     """generate's own cache is read after each draw: whose keys are in which slot, and how many tokens were computed."""
     model = make(seed, position=position, n_layer=1, block_size=32)
     show(page, serve({0: model}), "cache", token=prompt - 1)
-    draws, caches, computed = 32 - prompt + 32 + 1, [], []
+    draws, batches, computed = 32 - prompt + 32 + 1, [], []
 
-    class Recorded(KVCache):
+    class Recorded(torch_decoder.TorchBatch):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            caches.append(self)
+            batches.append(self)
 
     def keys_of(token: int, place: int) -> Tensor:
         block = model.transformer.h[0]
@@ -389,17 +388,17 @@ def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt)
     forward = model.forward
     model.forward = lambda idx, *rest, **named: computed.append(idx.shape[1]) or forward(idx, *rest, **named)
     ids = IDS[:prompt]
-    with mock.patch.object(torch_decoder, "KVCache", Recorded):
+    with mock.patch.object(torch_decoder, "TorchBatch", Recorded):
         steps = generate(decoder_in("torch float32", model), [ids], max_new_tokens=draws, seed=seed)
         shown = page.evaluate("([p, n, s]) => cacheSteps(p, n, 32, s)", [prompt, draws, position == "relative"])
         assert len(shown) == draws
         for n, step in enumerate(steps):
-            slots, cache = shown[n]["slots"], caches[0]
-            assert len(slots) == min(cache.lengths[0], 32)
+            slots, batch = shown[n]["slots"], batches[0]
+            assert len(slots) == min(batch.lengths[0], 32)
             for slot in {0, len(slots) - 1, *range(n % 5, len(slots), 5)}:
-                assert torch.allclose(cache.kv[0, 0, 0, :, slot], keys_of(ids[slots[slot]], slot), atol=1e-5)
+                assert torch.allclose(batch.cache.kv[0, 0, 0, :, slot], keys_of(ids[slots[slot]], slot), atol=1e-5)
             assert shown[n]["computed"] == sum(computed)
             computed.clear()
             ids.append(step.tokens[0])
     facts = {row["fact"]: row["number"] for row in table(page, "cache-numbers")}
-    assert facts["bytes allocated"] == caches[0].kv.nbytes
+    assert facts["bytes allocated"] == batches[0].cache.kv.nbytes

@@ -69,15 +69,12 @@ def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Compl
 
 
 @pytest.mark.parametrize("position", ["learned", "rotary"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("dtype, ahead", [*((dtype, 0) for dtype in DTYPES), ("torch float32", 1)])
 def test_a_completion_is_the_same_in_any_company(dtype, ahead, position, seed, monkeypatch):
     """Joining and leaving at any step, with few rows and with many. The compiled decoder's logits are even bitwise
     equal.
     """
     rng = random.Random(seed)
-    if ahead and "torch" not in dtype:
-        pytest.skip("only torch's decoder launches steps ahead")
     monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
     model = random_model(seed, block_size=24, n_embd=32, position=position)
     decoder = decoder_in(dtype, model)
@@ -151,7 +148,7 @@ def test_prompts_that_begin_alike_are_computed_once(dtype, seed, monkeypatch):
     computed.clear()
     later = Completion([*beginning, 1, 2, *completions[2].tokens[:5], 9], GREEDY, 3)
     run(scheduler, later)
-    assert sum(computed) == (2 + 2 if dtype == "float32" else 108 + 2)  # the newest id of a row may not be in its cache
+    assert sum(computed) == (1 + 2 if dtype == "float32" else 108 + 2)
     assert [later.tokens] == generate_tokens(model, [list(later.prompt)], CPU, max_new_tokens=3)
 
 
@@ -244,7 +241,7 @@ def test_a_cancelled_completion_frees_its_row_at_once(kind, seed):
     assert scheduler.free == [0] and not scheduler.step() and not scheduler.is_busy
     last = Completion([2] * 150, GREEDY, 20)
     run(scheduler, last)
-    assert last.tokens == alone(decoder, last)
+    assert [last.tokens] == generate_tokens(decoder, [[2] * 150])
 
 
 def test_nan_ends_only_what_it_concerns(seed):
