@@ -26,9 +26,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from folio import completions, web
-from folio.completions import Answer, ChatAnswer, ChatTemplate, Choice, Limits, Piece, RequestError
+from folio.chat import ChatTemplate
+from folio.completions import Answer, ChatAnswer, Choice, Limits, Piece, RequestError
 from folio.continuous_batching import Engine, QueueFull
 from folio.language_model import LanguageModel
+from folio.pairs import CHAT_TEMPLATES
 from folio.tokenizer import EOT_TEXT
 from folio.web import Guard, json_response, read_json
 
@@ -319,8 +321,9 @@ def make_app(
     async def tokenizer_info(request: HTTPRequest) -> Response:
         special = None if tokenizer.eot is None else EOT_TEXT
         info = {"tokenizer_class": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
-        info |= {"model_max_length": served.gpt.model.config.block_size, "chat_template": None}
-        return json_response({**info, "bos_token": special, "eos_token": special, "pad_token": None})
+        info |= {"model_max_length": served.gpt.model.config.block_size, "bos_token": special, "eos_token": special}
+        template = served.chat and CHAT_TEMPLATES[served.chat.prompt_format]
+        return json_response({**info, "pad_token": None, "chat_template": template})
 
     post = ["POST"]
     routes = [

@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
 
 from folio import UserError, configurator
+from folio.chat import ChatTemplate
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from folio.generate import TextStream
 from folio.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share, encode_prompt
@@ -36,15 +37,6 @@ class RequestError(UserError):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
-
-
-class ChatTemplate(Protocol):
-    """How a conversation becomes a prompt: see folio/chat.py."""
-
-    stop: tuple[str, ...]  # strings that end an answer
-
-    def prompt(self, messages: Any) -> str:
-        """Raises UserError."""
 
 
 @dataclass(frozen=True)
@@ -278,12 +270,10 @@ def read_request(
     fields = read_fields(ChatFields if chat else TextFields, body)
     stop = read_texts(body, "stop", MOST_STOPS)
     if isinstance(fields, ChatFields):
-        if not isinstance(body.get("messages"), list):
-            raise RequestError("messages: it takes a list of objects with role and content", "messages")
         try:
-            text = chat.prompt(body["messages"])
+            text = chat.prompt(body.get("messages"))
         except UserError as problem:
-            raise RequestError(f"messages: {problem}", "messages") from None
+            raise RequestError(str(problem), "messages") from None
         prompts = [Prompt(encode(text, "messages", tokenizer), False)]
         max_tokens = fields.max_completion_tokens or fields.max_tokens
         logprobs, echo, stop = fields.top_logprobs if fields.logprobs else None, False, (*stop, *chat.stop)
@@ -310,7 +300,8 @@ def read_request(
                 notify=notify,
             ),
             TextStream(tokenizer, stop),
-            prompt.ids if echo and not prompt.is_empty else [],
+            echo=prompt.ids if echo and not prompt.is_empty else [],
+            skip=chat.answer_prefix if chat else "",
         )
         for index, prompt in enumerate(prompts)
         for sample in range(fields.n)
@@ -366,9 +357,9 @@ class Piece(NamedTuple):
 class Choice:
     """One choice of an answer: the text of a completion and the log-probabilities of its tokens, as they arrive."""
 
-    def __init__(self, index: int, completion: Completion, text: TextStream, echo: list[int]):
-        """echo: the ids of the prompt if its text comes first."""
-        self.index, self.completion, self.text, self.echo = index, completion, text, echo
+    def __init__(self, index: int, completion: Completion, text: TextStream, echo: list[int], skip: str):
+        """echo: the ids of the prompt if its text comes first. skip: a character that is left out at the beginning."""
+        self.index, self.completion, self.text, self.echo, self.skip = index, completion, text, echo, skip
         self.tokens = 0  # that were read
         self.characters = 0  # of the text so far
         self.pending: deque[Token] = deque()  # tokens whose text is held back
@@ -402,6 +393,8 @@ class Choice:
         stopped = self.text.ended  # by a stop string
         if ended and not stopped:
             text += self.text.push(None)
+        if text and self.skip:
+            text, self.skip = text.removeprefix(self.skip), ""
         self.finish_reason = "stop" if stopped else ended
         self.characters += len(text)
         tokens = []

@@ -17,17 +17,22 @@ import torch
 from decoding import random_model
 from hypothesis import strategies as st
 
-from folio import UserError, web
+from folio import web
 from folio.api import Served, make_app
+from folio.chat import ChatTemplate
+from folio.completions import Limits
 from folio.continuous_batching import Engine
 from folio.language_model import GenerationConfig, LanguageModel
+from folio.pairs import CHAT_TEMPLATES
 from folio.scheduler import Completion
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.web import listen, make_server, names_of
 
 CONTEXT = 32
 ID, FINGERPRINT = "tiny", "fp_0123456789ab"
-FOREVER = {"max_tokens": 60_000, "context_stride": 16, "temperature": 1.5}  # tens of seconds
+ALPHABET = "\nabcdefgh é日"
+EOT = len(ALPHABET)
+FOREVER = {"max_tokens": 10**6, "context_stride": 16, "logit_bias": {str(EOT): -100}}
 PATIENCE = 60  # seconds
 
 
@@ -110,7 +115,7 @@ def serving(
     engine = Engine(gpt, rows, max_waiting)
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    served = Served(engine, ID, FINGERPRINT, **settings)
+    served = Served(engine, ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
     server = make_server(make_app(served, names_of(["127.0.0.1"], port), origins, key))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -124,7 +129,7 @@ def serving(
 
 @pytest.fixture(scope="module")
 def gpt() -> LanguageModel:
-    return language_model(CharTokenizer("\nabcdefgh é日", eot=True))
+    return language_model(CharTokenizer(ALPHABET, eot=True))
 
 
 @pytest.fixture(scope="module")
@@ -188,15 +193,14 @@ def test_streams_have_the_pieces_of_the_whole_text(client):
 def test_log_probabilities_are_the_models_own(client, gpt):
     """Before the temperature and the filters. As lm-eval reads them, too."""
     ids = gpt.encode_prompt("ab日é a").ids
-    settings = {"max_tokens": 5, "temperature": 0.3, "top_k": 2, "seed": 3, "presence_penalty": 2}
+    settings = {"max_tokens": 5, "temperature": 0.3, "top_k": 2, "seed": 3, "logit_bias": {str(EOT): -100, "1": 5}}
     (choice,) = client.complete(prompt=ids, echo=True, logprobs=3, **settings).json()["choices"]
     logprobs = choice["logprobs"]
     assert len(logprobs["tokens"]) == len(ids) + 5 and "".join(logprobs["tokens"]) == choice["text"]
     text_ids = gpt.encode_prompt(choice["text"]).ids
     size = gpt.tokenizer.vocab_size
     with torch.no_grad():
-        inputs = torch.tensor([text_ids])
-        expected = gpt.model(inputs, inputs)[0][0, :, :size].log_softmax(dim=-1)
+        expected = gpt.model.logits(torch.tensor([text_ids]))[0, :, :size].log_softmax(dim=-1)
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     for position, token in enumerate(text_ids[1:]):
         given, top = logprobs["token_logprobs"][position + 1], logprobs["top_logprobs"][position + 1]
@@ -206,7 +210,7 @@ def test_log_probabilities_are_the_models_own(client, gpt):
         assert (given == max(top.values())) == is_greedy
     (scored,) = client.complete(prompt=ids, echo=True, logprobs=0, max_tokens=0).json()["choices"]
     assert scored["text"] == "ab日é a" and scored["finish_reason"] == "length"
-    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(logprobs["token_logprobs"][1:7], abs=1e-5)
+    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(logprobs["token_logprobs"][1 : len(ids)], abs=1e-5)
     assert [*map(len, scored["logprobs"]["top_logprobs"][1:])] == [1] * 5
 
 
@@ -305,10 +309,10 @@ def test_a_key_is_needed_for_everything_but_health(gpt):
 
 def test_too_many_requests_are_refused_for_now(gpt):
     with serving(gpt, rows=1, max_waiting=1) as client, ExitStack() as stack:
-        for waiting in (0, 0, 1):
-            stack.enter_context(client.connect(prompt="a", **FOREVER))
-            wait_until(lambda expected=waiting: client.engine.waiting == expected and client.engine.active == 1)
-            wait_until(lambda expected=waiting: expected == 1 or not client.engine.submitted)
+        stack.enter_context(client.connect(prompt="a", n=2, **FOREVER))
+        wait_until(lambda: client.engine.active == 1)
+        stack.enter_context(client.connect(prompt="a", **FOREVER))
+        wait_until(lambda: client.engine.waiting == 1)
         for stream in (False, True):
             response = client.complete(prompt="a", stream=stream)
             assert response.status == 429 and response.headers["retry-after"] == "1"
@@ -372,19 +376,16 @@ def test_a_stop_string_frees_the_row(client):
     """Neither a stream nor a whole answer waits until max_tokens."""
     for stream in (False, True):
         began = time.monotonic()
-        assert client.complete(prompt="a", stop=[*"abcdefgh é日\n"], stream=stream, **FOREVER).status == 200
+        assert client.complete(prompt="a", stop=[*ALPHABET], stream=stream, **FOREVER).status == 200
         assert time.monotonic() - began < PATIENCE / 2
         wait_until(lambda: client.engine.active == 0)
 
 
-def test_the_server_stops_while_streams_are_open(gpt):
-    with socket.socket() as opened, serving(gpt) as client:
-        opened.connect(("127.0.0.1", client.port))
-        with client.connect(prompt="a", stream=True, **FOREVER) as stream:
-            assert stream.recv(100).startswith(b"HTTP/1.1 200")
-            client.connect(prompt="a", **FOREVER)
-            with client.connect(prompt="a", **FOREVER):
-                wait_until(lambda: client.engine.active >= 2)
+def test_the_server_stops_while_requests_are_open(gpt):
+    with ExitStack() as connections, serving(gpt) as client:
+        for stream in (False, True):
+            connections.enter_context(client.connect(prompt="a", stream=stream, **FOREVER))
+        wait_until(lambda: client.engine.active == 2)
 
 
 # --- other routes -----------------------------------------------------------------------------------------------------
@@ -413,20 +414,13 @@ def test_the_tokenizer_as_lm_eval_uses_it(client, gpt):
     assert client.request("POST", "/detokenize", {"tokens": encode(text)}).json() == {"prompt": text}
 
 
-class Template:
-    stop = ("\n",)
-
-    def prompt(self, messages: list) -> str:
-        if not messages:
-            raise UserError("there are none")
-        return "".join(f"{message['content']}\n" for message in messages)
-
-
-def test_chat_with_a_model_that_was_trained_for_it(gpt):
-    with serving(gpt, chat=Template()) as client:
-        settings = {"seed": 2, "top_k": 5}
-        expected = gpt.generate("ab\nc\n", stop="\n", max_new_tokens=None, temperature=1.0, **settings)
-        body = {"model": ID, "messages": [{"content": "ab"}, {"content": "c"}], **settings}
+def test_chat_with_a_model_that_was_trained_for_it():
+    gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
+    with serving(gpt, chat=ChatTemplate("chat", has_eot=True)) as client:
+        settings = {"seed": 2, "top_k": 5, "temperature": 0.9}
+        text = gpt.generate("User: ab\n\nAssistant:", stop="\nUser:", max_new_tokens=None, **settings)
+        expected = text.removeprefix(" ")
+        body = {"model": ID, "messages": [{"role": "user", "content": "ab"}], **settings}
         answer = client.request("POST", "/v1/chat/completions", body).json()
         assert answer["choices"][0]["message"]["content"] == expected and answer["object"] == "chat.completion"
         first, *others = client.request("POST", "/v1/chat/completions", {**body, "stream": True}).events()
@@ -435,6 +429,7 @@ def test_chat_with_a_model_that_was_trained_for_it(gpt):
         assert others[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
         response = client.request("POST", "/v1/chat/completions", {"messages": []})
         assert response.status == 400 and response.error()["param"] == "messages"
+        assert client.request("GET", "/tokenizer_info").json()["chat_template"] == CHAT_TEMPLATES["chat"]
 
 
 # --- anything ---------------------------------------------------------------------------------------------------------

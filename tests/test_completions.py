@@ -7,7 +7,8 @@ import pytest
 from decoding import random_model
 from tiny_tokenizers import bpe, trained
 
-from folio import UserError, completions
+from folio import completions
+from folio.chat import ChatTemplate
 from folio.completions import Answer, ChatAnswer, Limits, Piece, Request, RequestError, read_request
 from folio.language_model import LanguageModel
 from folio.sampling import Sampling
@@ -26,19 +27,11 @@ GPT = language_model(CHARACTERS)
 GPT_BYTES = language_model(ByteTokenizer())
 
 
-class Template:
-    """A chat template of one line per message."""
-
-    stop = ("\n",)
-
-    def prompt(self, messages: list) -> str:
-        try:
-            return "".join(f"{message['role'][0]} {message['content']}\n" for message in messages)
-        except (LookupError, TypeError):
-            raise UserError("each has a role and a content") from None
+CHATS, PAIRS = ChatTemplate("chat", has_eot=True), ChatTemplate("pairs", has_eot=True)
+MESSAGES = [{"role": "user", "content": "b"}]
 
 
-def read(body: dict, gpt: LanguageModel = GPT, chat: Template | None = None, **limits: int) -> Request:
+def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None, **limits: int) -> Request:
     return read_request(body, gpt, Limits(**limits), print, chat)
 
 
@@ -190,21 +183,23 @@ def test_the_size_of_a_request_is_limited():
 
 
 def test_a_conversation_becomes_a_prompt():
-    messages = [{"role": "a", "content": "bc"}, {"role": "d", "content": "e"}]
-    request = read({"messages": messages, "stop": "x"}, chat=Template())
+    request = read({"messages": MESSAGES, "stop": "x"}, GPT_BYTES, CHATS)
     (completion,) = request.completions
-    assert CHARACTERS.decode(completion.prompt) == "a bc\nd e\n" and completion.max_new_tokens is None
-    assert request.choices[0].text.stop == ("x", "\n") and request.is_chat
+    assert bytes(completion.prompt) == b"User: b\n\nAssistant:" and completion.max_new_tokens is None
+    assert request.choices[0].text.stop == ("x", "\nUser:") and request.is_chat
+    assert bytes(read({"messages": MESSAGES}, GPT_BYTES, PAIRS).completions[0].prompt) == b"b"
     for name in ("max_tokens", "max_completion_tokens"):
-        assert read({"messages": messages, name: 5}, chat=Template()).completions[0].max_new_tokens == 5
-    top = read({"messages": messages, "logprobs": True, "top_logprobs": 3}, chat=Template())
+        assert read({"messages": MESSAGES, name: 5}, GPT_BYTES, CHATS).completions[0].max_new_tokens == 5
+    top = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}, GPT_BYTES, CHATS)
     assert top.completions[0].logprobs == 3
-    for wrong in (None, "a", [1], [{"role": "a"}], [{"role": "a", "content": "x"}]):
-        with pytest.raises(RequestError) as caught:
-            read({"messages": wrong}, chat=Template())
+    for wrong in (None, "a", [], [1], [{"role": "user"}], [{"role": "a", "content": "x"}], MESSAGES * 2):
+        with pytest.raises(RequestError, match="messages") as caught:
+            read({"messages": wrong}, GPT_BYTES, PAIRS)
         assert caught.value.param == "messages"
+    with pytest.raises(RequestError, match="not in the vocabulary of the model: 'U'") as caught:
+        read({"messages": MESSAGES}, GPT, CHATS)
     with pytest.raises(RequestError, match="logprobs=2: it takes True or False"):
-        read({"messages": messages, "logprobs": 2}, chat=Template())
+        read({"messages": MESSAGES, "logprobs": 2}, GPT_BYTES, CHATS)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -311,16 +306,15 @@ def test_the_shape_of_an_answer():
 
 
 def test_the_shape_of_a_chat_answer():
-    body = {"messages": [{"role": "a", "content": "b"}], "logprobs": True, "top_logprobs": 2}
-    request = read(body, GPT_BYTES, Template())
+    request = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}, GPT_BYTES, CHATS)
     (choice,) = request.choices
     answer = ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer)
-    (piece,) = generate_all(request, [*"é".encode()])
+    piece = generate_all(request, [*" é".encode()])  # " " ends "Assistant:", and does not belong to the answer
     whole = answer.to_json([[piece]])
     assert whole["id"].startswith("chatcmpl-") and whole["object"] == "chat.completion"
     (message,) = whole["choices"]
     assert message["message"] == {"role": "assistant", "content": "é", "refusal": None}
-    first, second = message["logprobs"]["content"]
+    _, first, second = message["logprobs"]["content"]
     assert first["token"] == "bytes:\\xc3" and first["bytes"] == [0xC3] and first["logprob"] == -0xC3 / 7
     assert [top["token"] for top in second["top_logprobs"]] == ["\x00", "\x01"]
     begin, event = events_of(answer.begin(choice) + answer.event(choice, piece))
@@ -329,12 +323,12 @@ def test_the_shape_of_a_chat_answer():
     assert event["choices"][0]["finish_reason"] == "length"
 
 
-def generate_all(request: Request, tokens: list[int]) -> list[Piece]:
+def generate_all(request: Request, tokens: list[int]) -> Piece:
     completion = request.completions[0]
     completion.token_logprobs += [logprobs_of(token, GPT_BYTES) for token in tokens]
     completion.tokens += tokens
     completion.finish_reason = "length"
-    return [request.choices[0].read()]
+    return request.choices[0].read()
 
 
 def test_tokens_with_the_same_text_do_not_hide_the_chosen_one():

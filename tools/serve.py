@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.api import Served, make_app  # noqa: E402
+from folio.chat import chat_template  # noqa: E402
 from folio.completions import Limits  # noqa: E402
 from folio.configurator import CommaSeparated, PositiveFloat, PositiveInt, Settings, run_script  # noqa: E402
 from folio.continuous_batching import Engine  # noqa: E402
@@ -105,7 +106,7 @@ def main(cfg: ServeConfig) -> None:
     engine = Engine(gpt, cfg.rows, cfg.max_waiting)
     try:
         limits = Limits(cfg.max_choices, cfg.max_new_tokens, cfg.max_prompt_tokens)
-        served = Served(engine, model_id(name, gpt), fingerprint(gpt), limits=limits, timeout=cfg.timeout)
+        served = Served(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
         listener = listen(cfg.host, cfg.port)
         port = listener.getsockname()[1]
         server = make_server(make_app(served, hosts_of(cfg, port), frozenset(cfg.allowed_origins), cfg.secret or None))
