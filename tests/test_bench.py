@@ -224,7 +224,7 @@ def test_the_server_is_measured(tmp_path, capsys, monkeypatch):
     counts = dict(clients=6, tokens=8, requests=40, killed=8, bodies=100, paths=20, repeats=1)
     bench_serve.main(ServeBenchConfig(run=(str(tmp_path / "run"),), **counts))
     out, errors = capsys.readouterr()
-    assert "| errors | 0 of 6 | 0 |" in out and "| texts that differ from those of their seed alone | 0 of 6 |" in out
+    assert "| errors | 0 of 12 | 0 |" in out and "| texts that differ from those of their seed alone | 0 of 12 |" in out
     assert "| after 40 requests | " in out and "| errors | 0 | 0 |" in out
     assert "| rows left after that | 0 | 0 |" in out and "0 completions left" in out
     assert re.search(r"^\| bodies \| \d+ \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
@@ -239,13 +239,14 @@ def test_the_server_is_compared_with_llama_cpp(tmp_path, capsys, monkeypatch):
     asked = []
 
     def run_llama(folder, file, threads, temperature, prompt, rows, count):
-        asked.append((folder, file.name, len(prompt), rows, count))
-        return {"ids": [0] * count, "seconds": 0.5}
+        asked.append((folder, file.name, threads, len(prompt), rows, count))
+        return {"ids": [0] * count, "seconds": 1 / threads}
 
     monkeypatch.setattr(bench_serve, "run_llama", run_llama)
     bench_serve.main(ServeBenchConfig(what="llama", llama=str(tmp_path), llama_clients="1,3", tokens=8, repeats=1))
-    assert re.search(r"^\| int8 / Q8_0 \| 3 \| [\d,.]+ \| 48\.0 \| [\d.]+ \(", capsys.readouterr().out, re.MULTILINE)
-    assert asked == [(tmp_path, "Q8_0.gguf", 16, rows, 8) for rows in (1, 3)]
+    out = capsys.readouterr().out
+    assert re.search(r"^\| int8 / Q8_0 \| 3 \| [\d,]+ \| 48 \| 2 \| [\d.]+ \(", out, re.MULTILINE)
+    assert asked == [(tmp_path, "Q8_0.gguf", threads, 16, rows, 8) for rows in (1, 3) for threads in (1, 2)]
 
 
 def test_answers_are_judged():
@@ -271,6 +272,8 @@ def test_the_parts_of_a_stream_are_put_together():
     answer = Answer([(0.1, raw[:middle]), (0.2, raw[middle : middle + 60]), (0.3, raw[middle + 60 :])])
     assert answer.text() == "ab" and answer.first_text() == 0.2 and bench_serve.judge(answer) == "answered"
     assert bench_serve.judge(Answer(answer.parts[:2])) == "not in OpenAI's shape"  # it ended early
+    failed = head + b"".join(chunks).replace(b'{"choices":[{"text":"b"}]}', b'{"error": {"code": "x"}}  ')
+    assert bench_serve.judge(Answer([(0.1, failed)])) == "5xx"
 
 
 def test_rows_are_overdue_since_the_last_time_that_there_were_as_many_clients():

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,6 @@ from folio.configurator import NonNegativeInt, PositiveInt, comma_separated, run
 from folio.generate import TextStream  # noqa: E402
 from folio.language_model import GenerationConfig, LanguageModel  # noqa: E402
 from folio.tokenizer import CharTokenizer  # noqa: E402
-from folio.workers import cores  # noqa: E402
 from tools.bench_baselines import run_llama, write_llama_model  # noqa: E402
 from tools.bench_timing import BenchConfig, busy_processes, describe_device, not_integers, unknown_names  # noqa: E402
 from tools.bench_view import write_run  # noqa: E402
@@ -73,6 +72,7 @@ class ServeBenchConfig(BenchConfig):
     seed: NonNegativeInt = 1337  # of prompts, moments, and wrong requests
     llama: str | None = None  # folder of an installation of node-llama-cpp
     llama_clients: str = "1,8,32"  # at a time, separated by commas
+    llama_threads: str = "1,2"  # numbers of threads that llama.cpp is measured with, separated by commas
 
     def problems(self) -> list[tuple[str, str]]:
         """The parts are known, and what they need is there."""
@@ -80,6 +80,7 @@ class ServeBenchConfig(BenchConfig):
             *super().problems(),
             *unknown_names("what", self.what, PARTS),
             *not_integers("llama_clients", self.llama_clients, at_least=1),
+            *not_integers("llama_threads", self.llama_threads, at_least=1),
         ]
         parts = comma_separated(self.what)
         if len(self.run) != 1 and parts != ["llama"]:
@@ -257,35 +258,48 @@ class Load(NamedTuple):
     answers: list[Answer]
     seconds: float  # until the last one had everything
 
+    @property
+    def complete(self) -> list[Answer]:
+        return [answer for answer in self.answers if judge(answer) == "answered"]
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of all clients together."""
+        return sum(answer.events()[-1]["usage"]["completion_tokens"] for answer in self.complete) / self.seconds
+
+    @property
+    def first_texts(self) -> list[float]:
+        """Seconds, in increasing order."""
+        return sorted(answer.first_text() for answer in self.complete)
+
 
 def bench_load(cfg: ServeBenchConfig, server: ApiServer) -> None:
     """Clients that stream at the same time: errors, texts, time to the first token, and throughput."""
     gpt = LanguageModel.load(cfg.run[0], device=cfg.device, dtype="float32")
-    block_size = gpt.model.config.block_size
-    tokens = min(cfg.tokens, block_size - 1)
-    prompts = sample_prompts(gpt, cfg.clients, block_size - tokens, cfg.seed)
-    requests = [dict(prompt=prompt, max_tokens=tokens, seed=seed) for seed, prompt in enumerate(prompts)]
-    asyncio.run(run_load(server, requests))  # warms up
-    generate_batch(gpt, prompts, tokens)
-    loads, ours, theirs = [], [], []
-    for _ in range(cfg.repeats):
-        load = asyncio.run(run_load(server, requests))
-        loads.append(load)
-        done = [answer for answer in load.answers if answer.status == 200]
-        ours.append(sum(answer.events()[-1]["usage"]["completion_tokens"] for answer in done) / load.seconds)
-        began = time.perf_counter()
-        theirs.append(generate_batch(gpt, prompts, tokens) / (time.perf_counter() - began))
+    tokens = min(cfg.tokens, server.block_size - 1)
     config = GenerationConfig(max_new_tokens=tokens, **SAMPLING)
-    alone = [generate_alone(gpt, prompt, seed, config) for seed, prompt in enumerate(prompts)]
-    answers = [(answer, text) for load in loads for answer, text in zip(load.answers, alone, strict=True)]
-    errors = sum(answer.status != 200 for answer, _ in answers)
-    different = sum(answer.status == 200 and answer.text() != text for answer, text in answers)
-    firsts = [sorted(answer.first_text() for answer in load.answers if answer.status == 200) for load in loads]
+    prompts = sample_prompts(gpt, cfg.clients * (1 + cfg.repeats), server.block_size - tokens, cfg.seed)
+    requests = [dict(prompt=prompt, max_tokens=tokens, seed=seed) for seed, prompt in enumerate(prompts)]
+    loads, theirs = [], []
+    for first in range(0, len(prompts), cfg.clients):  # the first round warms up; none knows a prompt
+        loads.append(asyncio.run(run_load(server, requests[first : first + cfg.clients])))
+        began = time.perf_counter()
+        generated = generate_batch(gpt, prompts[first : first + cfg.clients], config)
+        theirs.append(generated / (time.perf_counter() - began))
+    answers = [answer for load in loads for answer in load.answers]
+    errors = len(answers) - sum(len(load.complete) for load in loads)
+    alone = (generate_alone(gpt, prompt, seed, config) for seed, prompt in enumerate(prompts))
+    pairs = zip(answers, alone, strict=True)
+    different = sum(text != answer.text() for answer, text in pairs if judge(answer) == "answered")
+    loads, theirs = loads[1:], theirs[1:]
+    medians = statistics.median(statistics.median(load.first_texts) for load in loads)
+    latest = statistics.median(percentile_99(load.first_texts) for load in loads)
+    ours = [load.speed for load in loads]
     rows = [
         ("errors", f"{errors} of {len(answers):,}", "0"),
         ("texts that differ from those of their seed alone", f"{different} of {len(answers):,}", "0"),
-        ("first token, median", f"{1000 * statistics.median(map(statistics.median, firsts)):,.0f} ms", ""),
-        ("first token, 99th percentile", f"{1000 * statistics.median(map(percentile_99, firsts)):,.0f} ms", "1,000 ms"),
+        ("first text, median", f"{1000 * medians:,.0f} ms", ""),
+        ("first text, 99th percentile", f"{1000 * latest:,.0f} ms", "1,000 ms"),
         ("throughput", f"{statistics.median(ours):,.0f} tokens/s", ""),
         ("batch sampler", f"{statistics.median(theirs):,.0f} tokens/s", ""),
         ("ratio", format_ratios(ours, theirs), "at least 0.70"),
@@ -314,9 +328,8 @@ def generate_alone(gpt: LanguageModel, prompt: str, seed: int, config: Generatio
     return text
 
 
-def generate_batch(gpt: LanguageModel, prompts: list[str], tokens: int) -> int:
+def generate_batch(gpt: LanguageModel, prompts: list[str], config: GenerationConfig) -> int:
     """Continue all prompts at a time, as LanguageModel.complete does. Returns how many tokens that are."""
-    config = GenerationConfig(max_new_tokens=tokens, **SAMPLING)
     texts, count = [TextStream(gpt.tokenizer) for _ in prompts], 0
     ids = [gpt.encode_prompt(prompt).ids for prompt in prompts]
     for step in gpt.steps(ids, range(len(prompts)), config):
@@ -601,8 +614,8 @@ def judge(answer: Answer, is_head: bool = False) -> str:
             is_openai = is_head or (error.keys() == ERROR_KEYS and isinstance(error["message"], str))
             return "refused" if is_openai else "not in OpenAI's shape"
         if b"text/event-stream" in answer.head:
-            answer.events()
-        elif not is_head:
+            return "5xx" if any("error" in event for event in answer.events()) else "answered"
+        if not is_head:
             answer.json()
         return "answered"
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -649,56 +662,49 @@ async def send_slowly(server: ApiServer) -> Counter[str]:
 
 
 def bench_llama(cfg: ServeBenchConfig) -> None:
-    """Tokens per second of all clients together, against llama.cpp's batches."""
-    counts = [int(count) for count in comma_separated(cfg.llama_clients)]
+    """Tokens per second of all clients together, against llama.cpp's batches with its better number of threads."""
+    all_threads = [int(threads) for threads in comma_separated(cfg.llama_threads)]
     tokens = min(cfg.tokens, LLAMA_SHAPE["block_size"] - LLAMA_PROMPT)
+    rng = random.Random(cfg.seed)
+    rows = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        run, measures = Path(folder) / "run", {}
+        run = Path(folder) / "run"
         write_run(run, LLAMA_SHAPE, CharTokenizer("".join(map(chr, range(LLAMA_SHAPE["vocab_size"])))))
         model = LanguageModel.load(run, device="cpu", dtype="float32").model
+        for matrices in LLAMA_DTYPES.values():
+            write_llama_model(model, Path(folder) / f"{matrices}.gguf", matrices)
+        del model
+        servers = {dtype: stack.enter_context(serving(run, cfg.device, dtype)) for dtype in LLAMA_DTYPES}
         for dtype, matrices in LLAMA_DTYPES.items():
             file = Path(folder) / f"{matrices}.gguf"
-            write_llama_model(model, file, matrices)
-            server = stack.enter_context(serving(run, cfg.device, dtype))
-            measures[dtype] = (served_speed(server, tokens), llama_speed(Path(cfg.llama), file, tokens))
-        del model
-        rows = []
-        for dtype, (ours, theirs) in measures.items():
-            for count in counts:
-                ours(count)  # warms up
-                pairs = [(ours(count), theirs(count)) for _ in range(cfg.repeats)]
-                speeds = [[pair[k] for pair in pairs] for k in (0, 1)]
-                cells = [f"{statistics.median(speed):,.1f}" for speed in speeds]
-                rows.append((f"{dtype} / {LLAMA_DTYPES[dtype]}", count, *cells, format_ratios(*speeds)))
-    print(f"| GPT-2 124M, {tokens} tokens after {LLAMA_PROMPT} | clients | Folio, tokens/s | llama.cpp | ratio |")
-    print("|---|---|---|---|---|")
-    for row in rows:
+            for clients in map(int, comma_separated(cfg.llama_clients)):
+                served_speed(servers[dtype], rng, clients, tokens)  # warms up
+                ours: list[float] = []
+                theirs: dict[int, list[float]] = {threads: [] for threads in all_threads}
+                for _ in range(cfg.repeats):
+                    ours.append(served_speed(servers[dtype], rng, clients, tokens))
+                    for threads, speeds in theirs.items():
+                        speeds.append(llama_speed(Path(cfg.llama), file, threads, clients, tokens))
+                best = max(all_threads, key=lambda threads: statistics.median(theirs[threads]))
+                cells = [f"{statistics.median(speeds):,.0f}" for speeds in (ours, theirs[best])]
+                rows.append((f"{dtype} / {matrices}", clients, *cells, best, format_ratios(ours, theirs[best])))
+    heads = (f"GPT-2 124M, {tokens} tokens", "clients", "Folio, tokens/s", "llama.cpp", "its threads", "ratio")
+    for row in (heads, ["---"] * len(heads), *rows):
         print(f"|{''.join(f' {cell} |' for cell in row)}")
     print()
 
 
-def served_speed(server: ApiServer, tokens: int) -> Callable[[int], float]:
-    """A function from a number of clients to the tokens per second that they get together. Each has another prompt."""
-
-    def measure(clients: int) -> float:
-        V, T = LLAMA_SHAPE["vocab_size"], LLAMA_PROMPT
-        prompts = [[(client * T + k) % V for k in range(T)] for client in range(clients)]
-        requests = [dict(prompt=prompt, max_tokens=tokens, seed=seed) for seed, prompt in enumerate(prompts)]
-        load = asyncio.run(run_load(server, requests))
-        return sum(answer.events()[-1]["usage"]["completion_tokens"] for answer in load.answers) / load.seconds
-
-    return measure
+def served_speed(server: ApiServer, rng: random.Random, clients: int, tokens: int) -> float:
+    """Tokens per second that so many clients get together, each after another prompt."""
+    V = LLAMA_SHAPE["vocab_size"]
+    prompts = [[rng.randrange(V) for _ in range(LLAMA_PROMPT)] for _ in range(clients)]
+    return asyncio.run(run_load(server, [dict(prompt=prompt, max_tokens=tokens) for prompt in prompts])).speed
 
 
-def llama_speed(folder: Path, file: Path, tokens: int) -> Callable[[int], float]:
-    """The same of llama.cpp, without starting its process and loading the file."""
-    prompt = range(1, 1 + LLAMA_PROMPT)
-
-    def measure(clients: int) -> float:
-        result = run_llama(folder, file, cores(), SAMPLING["temperature"], prompt, clients, tokens)
-        return clients * len(result["ids"]) / result["seconds"]
-
-    return measure
+def llama_speed(folder: Path, file: Path, threads: int, rows: int, tokens: int) -> float:
+    """Tokens per second of llama.cpp, without starting its process and loading the file."""
+    result = run_llama(folder, file, threads, SAMPLING["temperature"], range(1, 1 + LLAMA_PROMPT), rows, tokens)
+    return rows * len(result["ids"]) / result["seconds"]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
