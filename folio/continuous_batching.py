@@ -2,7 +2,6 @@
 
 import threading
 import traceback
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -17,7 +16,7 @@ SHARE = 0.5  # of the free memory, at most, for keys and values
 
 
 class QueueFull(UserError):
-    """As many submissions wait for a row as may."""
+    """As many completions wait for a row as may."""
 
 
 class Engine:
@@ -28,11 +27,11 @@ class Engine:
     """
 
     def __init__(self, gpt: LanguageModel, rows: int | None = None, max_waiting: int = 64):
-        """rows: None: MOST_ROWS, or fewer if memory holds fewer. max_waiting: submissions that may wait."""
+        """rows: None: MOST_ROWS, or fewer if memory holds fewer. max_waiting: completions that may wait for a row."""
         self.gpt, self.rows, self.max_waiting = gpt, rows or rows_that_fit(gpt), max_waiting
         self.scheduler = self._new_scheduler()
         self.condition = threading.Condition()
-        self.submitted: deque[Sequence[Completion]] = deque()  # waiting for rows, in the order of their arrival
+        self.submitted: list[Completion] = []  # not yet passed on to the scheduler
         self.cancelled: list[Completion] = []
         self.closed = False
         self.thread: threading.Thread | None = None  # while there is something to do, and for some time afterwards
@@ -42,13 +41,13 @@ class Engine:
         return Scheduler(self.gpt.decoder, self.rows, tokenizer.vocab_size, tokenizer.eot)
 
     def submit(self, completions: Sequence[Completion]) -> None:
-        """Generate these completions when there are rows. Raises QueueFull."""
+        """Generate these completions when there are rows. Raises QueueFull if others fill the queue."""
         with self.condition:
             if self.closed:
                 raise QueueFull("the engine is closed")
             if self.waiting >= self.max_waiting:
-                raise QueueFull(f"{self.waiting:,} requests are waiting already; try again later")
-            self.submitted.append(completions)
+                raise QueueFull(f"{self.waiting:,} texts are waiting already; try again later")
+            self.submitted += completions
             self._wake()
 
     def cancel(self, completions: Iterable[Completion]) -> None:
@@ -70,8 +69,8 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Submissions of which a completion waits for a row."""
-        return len(self.submitted) + bool(self.scheduler.waiting)
+        """Completions for which there is no row yet."""
+        return max(0, len(self.submitted) + len(self.scheduler.waiting) - len(self.scheduler.free))
 
     def close(self) -> None:
         """Cancel what has not ended, and end the thread."""
@@ -101,16 +100,13 @@ class Engine:
         return bool(self.submitted or self.cancelled or self.closed or self.scheduler.is_busy)
 
     def _update(self) -> list[Completion]:
-        """Pass submissions on when all completions of the earlier ones have rows. Returns what was cancelled."""
+        """Pass submissions and cancellations on to the scheduler. Returns what was cancelled."""
+        for completion in self.submitted:
+            self.scheduler.add(completion)
         cancelled = [completion for completion in self.cancelled if completion.finish_reason is None]
-        self.cancelled = []
         for completion in cancelled:
             self.scheduler.cancel(completion)
-            completion.finish_reason = "cancelled"  # also if it waited here
-        while self.submitted and not self.scheduler.waiting:
-            for completion in self.submitted.popleft():
-                if completion.finish_reason is None:
-                    self.scheduler.add(completion)
+        self.submitted, self.cancelled = [], []
         return cancelled
 
     def _fail(self) -> list[Completion]:
@@ -122,9 +118,8 @@ class Engine:
         return failed
 
     def _cancel_all(self) -> None:
-        waiting = [completion for completions in self.submitted for completion in completions]
-        for completion in [*self.scheduler.completions.values(), *self.scheduler.waiting, *waiting]:
-            completion.finish_reason = completion.finish_reason or "cancelled"
+        for completion in [*self.scheduler.completions.values(), *self.scheduler.waiting, *self.submitted]:
+            completion.finish_reason = "cancelled"
 
 
 def rows_that_fit(gpt: LanguageModel) -> int:

@@ -85,7 +85,7 @@ def test_completions_wait_for_rows_and_a_full_queue_refuses(engine):
     for completion in waiting:
         engine.submit([completion])
     assert engine.waiting == 3
-    with pytest.raises(QueueFull, match="3 requests are waiting already; try again later"):
+    with pytest.raises(QueueFull, match="3 texts are waiting already; try again later"):
         engine.submit([Completion([3], GREEDY, 5)])
     engine.cancel(running)
     wait_until(lambda: all(completion.finish_reason == "length" for completion in waiting))
@@ -99,7 +99,7 @@ def test_cancelled_completions_end_wherever_they_are(engine):
     running = [Completion([1], GREEDY, FOREVER, context_stride=16) for _ in range(4)]
     engine.submit(running)
     wait_until(lambda: all(completion.tokens for completion in running))
-    first, second = [Completion([2], GREEDY, 5, notify=notified.set) for _ in range(3)], Completion([3], GREEDY, 5)
+    first, second = [Completion([2], GREEDY, 5, notify=notified.set) for _ in range(2)], Completion([3], GREEDY, 5)
     engine.submit(first)
     engine.submit([second])
     engine.cancel([*first, second])
