@@ -46,6 +46,7 @@ class Limits:
     choices: int = 128  # prompts * n
     new_tokens: int = 2**16  # max_tokens * choices
     prompt_tokens: int = 2**18  # of all prompts
+    log_probabilities: int = 2**20  # scored tokens * logprobs; each takes about 100 bytes
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -245,7 +246,6 @@ class Request:
     stream: bool
     include_usage: bool
     prompt_tokens: int
-    is_chat: bool
 
     @property
     def completions(self) -> list[Completion]:
@@ -280,9 +280,11 @@ def read_request(
     else:
         prompts = read_prompts(body.get("prompt"), tokenizer)
         max_tokens, logprobs, echo = fields.max_tokens, fields.logprobs, fields.echo
-    check_limits(
-        fields, prompts, max_tokens, gpt.model.config.block_size, limits, needs_all=echo and logprobs is not None
-    )
+    scores_prompts = echo and logprobs is not None
+    slides = fields.context_stride is not None and not scores_prompts
+    lengths = [len(prompt.ids) for prompt in prompts]
+    new = check_context(max(lengths), max_tokens, gpt.model.config.block_size, slides)
+    check_size(limits, lengths, fields.n, new, logprobs, scores_prompts)
     sampling = fields.sampling(read_biases(body, tokenizer.vocab_size))
     seed = secrets.randbelow(2**63) if fields.seed is None else fields.seed
     choices = [
@@ -296,7 +298,7 @@ def read_request(
                 sample=sample,
                 context_stride=fields.context_stride,
                 logprobs=logprobs,
-                prompt_logprobs=echo and logprobs is not None,
+                prompt_logprobs=scores_prompts,
                 notify=notify,
             ),
             TextStream(tokenizer, stop),
@@ -306,30 +308,38 @@ def read_request(
         for index, prompt in enumerate(prompts)
         for sample in range(fields.n)
     ]
-    prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
-    return Request(choices, fields.stream, read_stream_options(body), prompt_tokens, chat is not None)
+    return Request(choices, fields.stream, read_stream_options(body), sum(lengths))
 
 
-def check_limits(
-    fields: Fields, prompts: list[Prompt], max_tokens: int | None, block_size: int, limits: Limits, needs_all: bool
-) -> None:
-    """Raises RequestError for a request that is too large. needs_all: whether the model must see whole prompts."""
-    most = max(len(prompt.ids) for prompt in prompts)
-    new = max(1, block_size + 1 - most if max_tokens is None else max_tokens)
-    if most + new > block_size + 1 and (needs_all or not fields.context_stride):  # the last token is not read
+def check_context(prompt: int, max_tokens: int | None, block_size: int, slides: bool) -> int:
+    """How many tokens may follow so many of a prompt. Raises RequestError for more than fit, unless the context slides.
+
+    The last token is not read, so it needs no place in the context.
+    """
+    fits = block_size + 1 - prompt
+    new = max(1, fits if max_tokens is None else max_tokens)
+    if new > fits and not slides:
         raise RequestError(
-            f"the context of this model is {block_size:,} tokens, and the prompt has {most:,}, so max_tokens can be at "
-            f"most {max(0, block_size + 1 - most):,}, not {new:,}: shorten the prompt or lower max_tokens"
-            + ("" if needs_all else ", or set context_stride, so that the context slides"),
+            f"the context of this model is {block_size:,} tokens, and the prompt has {prompt:,}, so max_tokens can be "
+            f"at most {max(0, fits):,}, not {new:,}: shorten the prompt or lower max_tokens; or set context_stride, so "
+            "that the context slides (not with echo and logprobs)",
             "prompt",
             "context_length_exceeded",
         )
-    choices = len(prompts) * fields.n
-    tokens = sum(len(prompt.ids) for prompt in prompts)
+    return new
+
+
+def check_size(
+    limits: Limits, lengths: list[int], n: int, new: int, logprobs: int | None, scores_prompts: bool
+) -> None:
+    """Raises RequestError for a request that is too large. lengths: of its prompts. new: tokens of each choice."""
+    tokens, choices = sum(lengths), len(lengths) * n
+    scored = choices * new + n * tokens * scores_prompts
     for param, what, value, limit in (
         ("n", "choices (prompts * n)", choices, limits.choices),
         ("max_tokens", "new tokens (prompts * n * max_tokens)", choices * new, limits.new_tokens),
         ("prompt", "tokens in its prompts", tokens, limits.prompt_tokens),
+        ("logprobs", "log-probabilities", scored * (logprobs or 0), limits.log_probabilities),
     ):
         if value > limit:
             raise RequestError(f"a request can have at most {limit:,} {what}, and this one has {value:,}", param)

@@ -25,6 +25,7 @@ from folio import UserError
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LARGEST_BODY = 2**20  # bytes of a request
 REQUEST_SECONDS = 10.0  # for a request to arrive as a whole
+STALL_SECONDS = 60.0  # until a client that reads nothing of an answer is disconnected
 KEEP_ALIVE_SECONDS = 5  # until a connection without a request is closed
 MOST_CONNECTIONS = 1000
 FAILURE = "the server could not answer; its terminal shows why"
@@ -158,7 +159,9 @@ class Connection(H11Protocol):
     error: ErrorContent
     request_seconds: float
     most_connections: int
+    stall_seconds: float
     deadline: asyncio.TimerHandle | None = None  # runs while a request arrives
+    stalled: asyncio.TimerHandle | None = None  # runs while the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -170,6 +173,7 @@ class Connection(H11Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self.end_deadline()
+        self.resume_writing()
 
     def handle_events(self) -> None:
         """Called whenever data may have arrived."""
@@ -184,6 +188,16 @@ class Connection(H11Protocol):
         if self.deadline:
             self.deadline.cancel()
             self.deadline = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.stalled = self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.stalled:
+            self.stalled.cancel()
+            self.stalled = None
 
     def time_out(self) -> None:
         self.refuse(408, f"the request did not arrive within {self.request_seconds:g} seconds")
@@ -215,12 +229,13 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: Guard, request_seconds: float = REQUEST_SECONDS, most_connections: int = MOST_CONNECTIONS
+    app: Guard,
+    request_seconds: float = REQUEST_SECONDS,
+    stall_seconds: float = STALL_SECONDS,
+    most_connections: int = MOST_CONNECTIONS,
 ) -> Server:
     """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
-    limits = {"error": staticmethod(app.error), "request_seconds": request_seconds}
-    protocol = type("Connection", (Connection,), {**limits, "most_connections": most_connections})
-    timeout = KEEP_ALIVE_SECONDS
-    return Server(
-        uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_level="error", timeout_keep_alive=timeout)
-    )
+    limits = dict(request_seconds=request_seconds, stall_seconds=stall_seconds, most_connections=most_connections)
+    protocol = type("Connection", (Connection,), {"error": staticmethod(app.error), **limits})
+    settings = dict(ws="none", lifespan="off", log_level="error", timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    return Server(uvicorn.Config(app, http=protocol, **settings))

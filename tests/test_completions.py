@@ -177,6 +177,10 @@ def test_the_size_of_a_request_is_limited():
         with pytest.raises(RequestError) as caught:
             read({"prompt": ["a", "b"], "n": 3, "max_tokens": 5}, **limits)
         assert caught.value.param == param
+    scored = {"prompt": "abc", "max_tokens": 2, "echo": True, "logprobs": 4, "n": 2}
+    read(scored, log_probabilities=40)
+    with pytest.raises(RequestError, match="at most 39 log-probabilities, and this one has 40"):
+        read(scored, log_probabilities=39)
     for n in (10**9, 2**62):
         with pytest.raises(RequestError, match="at most 128"):
             read({"n": n})
@@ -186,7 +190,7 @@ def test_a_conversation_becomes_a_prompt():
     request = read({"messages": MESSAGES, "stop": "x"}, GPT_BYTES, CHATS)
     (completion,) = request.completions
     assert bytes(completion.prompt) == b"User: b\n\nAssistant:" and completion.max_new_tokens is None
-    assert request.choices[0].text.stop == ("x", "\nUser:") and request.is_chat
+    assert request.choices[0].text.stop == ("x", "\nUser:")
     assert bytes(read({"messages": MESSAGES}, GPT_BYTES, PAIRS).completions[0].prompt) == b"b"
     for name in ("max_tokens", "max_completion_tokens"):
         assert read({"messages": MESSAGES, name: 5}, GPT_BYTES, CHATS).completions[0].max_new_tokens == 5

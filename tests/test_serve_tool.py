@@ -79,6 +79,8 @@ def ask(port: int, method: str, path: str, body: dict | None = None, **headers: 
         (["a", "--host=0.0.0.0", "--key=b"], "command line: host=0.0.0.0: name what clients call this computer"),
         (["a", "--host=::", "--key=b"], "command line: host=::: name what clients call this computer"),
         (["a", "--key=é"], "command line: key=é: it must consist of ASCII"),
+        (["a", "--allowed_origins=*"], "command line: allowed_origins=*: write * as browsers do: https://example.org"),
+        (["a", "--allowed_origins=https://b.c/"], "command line: allowed_origins=https://b.c/: write https://b.c/ as"),
         (["a", "--rows=0"], "command line: rows=0: it must be at least 1"),
         (["a", "--timeout=0"], "command line: timeout=0.0: it must be above 0"),
         (["no-such-run"], "no-such-run holds no checkpoint: "),

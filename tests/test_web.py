@@ -3,13 +3,13 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from folio import UserError, web
@@ -165,6 +165,26 @@ def test_an_answer_may_take_longer_than_the_request(monkeypatch):
     monkeypatch.setitem(globals(), "echo", slow)
     with serving(request_seconds=0.2) as port:
         assert request(port, "POST", "/echo", "1") == (200, 1)
+
+
+def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
+    ended = threading.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 2**16
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    async def answer(request: Request) -> Response:
+        return StreamingResponse(endless())
+
+    monkeypatch.setitem(globals(), "echo", answer)
+    with serving(stall_seconds=0.2) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(head(port) + b"{}")
+        assert connection.recv(10) == b"HTTP/1.1 2" and ended.wait(60)
 
 
 def test_connections_are_limited():

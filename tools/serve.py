@@ -9,6 +9,7 @@ Ctrl-C stops it. docs/serving.md shows clients, limits, and what to use for more
 
 import hashlib
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,9 @@ class ServeConfig(Settings):
             problems.append(("host", f"anyone could use the server; set a key: {KEY}=SECRET python tools/serve.py ..."))
         if self.host in ANY_ADDRESS and not self.allowed_hosts:
             problems.append(("host", "name what clients call this computer: --allowed_hosts=gpu.example.org"))
+        for origin in self.allowed_origins:
+            if not re.fullmatch(r"https?://[^/*]+|null", origin):
+                problems.append(("allowed_origins", f"write {origin} as browsers do: https://example.org"))
         if not self.secret.isascii():
             problems.append(("key", "it must consist of ASCII characters"))
         return problems
@@ -109,7 +113,14 @@ def main(cfg: ServeConfig) -> None:
         served = Served(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
         listener = listen(cfg.host, cfg.port)
         port = listener.getsockname()[1]
-        server = make_server(make_app(served, hosts_of(cfg, port), frozenset(cfg.allowed_origins), cfg.secret or None))
+        server = make_server(
+            make_app(
+                served,
+                hosts_of(cfg, port),
+                frozenset(origin.lower() for origin in cfg.allowed_origins),
+                cfg.secret or None,
+            )
+        )
         print_address(cfg, served, port)
         server.run(sockets=[listener])
     finally:
