@@ -221,7 +221,7 @@ def test_the_server_is_measured(tmp_path, capsys, monkeypatch):
     save_random_run(tmp_path / "run", CharTokenizer("\n abcdefgh"), 3, block_size=32)
     monkeypatch.setattr(bench_serve, "MEMORY_INTERVAL", 20)
     monkeypatch.setattr(bench_serve, "SLOW_SENDERS", 0)  # they take ten seconds
-    counts = dict(clients=6, tokens=8, requests=40, killed=8, bodies=100, paths=20, repeats=1)
+    counts = dict(clients="6", tokens=8, requests=40, killed=8, bodies=100, paths=20, repeats=1)
     bench_serve.main(ServeBenchConfig(run=(str(tmp_path / "run"),), **counts))
     out, errors = capsys.readouterr()
     assert "| errors | 0 of 12 | 0 |" in out and "| texts that differ from those of their seed alone | 0 of 12 |" in out

@@ -1,7 +1,7 @@
 """Measure tools/serve.py: load, memory, clients that leave, wrong requests, and its speed against llama.cpp.
 
     python tools/bench_serve.py out-shakespeare-char                            all but llama.cpp
-    python tools/bench_serve.py out-shakespeare-char --what=load --clients=50 --repeats=5
+    python tools/bench_serve.py out-shakespeare-char --what=load --clients=1,50,200
     python tools/bench_serve.py --what=llama --llama=../llama --repeats=1
 
 load: clients that stream at the same time, against the batch sampler at the same batch, alternating. memory: of the
@@ -63,7 +63,7 @@ class ServeBenchConfig(BenchConfig):
     # --- what is measured ---
     run: tuple[str, ...] = ()  # a run, a checkpoint, or what --init_from takes
     what: str = "load,memory,kill,fuzz"  # separated by commas; llama is one more
-    clients: PositiveInt = 200  # of load, all at a time
+    clients: str = "200"  # of load, all at a time; several numbers are separated by commas
     tokens: PositiveInt = 100  # of load per client, and of llama; fewer if the context holds fewer
     requests: PositiveInt = 10_000  # of memory
     killed: PositiveInt = 500  # clients of kill
@@ -79,6 +79,7 @@ class ServeBenchConfig(BenchConfig):
         problems = [
             *super().problems(),
             *unknown_names("what", self.what, PARTS),
+            *not_integers("clients", self.clients, at_least=1),
             *not_integers("llama_clients", self.llama_clients, at_least=1),
             *not_integers("llama_threads", self.llama_threads, at_least=1),
         ]
@@ -274,17 +275,23 @@ class Load(NamedTuple):
 
 
 def bench_load(cfg: ServeBenchConfig, server: ApiServer) -> None:
-    """Clients that stream at the same time: errors, texts, time to the first token, and throughput."""
+    """Clients that stream at the same time: errors, texts, time to the first one, and throughput."""
     gpt = LanguageModel.load(cfg.run[0], device=cfg.device, dtype="float32")
+    for clients in map(int, comma_separated(cfg.clients)):
+        measure_load(cfg, server, gpt, clients)
+
+
+def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: LanguageModel, clients: int) -> None:
+    """Measure so many clients against a batch of as many rows, and print the table."""
     tokens = min(cfg.tokens, server.block_size - 1)
     config = GenerationConfig(max_new_tokens=tokens, **SAMPLING)
-    prompts = sample_prompts(gpt, cfg.clients * (1 + cfg.repeats), server.block_size - tokens, cfg.seed)
+    prompts = sample_prompts(gpt, clients * (1 + cfg.repeats), server.block_size - tokens, cfg.seed)
     requests = [dict(prompt=prompt, max_tokens=tokens, seed=seed) for seed, prompt in enumerate(prompts)]
     loads, theirs = [], []
-    for first in range(0, len(prompts), cfg.clients):  # the first round warms up; none knows a prompt
-        loads.append(asyncio.run(run_load(server, requests[first : first + cfg.clients])))
+    for first in range(0, len(prompts), clients):  # the first round warms up; the rounds have different prompts
+        loads.append(asyncio.run(run_load(server, requests[first : first + clients])))
         began = time.perf_counter()
-        generated = generate_batch(gpt, prompts[first : first + cfg.clients], config)
+        generated = generate_batch(gpt, prompts[first : first + clients], config)
         theirs.append(generated / (time.perf_counter() - began))
     answers = [answer for load in loads for answer in load.answers]
     errors = len(answers) - sum(len(load.complete) for load in loads)
@@ -304,7 +311,7 @@ def bench_load(cfg: ServeBenchConfig, server: ApiServer) -> None:
         ("batch sampler", f"{statistics.median(theirs):,.0f} tokens/s", ""),
         ("ratio", format_ratios(ours, theirs), "at least 0.70"),
     ]
-    print_table(f"{cfg.clients} streaming clients x {tokens} tokens, medians of {cfg.repeats}", rows)
+    print_table(f"{clients} streaming clients x {tokens} tokens, medians of {cfg.repeats}", rows)
 
 
 def sample_prompts(gpt: LanguageModel, count: int, longest: int, seed: int) -> list[str]:
