@@ -36,11 +36,11 @@ from folio.export_formats import GELUS, check_parameters, gpt2_parameters
 from folio.files import atomic_write
 from folio.memorized import TrainingSearch
 from folio.pairs import Pair, translation
-from folio.serve import PAGE, hash_source, read_scripts
 from folio.shards import Dataset
 from folio.tokenizer import Tokenizer
 from folio.trace_provider import probe_ids
 from folio.viewed_model import ViewedModel
+from folio.viewer import PAGE, hash_source, read_scripts
 from model import GPT
 
 ENGINE = Path(__file__).resolve().parent / "engine"

@@ -116,6 +116,7 @@ class Scheduler:
         self.batch = decoder.batch(rows, vocab_size)
         self.block_size, self.can_slide = decoder.config.block_size, decoder.config.can_slide
         self.vocab_size, self.eot = vocab_size or decoder.config.vocab_size, eot
+        self.room = self.block_size - self.batch.steps_ahead  # ids of a context that can be continued in the cache
         self.logits = self.batch.logits  # of the tokens that `step` returned
         self.waiting: deque[Completion] = deque()
         self.completions: dict[int, Completion] = {}  # by row
@@ -260,7 +261,7 @@ class Scheduler:
             fetch = self.batch.sample(self.ready)
         for row in self.ready:
             launched[row] = self.completions[row]
-            if self._fits(row, self.batch.steps_ahead):
+            if len(self.contexts[row]) <= self.room or self._slides(self.completions[row]):
                 self.decoding[row] = self.completions[row]
         self.ready = []
         if launched:
@@ -269,40 +270,42 @@ class Scheduler:
             return self._finish(self.in_flight.popleft()) | ended
         return ended
 
-    def _fits(self, row: int, more: int) -> bool:
-        """Whether so many more ids fit into the context of a row, or slide it in the cache."""
-        slides = self.can_slide and self.completions[row].context_stride is None
-        return slides or len(self.contexts[row]) + more <= self.block_size
-
     def _finish(self, launched: Launched) -> dict[int, Completion]:
         """Fetch the tokens of a step."""
         tokens, self.logits = launched.fetch(), launched.logits
-        ahead = self.batch.steps_ahead
-        completions = {}
-        for row, completion in launched.completions.items():
-            if completion.row != row:  # it ended after the step was launched
-                continue
-            completions[row] = completion
-            token = tokens[row]
+        completions = {row: c for row, c in launched.completions.items() if c.row == row}  # that have not ended since
+        self._add_logprobs({row: c for row, c in completions.items() if c.logprobs is not None}, tokens)
+        for row, completion in completions.items():
+            token, context = tokens[row], self.contexts[row]
             if token == self.eot:
                 self._end(completion, "stop")
                 continue
-            if completion.logprobs is not None:
-                completion.token_logprobs += self._logprobs(self.logits[row, None], [token], completion.logprobs)
             completion.tokens.append(token)
-            self.contexts[row].append(token)
+            context.append(token)
             if len(completion.tokens) == completion.max_new_tokens:
                 self._end(completion, "length")
-            elif not self._fits(row, ahead):
+            elif len(context) > self.room and not self._slides(completion):
                 self.decoding.pop(row, None)
-                if not self._fits(row, 0):
-                    self.full[row] = self.contexts[row][-self._window(completion) - 1 :]
-                    self.contexts[row] = []
+                if len(context) > self.block_size:  # no step is in flight
+                    self.full[row], self.contexts[row] = context[-self._window(completion) - 1 :], []
         return completions
+
+    def _slides(self, completion: Completion) -> bool:
+        """Whether new tokens take the places of the oldest ones in the cache when the context is full."""
+        return self.can_slide and completion.context_stride is None
 
     def _window(self, completion: Completion) -> int:
         """How many tokens before the newest one remain of a full context."""
         return self.block_size - min(completion.context_stride or self.block_size // 2 or 1, self.block_size)
+
+    def _add_logprobs(self, completions: dict[int, Completion], tokens: list[int]) -> None:
+        """Note the log-probabilities of the tokens of a step for the completions that want them, by row."""
+        rows = [row for row in completions if tokens[row] != self.eot]
+        if rows:
+            most = max(completions[row].logprobs for row in rows)
+            of_rows = self._logprobs(self.logits[rows], [tokens[row] for row in rows], most)
+            for row, (logprob, top) in zip(rows, of_rows, strict=True):
+                completions[row].token_logprobs.append(TokenLogprobs(logprob, top[: completions[row].logprobs]))
 
     def _logprobs(self, logits: Tensor, tokens: list[int], most: int) -> list[TokenLogprobs]:
         """Of the tokens (T,) that were sampled from, or follow on, logits (T, V); and of so many of the most likely."""

@@ -51,9 +51,9 @@ def serve(tmp_path) -> Iterator[Callable[..., str]]:
     """A function that serves runs, each given by its models by step, and returns the address."""
     import uvicorn
 
-    from folio.serve import make_app
     from folio.trace_provider import TraceProvider
     from folio.viewed_model import ViewedModel
+    from folio.viewer import make_app
 
     servers = []
 

@@ -28,9 +28,9 @@ from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_r
 
 from folio import UserError
 from folio.sampling import Sampling, next_token_probabilities
-from folio.serve import make_app
 from folio.trace_provider import TraceProvider
 from folio.viewed_model import ViewedModel
+from folio.viewer import make_app
 from folio.web import listen, make_server
 from model import GPT, GPTConfig
 from tools import bench_view

@@ -24,9 +24,9 @@ from folio import UserError  # noqa: E402
 from folio.configurator import Settings, run_script  # noqa: E402
 from folio.language_model import encode_prompt, read_prompt  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
-from folio.serve import make_app  # noqa: E402
 from folio.trace_provider import MOST_CHARACTERS, TraceProvider  # noqa: E402
 from folio.viewed_model import ViewedModel, choose_text  # noqa: E402
+from folio.viewer import make_app  # noqa: E402
 from folio.web import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
 
 

@@ -20,13 +20,13 @@ import torch
 from hypothesis import strategies as st
 from viewed_models import save_random_run
 
-from folio import UserError, serve
+from folio import UserError, viewer
 from folio.language_model import LanguageModel
 from folio.sample_stream import GenerationQuestion
-from folio.serve import make_app, read_page
 from folio.tokenizer import CharTokenizer
 from folio.trace_provider import Answer, Question, TraceProvider
 from folio.viewed_model import ViewedModel
+from folio.viewer import make_app, read_page
 from folio.web import LARGEST_BODY, make_server
 
 SEED = 5  # of the weights
@@ -169,7 +169,7 @@ class Scripted:
 
 
 def test_a_stream_stops_within_a_step_when_the_page_goes_away(monkeypatch):
-    monkeypatch.setattr(serve, "SENDING_INTERVAL", 0)
+    monkeypatch.setattr(viewer, "SENDING_INTERVAL", 0)
     provider = Scripted()
     with serving(provider) as client:
         with client.connect() as connection:
@@ -196,7 +196,7 @@ def test_stopping_the_server_ends_streams():
 
 
 def test_an_error_in_the_middle_is_the_last_line(capfd):
-    for problem, message in ((UserError("the reason"), "the reason"), (RuntimeError("a secret"), serve.FAILURE)):
+    for problem, message in ((UserError("the reason"), "the reason"), (RuntimeError("a secret"), viewer.FAILURE)):
         provider = Scripted(problem)
         provider.step.release(2)
         with serving(provider) as client:
@@ -287,7 +287,7 @@ def test_headers_of_every_answer(client, provider, monkeypatch, capfd):
 
 def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(capfd):
     with serving(Scripted(RuntimeError("a secret"))) as client:
-        assert client.ask(kind="models") == (500, {"error": serve.FAILURE})
+        assert client.ask(kind="models") == (500, {"error": viewer.FAILURE})
     printed = capfd.readouterr().err
     assert "RuntimeError: a secret" in printed and "Traceback" in printed
 
@@ -333,8 +333,8 @@ def test_the_page_needs_nothing_else():
 
 def test_the_page_contains_its_scripts_without_comments():
     """Dropping comments changes nothing as long as no text in a script has several lines, or a comment's beginning."""
-    lines, of_file = read_page().splitlines(), {*serve.PAGE.glob("file*.js")}
-    for file in {*serve.PAGE.glob("*.js")} - of_file:
+    lines, of_file = read_page().splitlines(), {*viewer.PAGE.glob("file*.js")}
+    for file in {*viewer.PAGE.glob("*.js")} - of_file:
         script = file.read_text(encoding="utf-8").splitlines()
         assert all(line.count("`") % 2 == 0 and "/*" not in line for line in script), file.name
         program = [line.split(" // ")[0].strip() for line in script if not re.match(r"\s*(//|$)", line)]
