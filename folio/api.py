@@ -35,6 +35,7 @@ from folio.tokenizer import EOT_TEXT
 from folio.web import Guard, json_response, read_json
 
 SENDING_INTERVAL = 0.02  # seconds: tokens that are generated in this time are sent together
+MOST_EVENTS = 2000  # per second, of all streams: if there are many, more tokens are sent together
 RETRY_AFTER = 1  # seconds, when the queue is full
 LARGE_BODY = 2**14  # bytes from which on a request is read in a thread, because its tokens may take long
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -123,7 +124,8 @@ class Served:
         for response in self.open:
             response.wake(urgent=True)
         if self.timer is None:
-            self.timer = self.loop.call_at(self.last + SENDING_INTERVAL, self.wake_all)
+            interval = max(SENDING_INTERVAL, len(self.open) / MOST_EVENTS)
+            self.timer = self.loop.call_at(self.last + interval, self.wake_all)
 
     def wake_all(self) -> None:
         self.timer, self.last = None, self.loop.time()
@@ -248,24 +250,26 @@ class CompletionResponse:
 
     async def send_stream(self, send: Send) -> None:
         """The response begins with the first news, so that an error before it has a status of its own."""
-        answer, begun = self.answer, False
-        try:
-            while self.unfinished:
+        answer, begun, more = self.answer, False, True
+        while more:
+            try:
                 pieces = await self.pieces()
                 events = [answer.event(choice, piece) for choice, piece in pieces if piece.text or piece.finish_reason]
+                more = bool(self.unfinished)
+                if not more and self.request.include_usage:
+                    events.append(answer.usage_event())
+            except RequestError as problem:
                 if not begun:
-                    await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM]})
-                    events = [answer.begin(choice) for choice in self.request.choices] + events
-                    begun = True
-                if events:
-                    await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
-        except RequestError as problem:
+                    raise
+                events, more = [answer.error_event(content_of(problem))], False
             if not begun:
-                raise
-            last = answer.error_event(content_of(problem))
-        else:
-            last = answer.usage_event() if self.request.include_usage else b""
-        await send({"type": "http.response.body", "body": last + b"data: [DONE]\n\n"})
+                await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM]})
+                events = [answer.begin(choice) for choice in self.request.choices] + events
+                begun = True
+            if not more:
+                events.append(b"data: [DONE]\n\n")
+            if events:
+                await send({"type": "http.response.body", "body": b"".join(events), "more_body": more})
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
