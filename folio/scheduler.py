@@ -312,7 +312,7 @@ class Scheduler:
 
     def _logprobs(self, logits: Tensor, tokens: list[int], most: int) -> list[TokenLogprobs]:
         """Of the tokens (T,) that were sampled from, or follow on, logits (T, V); and of so many of the most likely."""
-        logprobs = logits[:, : self.vocab_size].float().log_softmax(dim=-1)
+        logprobs = logits.float().log_softmax(dim=-1)[:, : self.vocab_size]
         of_tokens = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
         top = logprobs.topk(min(most, self.vocab_size))
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)

@@ -177,8 +177,8 @@ def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
 def test_log_probabilities_are_those_of_the_model(dtype, seed):
-    """Of the prompt and of the tokens, before penalties, the temperature, and filters; without padding of the
-    vocabulary. Against a pass over the whole text and numpy's softmax.
+    """Of the prompt and of the tokens, before penalties, the temperature, and filters. The padding of the vocabulary
+    has a share, as in the loss, but is not shown. Against a pass over the whole text and numpy's softmax.
     """
     model = random_model(seed, block_size=160)
     prompt = torch.randint(17, (100,)).tolist()
@@ -187,8 +187,8 @@ def test_log_probabilities_are_those_of_the_model(dtype, seed):
     company = [Completion([5, n], sampling, 60) for n in range(3)]
     run(Scheduler(decoder_in(dtype, model), rows=3, vocab_size=17), *company[:2], completion, company[2])
     ids = [*prompt, *completion.tokens]
-    logits = model.logits(torch.tensor([ids]))[0, :, :17].detach().double().numpy()
-    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    logits = model.logits(torch.tensor([ids]))[0].detach().double().numpy()
+    logprobs = (logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))[:, :17]
     assert completion.prompt_token_logprobs[0] is None and len(completion.tokens) == 30
     actual = [*completion.prompt_token_logprobs[1:], *completion.token_logprobs]
     for (logprob, top), token, expected in zip(actual, ids[1:], logprobs[:-1], strict=True):
