@@ -286,7 +286,7 @@ def prompt_of(line: dict[str, Any]) -> str:
 def show_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives: int) -> None:
     """Print each token of the first sample with its log-probability in nats before any filter, and the most likely."""
     for step in sampler.steps([encode_prompt(sampler, cfg, start).ids], [0], cfg):
-        logprobs = step.logits[0, : sampler.tokenizer.vocab_size].log_softmax(dim=-1)
+        logprobs = step.logits[0].log_softmax(dim=-1)[: sampler.tokenizer.vocab_size]
         most_likely = logprobs.topk(min(alternatives, len(logprobs))).indices.tolist()
         shown = [
             f"{sampler.tokenizer.token_bytes(token).decode('utf-8', 'backslashreplace')!r} {logprobs[token]:.3f}"

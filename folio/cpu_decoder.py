@@ -20,6 +20,7 @@ from folio import compiled
 from folio.cpu_records import LANES, RECORDS
 from folio.quantize import pack_int4, quantize_int8
 from folio.sampling import Sample, Sampling, add_bias
+from folio.scheduler import Prefix
 from folio.torch_decoder import TokenSampler
 from model import GPT, GPTConfig, alibi_slopes, angles, relative_bucket, sinusoids
 
@@ -307,14 +308,14 @@ class CPUBatch:
     def lengths(self) -> list[int]:
         return self.rows["length"].tolist()
 
-    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, tuple[int, int]]) -> None:
+    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, Prefix]) -> None:
         """Raises IndexError for ids that are not in the vocabulary."""
         for row, (source, count) in prefixes.items():
             if row != source:
                 self.cache[:, :, row, :, :count] = self.cache[:, :, source, :, :count]
         tokens, ends = [], set()
         for row, context in contexts.items():
-            count = prefixes[row][1] if row in prefixes else 0
+            count = prefixes[row].length if row in prefixes else 0
             tokens += self.new_tokens(row, context, count)
             ends.add((row, len(context) - 1))
         for start in range(0, len(tokens), PREFILL):

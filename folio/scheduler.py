@@ -6,9 +6,9 @@ as they arrive. Here are also the interfaces of the decoders that it runs on.
 Dimensions: B batch (rows), V vocabulary.
 """
 
-import math
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -24,6 +24,13 @@ RECENT = 16  # rows, the first ones, whose old contexts are overwritten as late 
 # --- decoders ---------------------------------------------------------------------------------------------------------
 
 
+class Prefix(NamedTuple):
+    """The beginning of a context, whose keys and values are in a row of the cache already."""
+
+    row: int
+    length: int
+
+
 class Batch(Protocol):
     """Rows of tokens that are continued together: their key-value cache, and how the next tokens are sampled."""
 
@@ -35,11 +42,10 @@ class Batch(Protocol):
     def start(self, row: int, sample: Sample) -> None:
         """Set how the tokens of a row are sampled from now on."""
 
-    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, tuple[int, int]]) -> None:
+    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, Prefix]) -> None:
         """Fill these rows of the cache with ids at positions 0, 1, ..., and compute the logits after them.
 
-        prefixes[row] = (source, count): the first `count` ids are also the first ones of row `source`, whose keys and
-        values are used. The other rows stay as they are.
+        prefixes: what need not be computed, by row. The other rows stay as they are.
         """
 
     def score(self, row: int, context: list[int], count: int) -> Tensor:
@@ -151,89 +157,86 @@ class Scheduler:
 
     def _prefill(self) -> dict[int, Completion]:
         """Prefill a chunk of the contexts that wait for it. Returns the completions that this ended, by row."""
-        budget = self.batch.chunk or math.inf
+        left = self.batch.chunk or sys.maxsize  # tokens of the chunk
         contexts: dict[int, list[int]] = {}
-        prefixes: dict[int, tuple[int, int]] = {}
+        prefixes: dict[int, Prefix] = {}
         complete: list[int] = []
-        while budget > 0 and (start := self._next_context(contexts)):
-            row, context, source, count = start
-            part = context[: int(min(len(context), count + budget))]
-            budget -= len(part) - count
+        while left > 0 and (found := self._next_context(contexts)):
+            row, context, prefix = found
+            count = prefix.length if prefix else 0
+            part = context[: count + left]
+            left -= len(part) - count
             self.contexts[row] = part
             if self.completions[row].prompt_logprobs and not self.completions[row].tokens:
                 self._score(self.completions[row], part, context, count)
             else:
-                contexts[row], prefixes[row] = part, (source, count)
-            if len(part) == len(context):
-                self.partial = None
+                contexts[row] = part
+            if prefix:
+                prefixes[row] = prefix
+            self.partial = (row, context) if len(part) < len(context) else None
+            if not self.partial:
                 complete.append(row)
-            else:
-                self.partial = (row, context)
         if contexts:
             self.batch.prefill(contexts, prefixes)
-        if not complete:
-            return {}
-        has_nan = self.batch.logits[complete].isnan().any(dim=-1)
-        broken = {row for row, nan in zip(complete, has_nan.tolist(), strict=True) if nan} if has_nan.any() else set()
-        ended = {}
-        for row in complete:
-            completion = self.completions[row]
-            if row in broken:
-                completion.error = NAN
-            if row in broken or completion.max_new_tokens == 0:
-                self._end(completion, "error" if row in broken else "length")
-                ended[row] = completion
-            else:
-                self.ready.append(row)
-        return ended
+        return self._make_ready(complete) if complete else {}
 
-    def _next_context(self, chunk: dict[int, list[int]]) -> tuple[int, list[int], int, int] | None:
-        """A row to prefill with a context, and the row and the length of a prefix that need not be computed."""
+    def _next_context(self, chunk: Container[int]) -> tuple[int, list[int], Prefix | None] | None:
+        """A row to prefill, its context, and what need not be computed. chunk: the rows that are prefilled with it."""
         if self.partial:
             row, context = self.partial
-            return row, context, row, len(self.contexts[row])
+            return row, context, Prefix(row, len(self.contexts[row]))
         if self.full:
-            row, context = self.full.popitem()
-            return row, context, row, 0
+            return *self.full.popitem(), None
         if not self.waiting or not self.free:
             return None
         completion = self.waiting[0]
         context = list(completion.prompt[-self.block_size :])
-        known = range(len(self.contexts)) if self.batch.keeps_rows else [*self.decoding, *self.ready, *chunk]
-        source, count = (-1, 0) if completion.prompt_logprobs else self._longest_prefix(context, known)
-        if source in chunk:  # it is being computed in this chunk
+        prefix = None if completion.prompt_logprobs else self._longest_prefix(context, chunk)
+        if prefix and prefix.row in chunk:  # it has not been computed yet
             return None
         self.waiting.popleft()
-        completion.row = row = self._take_row(source)
+        completion.row = row = self._take_row(prefix)
         self.completions[row] = completion
         sample = Sample(completion.prompt, completion.sample, completion.sampling, completion.seed)
         self.batch.start(row, sample)
-        return row, context, source, count
+        return row, context, prefix
 
-    def _longest_prefix(self, context: list[int], rows: Iterable[int]) -> tuple[int, int]:
-        """Which of the rows begins as the context does for longest, and how many ids that are; (-1, 0) if none does.
-
-        The last id of the context is always computed, because its logits are needed.
-        """
-        best = (-1, 0)
+    def _longest_prefix(self, context: list[int], chunk: Iterable[int]) -> Prefix | None:
+        """What the context has in common with another row. Its last id is computed anyway, for the logits after it."""
+        rows = range(len(self.contexts)) if self.batch.keeps_rows else [*self.decoding, *self.ready, *chunk]
+        longest = None
         for row in rows:
             cached = self.contexts[row]
-            if cached and cached[0] == context[0]:
-                count = shared_length(context[:-1], cached[:-1])
-                if count > best[1] and len(cached) < self.block_size:  # otherwise the beginning may be overwritten
-                    best = (row, count)
-        return best
+            if cached and cached[0] == context[0] and len(cached) < self.block_size:  # longer ones may have slid
+                length = shared_length(context[:-1], cached[:-1])
+                if length > (longest.length if longest else 0):
+                    longest = Prefix(row, length)
+        return longest
 
-    def _take_row(self, source: int) -> int:
+    def _take_row(self, prefix: Prefix | None) -> int:
         """A free row: the one that has the prefix, or one whose old context will hardly be missed."""
-        if source in self.free:
-            row = source
+        if prefix and prefix.row in self.free:
+            row = prefix.row
         elif self.batch.keeps_rows:
             row = next((row for row in self.free if row < RECENT), min(self.free))
         else:
             row = min(self.free)  # a step computes all rows up to the last one that takes part
         self.free.remove(row)
         return row
+
+    def _make_ready(self, rows: list[int]) -> dict[int, Completion]:
+        """Let these rows be sampled, now that their contexts are complete. Returns the completions that end instead."""
+        has_nan = self.batch.logits[rows].isnan().any(dim=-1)
+        failed = {row for row, nan in zip(rows, has_nan.tolist(), strict=True) if nan} if has_nan.any() else set()
+        ended = {
+            row: self.completions[row] for row in rows if row in failed or self.completions[row].max_new_tokens == 0
+        }
+        for row, completion in ended.items():
+            if row in failed:
+                completion.error = NAN
+            self._end(completion, "error" if row in failed else "length")
+        self.ready += [row for row in rows if row not in ended]
+        return ended
 
     def _score(self, completion: Completion, part: list[int], context: list[int], count: int) -> None:
         """Prefill the context's ids from `count` to the end of the part, and note their log-probabilities."""
@@ -309,7 +312,7 @@ class Scheduler:
 
     def _logprobs(self, logits: Tensor, tokens: list[int], most: int) -> list[TokenLogprobs]:
         """Of the tokens (T,) that were sampled from, or follow on, logits (T, V); and of so many of the most likely."""
-        logprobs = logits[:, : self.vocab_size].float().log_softmax(dim=-1)
+        logprobs = logits.float().log_softmax(dim=-1)[:, : self.vocab_size]
         of_tokens = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
         top = logprobs.topk(min(most, self.vocab_size))
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from folio.kv_cache import KVCache
 from folio.runtime import Runtime
 from folio.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
+from folio.scheduler import Prefix
 from model import GPT
 
 STEPS_AHEAD = {"cuda": 1}
@@ -63,17 +64,18 @@ class TorchBatch:
         self.sampler.start(row, sample)
 
     @torch.inference_mode()
-    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, tuple[int, int]]) -> None:
+    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, Prefix]) -> None:
         """Contexts of one length with the same prefix are computed together."""
-        groups: dict[tuple[int, tuple[int, int]], list[int]] = {}
+        groups: dict[tuple[int, Prefix | None], list[int]] = {}
         for row, context in contexts.items():
-            source, count = prefixes.get(row, (row, 0))
-            groups.setdefault((len(context), (source if count else -1, count)), []).append(row)
+            groups.setdefault((len(context), prefixes.get(row)), []).append(row)
         self.logits = self.logits.clone()
-        for (length, (source, count)), rows in groups.items():
-            part = self.empty_cache(len(rows))
-            part.kv[:, :, :, :, :count] = self.cache.kv[:, :, [source], :, :count]
-            part.set_lengths([count] * len(rows))
+        for (length, prefix), rows in groups.items():
+            part, count = self.empty_cache(len(rows)), 0
+            if prefix:
+                count = prefix.length
+                part.kv[:, :, :, :, :count] = self.cache.kv[:, :, [prefix.row], :, :count]
+                part.set_lengths([count] * len(rows))
             idx = torch.tensor([contexts[row][count:] for row in rows], device=self.runtime.device)
             with inference_context(self.model, self.runtime):
                 logits, _ = self.model(idx, attend=part)  # (n, 1, V)

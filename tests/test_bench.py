@@ -11,6 +11,7 @@ import pytest
 import torch
 from decoding import random_model
 from tiny_tokenizers import bpe
+from viewed_models import save_random_run
 
 from folio import UserError, configurator, tokenizer
 from folio.configurator import ConfigError
@@ -20,10 +21,11 @@ from folio.prepare import PrepareConfig, prepare
 from folio.shards import open_dataset
 from folio.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from tools import bench_baselines, bench_data, bench_sample, bench_sweep, bench_train
+from tools import bench_baselines, bench_data, bench_sample, bench_serve, bench_sweep, bench_train
 from tools.bench_baselines import BaselineConfig
 from tools.bench_data import DataBenchConfig
 from tools.bench_sample import SampleBenchConfig
+from tools.bench_serve import Answer, ServeBenchConfig, Usage
 from tools.bench_sweep import SweepBenchConfig
 from tools.bench_train import TrainBenchConfig
 
@@ -52,6 +54,9 @@ def test_lists_are_separated_by_commas():
         (TrainBenchConfig, ["--seeds=a"], "seeds=a: it must be integers of at least 0"),
         (DataBenchConfig, [], "text: name one text file, as in python tools/bench_data.py novel.txt"),
         (DataBenchConfig, ["nothing.txt"], "there is no such file"),
+        (ServeBenchConfig, [], "run: name one, as in python tools/bench_serve.py out-shakespeare-char"),
+        (ServeBenchConfig, ["a", "--what=loads"], "what=loads: 'loads' is not one of load, memory, kill, fuzz, llama"),
+        (ServeBenchConfig, ["--what=llama"], "what=llama: llama needs --llama=FOLDER, where node-llama-cpp is install"),
         (BaselineConfig, ["only_one"], "give two, as in python tools/bench_baselines.py documents.jsonl FOLDER"),
     ],
 )
@@ -207,6 +212,75 @@ def test_transformers_gets_the_same_weights():
     ids = torch.arange(12)[None]
     theirs = bench_baselines.transformers_model(ours)(ids).logits[:, -1:]
     torch.testing.assert_close(ours(ids)[0], theirs, atol=1e-5, rtol=1e-5)
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_server_is_measured(tmp_path, capsys, monkeypatch):
+    save_random_run(tmp_path / "run", CharTokenizer("\n abcdefgh"), 3, block_size=32)
+    monkeypatch.setattr(bench_serve, "MEMORY_INTERVAL", 20)
+    monkeypatch.setattr(bench_serve, "SLOW_SENDERS", 0)  # they take ten seconds
+    counts = dict(clients="6", tokens=8, requests=40, killed=8, bodies=100, paths=20, repeats=1)
+    bench_serve.main(ServeBenchConfig(run=(str(tmp_path / "run"),), **counts))
+    out, errors = capsys.readouterr()
+    assert "| errors | 0 of 12 | 0 |" in out and "| texts that differ from those of their seed alone | 0 of 12 |" in out
+    assert "| after 40 requests | " in out and "| errors | 0 | 0 |" in out
+    assert "| rows left after that | 0 | 0 |" in out and "0 completions left" in out
+    assert re.search(r"^\| bodies \| \d+ \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
+    assert re.search(r"^\| paths \| \d+ \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
+    assert re.search(r"^\| foreign Host and Origin \| 0 \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
+
+
+def test_the_server_is_compared_with_llama_cpp(tmp_path, capsys, monkeypatch):
+    small = dict(block_size=32, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
+    monkeypatch.setattr(bench_serve, "LLAMA_SHAPE", small)
+    monkeypatch.setattr(bench_serve, "LLAMA_DTYPES", {"int8": "Q8_0"})
+    asked = []
+
+    def run_llama(folder, file, threads, temperature, prompt, rows, count):
+        asked.append((folder, file.name, threads, len(prompt), rows, count))
+        return {"ids": [0] * count, "seconds": 1 / threads}
+
+    monkeypatch.setattr(bench_serve, "run_llama", run_llama)
+    bench_serve.main(ServeBenchConfig(what="llama", llama=str(tmp_path), llama_clients="1,3", tokens=8, repeats=1))
+    out = capsys.readouterr().out
+    assert re.search(r"^\| int8 / Q8_0 \| 3 \| [\d,]+ \| 48 \| 2 \| [\d.]+ \(", out, re.MULTILINE)
+    assert asked == [(tmp_path, "Q8_0.gguf", threads, 16, rows, 8) for rows in (1, 3) for threads in (1, 2)]
+
+
+def test_answers_are_judged():
+    shapes = {
+        b'HTTP/1.1 404 Not Found\r\n\r\n{"error":{"message":"m","type":"t","param":null,"code":null}}': "refused",
+        b'HTTP/1.1 404 Not Found\r\n\r\n{"error":"m"}': "not in OpenAI's shape",
+        b"HTTP/1.1 400 Bad Request\r\n\r\nInvalid HTTP request received.": "not in OpenAI's shape",
+        b"HTTP/1.1 500 Internal Server Error\r\n\r\n{}": "5xx",
+        b'HTTP/1.1 200 OK\r\n\r\n{"a":1}': "answered",
+        b'HTTP/1.1 200 OK\r\n\r\n{"a":NaN}': "not in OpenAI's shape",
+        b"": "no answer",
+    }
+    for raw, verdict in shapes.items():
+        assert bench_serve.judge(Answer([(0.0, raw)])) == verdict
+
+
+def test_the_parts_of_a_stream_are_put_together():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    events = [b'data: {"choices":[{"text":"%s"}]}\n\n' % text for text in (b"", b"a", b"b")]
+    chunks = [b"%x\r\n%s\r\n" % (len(data), data) for data in (*events, b"data: [DONE]\n\n", b"")]
+    raw = head + b"".join(chunks)
+    middle = len(head) + len(chunks[0]) + 5  # in the event with "a"
+    answer = Answer([(0.1, raw[:middle]), (0.2, raw[middle : middle + 60]), (0.3, raw[middle + 60 :])])
+    assert answer.text() == "ab" and answer.first_text() == 0.2 and bench_serve.judge(answer) == "answered"
+    assert bench_serve.judge(Answer(answer.parts[:2])) == "not in OpenAI's shape"  # it ended early
+    failed = head + b"".join(chunks).replace(b'{"choices":[{"text":"b"}]}', b'{"error": {"code": "x"}}  ')
+    assert bench_serve.judge(Answer([(0.1, failed)])) == "5xx"
+
+
+def test_rows_are_overdue_since_the_last_time_that_there_were_as_many_clients():
+    changes = [(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 1), (4.0, 0)]
+    assert bench_serve.overdue(Usage(4.5, rows=0, waiting=0), changes) == 0
+    assert bench_serve.overdue(Usage(4.5, rows=1, waiting=0), changes) == 0.5
+    assert bench_serve.overdue(Usage(4.5, rows=1, waiting=1), changes) == 1.5
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

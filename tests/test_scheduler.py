@@ -13,7 +13,7 @@ from folio.cpu_decoder import CPUBatch
 from folio.generate import generate
 from folio.runtime import resolve_runtime
 from folio.sampling import Sampling
-from folio.scheduler import Completion, Scheduler
+from folio.scheduler import Completion, Scheduler, TokenLogprobs
 from folio.torch_decoder import TorchBatch
 from model import GPT
 
@@ -45,6 +45,11 @@ def alone(decoder: Any, completion: Completion) -> list[int]:
     return tokens
 
 
+def all_logprobs(completion: Completion) -> list[TokenLogprobs]:
+    """Of the prompt and of the tokens."""
+    return [entry for entry in (*completion.prompt_token_logprobs, *completion.token_logprobs) if entry]
+
+
 def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Completion]:
     """Prompts that often begin alike and are longer or shorter than the context of 24 tokens, in different settings."""
     beginning = [rng.randrange(V) for _ in range(20)]
@@ -65,6 +70,7 @@ def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Compl
             rng.randrange(3),
             rng.choice([None, None, 1, 5]),
             logprobs=rng.choice([None, 0, 3]),
+            prompt_logprobs=rng.random() < 0.3,
         )
 
 
@@ -80,11 +86,12 @@ def test_a_completion_is_the_same_in_any_company(dtype, ahead, position, seed, m
     decoder = decoder_in(dtype, model)
     if "torch" not in dtype:
         monkeypatch.setattr(CPUBatch, "chunk", rng.choice([1, 5, 64]))
+    tolerance = 1e-4 if "torch" in dtype else 0
     scheduler = Scheduler(decoder, rows=rng.choice([2, 7]), eot=EOT)
-    arriving = list(random_completions(rng, 30, 20))
+    arriving = list(random_completions(rng, 50, 20))
     completions, left = list(arriving), []
     while arriving or scheduler.is_busy:
-        if arriving and rng.random() < 0.5:
+        for _ in range(min(rng.choice([0, 0, 1, 5]), len(arriving))):
             scheduler.add(arriving.pop())
         if scheduler.completions and rng.random() < 0.05:
             left.append(scheduler.completions[rng.choice(list(scheduler.completions))])
@@ -99,14 +106,14 @@ def test_a_completion_is_the_same_in_any_company(dtype, ahead, position, seed, m
             continue
         assert completion.tokens == expected
         assert completion.finish_reason == ("length" if len(expected) == completion.max_new_tokens else "stop")
-        if completion.logprobs is not None:
-            assert len(completion.token_logprobs) == len(expected)
-            again = replace(completion, tokens=[], token_logprobs=[], finish_reason=None)
-            run(Scheduler(decoder, rows=1, eot=EOT), again)
-            for of_token, of_again in zip(completion.token_logprobs, again.token_logprobs, strict=True):
-                tolerance = 1e-4 if "torch" in dtype else 0
-                assert of_token.logprob == pytest.approx(of_again.logprob, abs=tolerance, rel=0)
-                assert len(of_token.top) == completion.logprobs
+        again = replace(completion, tokens=[], token_logprobs=[], prompt_token_logprobs=[], finish_reason=None)
+        run(Scheduler(decoder, rows=1, eot=EOT), again)
+        actual = [entry.logprob for entry in all_logprobs(completion)]
+        assert actual == pytest.approx([entry.logprob for entry in all_logprobs(again)], abs=tolerance, rel=0)
+        assert all(len(entry.top) == (completion.logprobs or 0) for entry in all_logprobs(completion))
+        assert len(actual) == (len(expected) if completion.logprobs is not None else 0) + (
+            min(23, len(completion.prompt) - 1) if completion.prompt_logprobs else 0
+        )
 
 
 def test_a_long_prompt_does_not_stop_the_others(seed):
@@ -170,8 +177,8 @@ def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
 def test_log_probabilities_are_those_of_the_model(dtype, seed):
-    """Of the prompt and of the tokens, before penalties, the temperature, and filters; without padding of the
-    vocabulary. Against a pass over the whole text and numpy's softmax.
+    """Of the prompt and of the tokens, before penalties, the temperature, and filters. The padding of the vocabulary
+    has a share, as in the loss, but is not shown. Against a pass over the whole text and numpy's softmax.
     """
     model = random_model(seed, block_size=160)
     prompt = torch.randint(17, (100,)).tolist()
@@ -180,8 +187,8 @@ def test_log_probabilities_are_those_of_the_model(dtype, seed):
     company = [Completion([5, n], sampling, 60) for n in range(3)]
     run(Scheduler(decoder_in(dtype, model), rows=3, vocab_size=17), *company[:2], completion, company[2])
     ids = [*prompt, *completion.tokens]
-    logits = model.logits(torch.tensor([ids]))[0, :, :17].detach().double().numpy()
-    logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    logits = model.logits(torch.tensor([ids]))[0].detach().double().numpy()
+    logprobs = (logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))[:, :17]
     assert completion.prompt_token_logprobs[0] is None and len(completion.tokens) == 30
     actual = [*completion.prompt_token_logprobs[1:], *completion.token_logprobs]
     for (logprob, top), token, expected in zip(actual, ids[1:], logprobs[:-1], strict=True):
