@@ -7,6 +7,7 @@
 A page of another site cannot ask: requests need the server's own Host, an Origin that is the server or none, and JSON.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -28,6 +29,7 @@ from folio.web import FAILURE, Guard, read_json
 
 PAGE = Path(__file__).resolve().parent / "page"
 SENDING_INTERVAL = 0.01  # seconds: tokens that are generated in this time are sent together
+GENERATING_THREADS = 20  # that may wait for tokens; starlette has 40, and the others answer questions
 
 
 def read_scripts(paths: Iterable[Path]) -> str:
@@ -94,6 +96,7 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
     """The application. hosts: as in Guard."""
     page = read_page()
     policy = content_security_policy(page)
+    generating = asyncio.Semaphore(GENERATING_THREADS)
 
     async def send_page(request: Request) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
@@ -112,7 +115,8 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
                 yield json.dumps(first) + "\n"
                 more = True
                 while more:
-                    text, more = await run_in_threadpool(next_lines, events)
+                    async with generating:
+                        text, more = await run_in_threadpool(next_lines, events)
                     yield text
             finally:
                 events.close()  # the page may have gone

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
@@ -181,6 +181,18 @@ def test_a_stream_stops_within_a_step_when_the_page_goes_away(monkeypatch):
         assert client.request("GET", "/").status == 200  # the server has noticed both
         provider.step.release(1)
         assert provider.closed.wait(60) and provider.steps == 2
+
+
+def test_questions_are_answered_while_many_streams_wait():
+    """Each stream kept one of the 40 threads that answer questions, also while it waited for a row."""
+    provider = Scripted(UserError("the answer"))
+    with ExitStack() as streams, serving(provider) as client:
+        for _ in range(41):
+            connection = streams.enter_context(client.connect())
+            connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        assert client.ask(kind="positions") == (400, {"error": "the answer"})
+        provider.step.release(41 * Scripted.MOST)
 
 
 def test_stopping_the_server_ends_streams():
