@@ -102,12 +102,20 @@ async def read_json(request: Request) -> Any:
 
 def make_app(routes: Iterable[Route], error: ErrorContent) -> Starlette:
     """An application whose errors all have one shape. A UserError is the client's mistake."""
+    routes = [*routes]
+    paths = ", ".join(dict.fromkeys(route.path.partition("/{")[0] for route in routes))
 
     async def refuse(request: Request, problem: Exception) -> Response:
         return json_response(error(400, str(problem)), 400)
 
     async def refuse_request(request: Request, problem: HTTPException) -> Response:
-        return json_response(error(problem.status_code, problem.detail), problem.status_code, problem.headers)
+        status, headers = problem.status_code, problem.headers or {}
+        message = problem.detail
+        if status == 404:
+            message = f"there is no such path; there are {paths}"
+        elif "Allow" in headers:
+            message = f"the method must be {headers['Allow']}"
+        return json_response(error(status, message), status, headers)
 
     async def ignore(request: Request, problem: Exception) -> Response:
         return Response()  # to nobody: the client has gone
@@ -116,7 +124,7 @@ def make_app(routes: Iterable[Route], error: ErrorContent) -> Starlette:
         return json_response(error(500, FAILURE), 500)  # uvicorn prints the traceback
 
     handlers = {UserError: refuse, HTTPException: refuse_request, ClientDisconnect: ignore, Exception: fail}
-    app = Starlette(routes=[*routes], exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
 
@@ -254,5 +262,7 @@ def make_server(
     """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
     limits = dict(request_seconds=request_seconds, stall_seconds=stall_seconds, most_connections=most_connections)
     protocol = type("Connection", (Connection,), {"error": staticmethod(app.error), **limits})
-    settings = dict(ws="none", lifespan="off", log_level="error", timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    settings = dict(
+        ws="none", lifespan="off", log_level="error", proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS
+    )
     return Server(uvicorn.Config(app, http=protocol, **settings))

@@ -109,6 +109,8 @@ def test_the_body_must_be_json_of_a_bounded_size(port):
 def test_every_error_has_the_shape_of_the_server(port, method, path, status, capfd):
     answered, content = request(port, method, path)
     assert answered == status == content["problem"][0] and content["problem"][1]
+    known = {404: "there is no such path; there are /echo, /fail", 405: "the method must be POST"}
+    assert content["problem"][1] == known.get(status, content["problem"][1])
 
 
 def test_pages_of_other_sites_are_refused_unless_they_are_allowed(port):

@@ -49,7 +49,7 @@ class ServeConfig(Settings):
     allowed_origins: CommaSeparated = ()  # pages of other sites that may use it: https://example.org
     # --- limits ---
     rows: PositiveInt | None = None  # texts generated at a time; None: 256, fewer if memory holds fewer
-    max_waiting: PositiveInt = 64  # requests that wait for a row; further ones are refused
+    max_waiting: PositiveInt = 64  # texts that wait for a row; while there are so many, requests are refused
     max_choices: PositiveInt = Limits.choices  # of a request: its prompts * n
     max_new_tokens: PositiveInt = Limits.new_tokens  # of a request: its choices * max_tokens
     max_prompt_tokens: PositiveInt = Limits.prompt_tokens  # of a request: those of all its prompts
@@ -71,8 +71,8 @@ class ServeConfig(Settings):
         for origin in self.allowed_origins:
             if not re.fullmatch(r"https?://[^/*]+|null", origin):
                 problems.append(("allowed_origins", f"write {origin} as browsers do: https://example.org"))
-        if not self.secret.isascii():
-            problems.append(("key", "it must consist of ASCII characters"))
+        if not re.fullmatch("[!-~]*", self.secret):
+            problems.append(("key", "it must consist of visible ASCII characters, without spaces or line breaks"))
         return problems
 
 
