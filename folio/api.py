@@ -38,7 +38,10 @@ SENDING_INTERVAL = 0.02  # seconds: tokens that are generated in this time are s
 MOST_EVENTS = 2000  # per second, of all streams: if there are many, more tokens are sent together
 RETRY_AFTER = 1  # seconds, when the queue is full
 LARGE_BODY = 2**14  # bytes from which on a request is read in a thread, because its tokens may take long
-EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),  # nginx passes events on as they arrive
+]
 
 T = TypeVar("T")
 
@@ -205,8 +208,11 @@ class CompletionResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = self.served
         served.engine.submit(self.request.completions)  # raises QueueFull
-        seconds = f"{served.timeout:,g} seconds"
-        late = RequestError(f"the answer was not complete within {seconds}", code="timeout", status=503)
+        late = RequestError(
+            f"the answer was not complete within {served.timeout:,g} s; lower max_tokens or n",
+            code="timeout",
+            status=503,
+        )
         expiry = served.loop.call_later(served.timeout, self.end, late)
         watcher = asyncio.create_task(self.watch(receive))
         served.open.add(self)
@@ -245,8 +251,13 @@ class CompletionResponse:
         while self.unfinished:
             for choice, piece in await self.pieces():
                 read[choice.index].append(piece)
-        content = self.answer.to_json([*read.values()])
-        await json_response(content)({"type": "http"}, None, send)
+
+        def to_json() -> Response:
+            return json_response(self.answer.to_json([*read.values()]))
+
+        is_large = any(completion.logprobs is not None for completion in self.request.completions)
+        response = await run_in_threadpool(to_json) if is_large else to_json()
+        await response({"type": "http"}, None, send)
 
     async def send_stream(self, send: Send) -> None:
         """The response begins with the first news, so that an error before it has a status of its own."""
@@ -319,8 +330,12 @@ def make_app(
         tokens = body.get("tokens") if isinstance(body, dict) else None
         if not isinstance(tokens, list) or not all(map(completions.is_id, tokens)):
             raise RequestError("tokens: it takes a list of token ids", "tokens")
-        completions.check_ids(tokens, "tokens", tokenizer)
-        return json_response({"prompt": completions.decode(tokens, tokenizer)})
+
+        def decode() -> Response:
+            completions.check_ids(tokens, "tokens", tokenizer)
+            return json_response({"prompt": completions.decode(tokens, tokenizer)})
+
+        return await in_thread_if_large(request, decode)
 
     async def tokenizer_info(request: HTTPRequest) -> Response:
         special = None if tokenizer.eot is None else EOT_TEXT
