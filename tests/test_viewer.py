@@ -186,13 +186,13 @@ def test_a_stream_stops_within_a_step_when_the_page_goes_away(monkeypatch):
 def test_questions_are_answered_while_many_streams_wait():
     """Each stream kept one of the 40 threads that answer questions, also while it waited for a row."""
     provider = Scripted(UserError("the answer"))
-    with ExitStack() as streams, serving(provider) as client:
+    with serving(provider) as client, ExitStack() as streams:
+        streams.callback(provider.step.release, 41 * Scripted.MOST)
         for _ in range(41):
             connection = streams.enter_context(client.connect())
             connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         assert client.ask(kind="positions") == (400, {"error": "the answer"})
-        provider.step.release(41 * Scripted.MOST)
 
 
 def test_stopping_the_server_ends_streams():
