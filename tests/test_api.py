@@ -55,6 +55,7 @@ class Response(NamedTuple):
     def events(self) -> list[dict]:
         """Those of a stream, without [DONE]."""
         assert self.status == 200 and self.headers["content-type"].startswith("text/event-stream")
+        assert self.headers["x-accel-buffering"] == "no"
         *events, done, nothing = self.body.decode().split("\n\n")
         assert (done, nothing) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events]
