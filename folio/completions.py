@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
@@ -25,6 +26,7 @@ from folio.scheduler import Completion, TokenLogprobs
 from folio.tokenizer import EOT_TEXT, Tokenizer
 
 MOST_STOPS = 16  # OpenAI allows 4; lm-eval's tasks have more
+LONGEST_STOP = 1000  # characters; a longer one would take long to look for
 MOST_BIASES = 300
 MOST_LOGPROBS = 20
 LOWEST_LOGPROB = -9999.0
@@ -128,14 +130,16 @@ def read_fields(kind: type[configurator.Config], body: dict[str, Any]) -> config
         raise RequestError(message, param=message.partition("=")[0].partition(":")[0]) from None
 
 
-def read_texts(body: dict[str, Any], name: str, most: int) -> tuple[str, ...]:
-    """A field that is a text or a list of at most so many, none of them empty. Raises RequestError."""
-    value = body.get(name)
+def read_stop(body: dict[str, Any]) -> tuple[str, ...]:
+    """stop: a text, or a list of texts. Raises RequestError."""
+    value = body.get("stop")
     texts = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise RequestError(f"{name}: it takes text or a list of texts, none of them empty", name)
-    if len(texts) > most:
-        raise RequestError(f"{name}: it takes at most {most} texts, not {len(texts):,}", name)
+        raise RequestError("stop: it takes text or a list of texts, none of them empty", "stop")
+    if len(texts) > MOST_STOPS:
+        raise RequestError(f"stop: it takes at most {MOST_STOPS} texts, not {len(texts):,}", "stop")
+    if any(len(text) > LONGEST_STOP for text in texts):
+        raise RequestError(f"stop: a text can have at most {LONGEST_STOP:,} characters", "stop")
     return tuple(texts)
 
 
@@ -193,7 +197,7 @@ def encode(text: str, param: str, tokenizer: Tokenizer) -> list[int]:
         return encode_prompt(tokenizer, text).ids
     except UserError as problem:
         characters = dict.fromkeys(text if tokenizer.eot is None else text.replace(EOT_TEXT, ""))
-        unknown = [repr(character) for character in characters if tokenizer.count_unknown(character)]
+        unknown = [*islice(map(repr, filter(tokenizer.count_unknown, characters)), SHOWN_CHARACTERS + 1)]
         shown = " ".join(unknown[:SHOWN_CHARACTERS]) + (" ..." if len(unknown) > SHOWN_CHARACTERS else "")
         reason = f"these characters are not in the vocabulary of the model: {shown}" if unknown else str(problem)
         raise RequestError(f"{param}: {reason}", param) from None
@@ -275,7 +279,7 @@ def read_request(
         raise RequestError('the body must be an object, as {"prompt": "..."}')
     tokenizer = gpt.tokenizer
     fields = read_fields(ChatFields if chat else TextFields, body)
-    stop = read_texts(body, "stop", MOST_STOPS)
+    stop = read_stop(body)
     if isinstance(fields, ChatFields):
         try:
             text = chat.prompt(body.get("messages"))

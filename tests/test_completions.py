@@ -129,6 +129,7 @@ def test_prompts_are_texts_or_ids(prompt, ids):
         ({"stop": ["a", 1]}, "stop", "list of texts"),
         ({"stop": 1}, "stop", "list of texts"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stop": ["a", "a" * 1001]}, "stop", "at most 1,000 characters"),
         ({"seed": -1}, "seed", "at least 0"),
         ({"seed": 2**63}, "seed", "2**63"),
         ({"presence_penalty": 2.1}, "presence_penalty", "at most 2"),
