@@ -202,7 +202,9 @@ class CompletionResponse:
             self.news.set()
 
     def end(self, problem: Exception) -> None:
+        """End early, and free the rows now: `send` may be waiting for a client that does not read."""
         self.problem = problem
+        self.served.engine.cancel([choice.completion for choice in self.unfinished])
         self.news.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -84,11 +84,16 @@ class Client:
 
     def connect(self, **body: Any) -> socket.socket:
         """A connection on which a request for completions was sent."""
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        connection = socket.socket()
+        self.send(connection, **body)
+        return connection
+
+    def send(self, connection: socket.socket, **body: Any) -> None:
+        connection.settimeout(PATIENCE)
+        connection.connect(("127.0.0.1", self.port))
         content = json.dumps(body)
         lines = ["POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json"]
         connection.sendall("\r\n".join([*lines, f"Content-Length: {len(content)}", "", content]).encode())
-        return connection
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -329,6 +334,23 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(gpt):
         assert texts and last["error"]["code"] == "timeout" and not any("error" in event for event in texts)
         wait_until(lambda: client.engine.active == 0)
         assert client.texts(prompt="a", max_tokens=1)
+
+
+def test_rows_of_a_client_that_does_not_read_are_free_after_the_time_out(gpt, monkeypatch):
+    """The time-out was noticed only when the client read again."""
+
+    def listen_with_small_buffers(host: str, port: int) -> socket.socket:
+        listener = web.listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**12)
+        return listener
+
+    monkeypatch.setitem(globals(), "listen", listen_with_small_buffers)
+    with serving(gpt, timeout=3.0) as client, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        client.send(connection, prompt="a", stream=True, **FOREVER)
+        wait_until(lambda: client.engine.active == 1)
+        wait_until(lambda: client.engine.active == 0)
+        assert client.served.open  # it waits for the client
 
 
 def test_a_model_that_computes_nan_is_an_error_of_the_server():
