@@ -112,6 +112,7 @@ def test_data_tables_are_printed(tmp_path, capsys):
 def test_all_methods_of_sampling_are_measured(capsys, monkeypatch):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=16, bias=False)
     monkeypatch.setattr(bench_sample, "MODELS", {"small": (small, 12)})
+    monkeypatch.setattr(bench_sample, "SHORTEST", 0.01)
     bench_sample.main(SampleBenchConfig(models="small", repeats=1))
     out = capsys.readouterr().out
     for method in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16", "baseline, float32"):
@@ -122,6 +123,7 @@ def test_all_methods_of_sampling_are_measured(capsys, monkeypatch):
 def test_the_time_to_the_first_token_and_llama_cpp_are_measured(capsys, monkeypatch, tmp_path):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
     monkeypatch.setattr(bench_sample, "MODELS", {"small": (small, 12)})
+    monkeypatch.setattr(bench_sample, "SHORTEST", 0.01)
     asked = []
 
     def run_llama(folder, file, threads, temperature, prompt, rows, count):
