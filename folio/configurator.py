@@ -480,7 +480,9 @@ def help_text(cls: type) -> str:
             lines.append(f"\n{heading[1]}:")
         elif field and field[1] in names:
             names.remove(field[1])
-            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={field[2].replace('()', '')}"
+            is_name = re.fullmatch(r"[A-Z]\w*\.\w+", field[2])  # of a constant elsewhere
+            default = repr(getattr(cls, field[1])) if is_name else field[2].replace("()", "")
+            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={default}"
             lines.append(f"  {shown:42} {field[3] or ''}".rstrip())
         elif more := re.match(r"      +# (.*)", line):
             lines.append(" " * 43 + more[1])

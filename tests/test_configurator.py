@@ -175,6 +175,19 @@ def test_help_shows_every_setting(cls):
     assert "=(" not in out.getvalue()  # a field of several lines would show that in place of its default
 
 
+class Limit:
+    REQUESTS = 65_536
+
+
+@dataclass(frozen=True)
+class LimitedConfig(Settings):
+    requests: int = Limit.REQUESTS  # at a time
+
+
+def test_help_shows_the_value_of_a_default_that_has_a_name():
+    assert "--requests=65536 " in configurator.help_text(LimitedConfig)
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_load(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # config files are found from any folder

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from viewed_models import save_random_run
 
 from folio import UserError, configurator
+from folio.chat import ChatTemplate
 from folio.language_model import LanguageModel
 from folio.tokenizer import ByteTokenizer
 from tools import serve
@@ -80,6 +82,10 @@ def ask(port: int, method: str, path: str, body: dict | None = None, **headers: 
         (["a", "--host=::", "--key=b"], "command line: host=::: name what clients call this computer"),
         (["a", "--key=é"], "command line: key=é: it must consist of visible ASCII"),
         (["a", "--key=b "], "command line: key=b : it must consist of visible ASCII"),
+        (
+            ["a", "--allowed_hosts=http://b"],
+            "command line: allowed_hosts=http://b: give names without http:// or a path",
+        ),
         (["a", "--allowed_origins=*"], "command line: allowed_origins=*: write * as browsers do: https://example.org"),
         (["a", "--allowed_origins=https://b.c/"], "command line: allowed_origins=https://b.c/: write https://b.c/ as"),
         (["a", "--rows=0"], "command line: rows=0: it must be at least 1"),
@@ -109,6 +115,19 @@ def test_it_serves_a_run_by_the_name_of_its_folder(monkeypatch, capsys, run):
         assert address == f"http://127.0.0.1:{port}/v1  serves the-run, 2 texts at a time (Ctrl-C stops)"
         words = shlex.split(command)
         assert words[:2] == ["curl", f"http://127.0.0.1:{port}/v1/completions"] and "prompt" in json.loads(words[-1])
+
+
+def test_the_command_that_it_prints_suits_the_model(capsys):
+    for chat, path, field in (
+        (None, "completions", "prompt"),
+        (ChatTemplate("chat", True), "chat/completions", "messages"),
+    ):
+        served = SimpleNamespace(model_id="out", chat=chat, engine=SimpleNamespace(rows=1))
+        serve.print_address(ServeConfig(), served, 80)
+        address, command = capsys.readouterr().out.splitlines()
+        assert address == "http://127.0.0.1:80/v1  serves out, one text at a time (Ctrl-C stops)"
+        words = shlex.split(command)
+        assert words[1] == f"http://127.0.0.1:80/v1/{path}" and field in json.loads(words[-1])
 
 
 def test_the_limits_are_settings(monkeypatch, run):

@@ -68,6 +68,9 @@ class ServeConfig(Settings):
             problems.append(("host", f"anyone could use the server; set a key: {KEY}=SECRET python tools/serve.py ..."))
         if self.host in ANY_ADDRESS and not self.allowed_hosts:
             problems.append(("host", "name what clients call this computer: --allowed_hosts=gpu.example.org"))
+        for name in self.allowed_hosts:
+            if "/" in name:
+                problems.append(("allowed_hosts", "give names without http:// or a path: gpu.example.org"))
         for origin in self.allowed_origins:
             if not re.fullmatch(r"https?://[^/*]+|null", origin):
                 problems.append(("allowed_origins", f"write {origin} as browsers do: https://example.org"))
@@ -132,12 +135,13 @@ def print_address(cfg: ServeConfig, served: Served, port: int) -> None:
     host = cfg.allowed_hosts[0] if cfg.host in ANY_ADDRESS else cfg.host
     address = address_of(host, port)
     key = f' -H "Authorization: Bearer ${KEY}"' if cfg.secret else ""
-    print(f"{address}/v1  serves {served.model_id}, {served.engine.rows:,} texts at a time (Ctrl-C stops)")
-    print(
-        f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' "
-        """-d '{"prompt": "To be", "max_tokens": 64}'""",
-        flush=True,
-    )
+    if served.chat:
+        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "To be"}]}'
+    else:
+        path, body = "completions", '{"prompt": "To be", "max_tokens": 64}'
+    rows = "one text" if served.engine.rows == 1 else f"{served.engine.rows:,} texts"
+    print(f"{address}/v1  serves {served.model_id}, {rows} at a time (Ctrl-C stops)")
+    print(f"curl {address}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'", flush=True)
 
 
 if __name__ == "__main__":
