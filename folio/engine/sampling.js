@@ -1,4 +1,4 @@
-// Sampling: the filters and random numbers of folio/generate.py, and the events of folio/sample_stream.py.
+// Sampling: the filters and random numbers of folio/sampling.py, and the events of folio/sample_stream.py.
 //
 // Dimensions: V vocabulary of the tokenizer; a model's logits may have more, its padding, which is never sampled.
 
@@ -160,12 +160,13 @@ class Sample {
     for (const id of settings.ids) this.occurred[id] = 1;
   }
 
-  // Sample a token from logits (V,), which become something else, and keep what its event says: the probabilities of
-  // the token and of the most likely others are the model's own, before temperature and filters.
-  sample(logits) {
-    const own = logits.slice();
+  // Sample a token from logits, which become something else, and keep what its event says: the probabilities of the
+  // token and of the most likely others are the model's own, before temperature and filters. As in the loss, the
+  // padding has a share.
+  sample(allLogits) {
+    const V = this.occurred.length, logits = allLogits.subarray(0, V), own = allLogits.slice();
     softmax(own, 0, own.length);
-    const top = largest(own, Math.min(RUNNERS_UP + 1, own.length));
+    const top = largest(own.subarray(0, V), Math.min(RUNNERS_UP + 1, V));
     if (!Number.isFinite(own[top[0]])) throw new Error("the model computes NaN or infinity: use another checkpoint");
     toProbabilities(logits, this.occurred, this.settings);
     const id = this.token = sampleToken(logits, uniform(this.settings.seed, this.index, this.count));
@@ -195,7 +196,7 @@ class Sample {
 // (undefined) where the caller may pause.
 function* generate(gpt, tokenizer, question) {
   const settings = readSettings(question, tokenizer.vocabSize), {ids, begun, context_stride: stride} = settings;
-  const {block_size: S, vocab_size} = gpt.config, V = tokenizer.vocabSize;
+  const {block_size: S, vocab_size} = gpt.config;
   // When a context is full, its newest tokens are computed again at positions 0, 1, ..., so many of them. A model
   // that knows only distances needs no such thing: a new token takes the place of the oldest one in the cache.
   const slides = stride === null && gpt.canSlide;
@@ -208,7 +209,7 @@ function* generate(gpt, tokenizer, question) {
     for (const sample of samples) sample.ended = sample.text.ended;
     yield {begun: texts[0]};
 
-    const first = (yield* gpt.prefill(samples[0].cache, samples[0].context)).slice(0, V);
+    const first = yield* gpt.prefill(samples[0].cache, samples[0].context);
     for (const sample of samples) {
       if (sample !== samples[0]) gpt.copyCache(sample.cache, samples[0].cache);
       sample.sample(first.slice());
@@ -226,7 +227,7 @@ function* generate(gpt, tokenizer, question) {
         yield* gpt.prefill(cache, context.slice(0, -1)); // without the newest token, which follows
       }
       const logits = yield* gpt.step(going.map(({cache}) => cache), going.map(({token}) => token));
-      going.forEach((sample, i) => sample.sample(logits.slice(i * vocab_size, i * vocab_size + V)));
+      going.forEach((sample, i) => sample.sample(logits.slice(i * vocab_size, (i + 1) * vocab_size)));
     }
     yield {samples: samples.map(sample => sample.end())};
   } finally {
