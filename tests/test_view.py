@@ -893,7 +893,7 @@ def test_the_sliders_change_the_distribution(char_viewer):
 
 @in_browser
 def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
-    """They were among the tokens that can be drawn; folio/generate.py leaves them out."""
+    """They were among the tokens that can be drawn; folio/sampling.py leaves them out."""
     viewer = new_viewer(servers("rotary")).open("output", token=8, temperature=1, top_k=0)
     table = viewer.table("distribution")
     by_id = {row[0]: row for row in table["rows"]}

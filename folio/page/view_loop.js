@@ -1,6 +1,6 @@
 // Views of generation: the loop that draws one token after another, and the key-value cache that makes it cheap.
 
-// --- random numbers, as in folio/randomness.py and folio/generate.py ---
+// --- random numbers, as in folio/randomness.py and folio/sampling.py ---
 
 const U64 = x => BigInt.asUintN(64, x);
 

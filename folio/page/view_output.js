@@ -1,6 +1,6 @@
 // Views of the output: from logits to the next token.
 
-// --- sampling, as in folio/generate.py ---
+// --- sampling, as in folio/sampling.py ---
 
 function highest(values) {
   return values.reduce((most, x) => Math.max(most, x), -Infinity);
