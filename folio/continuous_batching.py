@@ -83,18 +83,20 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self.condition:
-                if not self.condition.wait_for(self._has_work, timeout=IDLE) or self.closed:
-                    self._cancel_all()
-                    self.thread = None
-                    return
+                has_work = self.condition.wait_for(self._has_work, timeout=IDLE)
+                if self.closed:
+                    self.cancelled += [*self.submitted, *self.scheduler.completions.values(), *self.scheduler.waiting]
                 news = self._update()
+                if self.closed or not has_work:
+                    self.thread = None
+                    break
             try:
                 news += self.scheduler.step().values()
             except Exception:
                 traceback.print_exc()
                 news += self._fail()
-            for notify in {completion.notify for completion in news if completion.notify}:
-                notify()
+            notify(news)
+        notify(news)
 
     def _has_work(self) -> bool:
         return bool(self.submitted or self.cancelled or self.closed or self.scheduler.is_busy)
@@ -117,9 +119,11 @@ class Engine:
             completion.error, completion.finish_reason = "the engine failed; the server's terminal shows why", "error"
         return failed
 
-    def _cancel_all(self) -> None:
-        for completion in [*self.scheduler.completions.values(), *self.scheduler.waiting, *self.submitted]:
-            completion.finish_reason = "cancelled"
+
+def notify(completions: Iterable[Completion]) -> None:
+    """Call the `notify` of these completions, each one once."""
+    for call in {completion.notify for completion in completions if completion.notify}:
+        call()
 
 
 def rows_that_fit(gpt: LanguageModel) -> int:

@@ -121,14 +121,16 @@ def test_an_error_ends_what_was_being_generated_and_the_engine_goes_on(engine, m
 
 
 def test_a_closed_engine_has_no_thread_and_takes_nothing(gpt):
-    engine = Engine(gpt, rows=1)
+    """And those who wait for a completion are notified; they waited forever."""
+    engine, notified = Engine(gpt, rows=1), threading.Event()
     completions = [Completion([n], GREEDY, FOREVER, context_stride=16) for n in range(3)]
+    completions[2].notify = notified.set
     engine.submit(completions)
     wait_until(lambda: bool(completions[0].tokens))
     thread = engine.thread
     engine.close()
     assert not thread.is_alive() and engine.thread is None
-    assert [completion.finish_reason for completion in completions] == ["cancelled"] * 3
+    assert [completion.finish_reason for completion in completions] == ["cancelled"] * 3 and notified.is_set()
     with pytest.raises(QueueFull, match="closed"):
         engine.submit([Completion([1], GREEDY, 1)])
     engine.close()
