@@ -22,7 +22,7 @@ from folio.tasks import Question, hellaswag, score_endings
 from folio.text_loss import token_losses
 
 SEED = 3  # of the weights
-KEY = "a key of the tests"
+KEY = "key-of-the-tests"
 PROMPT = "hello wör"
 AS_THE_API = {"temperature": 1.0, "top_k": None}  # OpenAI's defaults instead of GenerationConfig's
 
