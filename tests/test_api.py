@@ -3,9 +3,8 @@ import json
 import random
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from email.message import Message
@@ -16,6 +15,8 @@ import pytest
 import torch
 from decoding import random_model
 from hypothesis import strategies as st
+from servers import running
+from waiting import wait_until
 
 from folio import web
 from folio.api import Served, make_app
@@ -96,13 +97,6 @@ class Client:
         connection.sendall("\r\n".join([*lines, f"Content-Length: {len(content)}", "", content]).encode())
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 def language_model(tokenizer: Tokenizer) -> LanguageModel:
     model = random_model(3, vocab_size=tokenizer.vocab_size + 3, block_size=CONTEXT)
     return LanguageModel(model, tokenizer, "cpu")
@@ -118,19 +112,12 @@ def serving(
     **settings: Any,
 ) -> Iterator[Client]:
     """A server in a thread, on a real socket. settings: of Served."""
-    engine = Engine(gpt, rows, max_waiting)
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    served = Served(engine, ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
-    server = make_server(make_app(served, names_of(["127.0.0.1"], port), origins, key))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield Client(served, port)
-    finally:
-        server.should_exit = True
-        thread.join()
-        engine.close()
+    with closing(Engine(gpt, rows, max_waiting)) as engine:
+        served = Served(engine, ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
+        with running(make_server(make_app(served, names_of(["127.0.0.1"], port), origins, key)), listener):
+            yield Client(served, port)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,12 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from decoding import GREEDY, random_model
+from waiting import wait_until
 
 from folio import continuous_batching
 from folio.continuous_batching import Engine, QueueFull, rows_that_fit
@@ -29,13 +30,6 @@ def engine(gpt) -> Iterator[Engine]:
     engine = Engine(gpt, rows=4, max_waiting=3)
     yield engine
     engine.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
 
 
 def generate(engine: Engine, completion: Completion) -> Completion:

@@ -1,12 +1,12 @@
 """The playground in a browser, against LanguageModel.generate and NumPy."""
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from numpy_gpt import NumpyGPT, assert_same
 from test_view import Viewer, browser, in_browser, new_viewer, served, servers  # noqa: F401
+from waiting import wait_until
 
 from folio.language_model import LanguageModel
 
@@ -16,13 +16,6 @@ PROMPT = "To be"
 def language_model(viewer: Viewer) -> LanguageModel:
     viewed = viewer.served.provider.models[0]
     return LanguageModel(viewed.opened, viewed.tokenizer, "cpu")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def generate(viewer: Viewer) -> list[str]:

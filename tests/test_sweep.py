@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import optuna
 import processes
 import pytest
 from runs import assert_same_run
+from waiting import wait_until
 
 import train
 from folio import UserError, configurator
@@ -333,19 +333,12 @@ def start_sweep(words: list[str], output: Path, **env: str) -> processes.BasePro
     return processes.start([ROOT / "tools" / "sweep.py", *words], [os.devnull, output, output], daemon=False, **env)
 
 
-def wait_until(condition, timeout: float = 300) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(arguments, in_process, tmp_path):
     """The interrupted trial ends with the same weights as one that was not interrupted."""
     words = ["n_layer=1", "--seeds=1", *arguments, "--max_iters=800", "--eval_interval=400", "--keep_last=1"]
     output, folder = tmp_path / "output", tmp_path / "sweep" / "trial-000-seed-1337"
     process = start_sweep(words, output)
-    wait_until(lambda: process.exitcode is not None or read_progress(folder)[0] > 20)
+    wait_until(lambda: process.exitcode is not None or read_progress(folder)[0] > 20, seconds=300)
     os.kill(process.pid, signal.SIGINT)
     assert processes.wait(process) == 130
     assert "stopped after 0 of 1 runs; the same command continues" in output.read_text()
@@ -396,7 +389,7 @@ def test_two_workers_share_a_database_and_one_resumes_the_trial_of_the_other_tha
         words += [f"--storage={url}", "--grace_period=4", "--save_interval_minutes=0.02"]
         first, second = (start_sweep(words, tmp_path / name, OMP_NUM_THREADS="1") for name in ("first", "second"))
         folders = [tmp_path / "sweep" / f"trial-{point:03d}-seed-1337" for point in range(2)]
-        wait_until(lambda: all(list(folder.glob("step-*")) for folder in folders))
+        wait_until(lambda: all(list(folder.glob("step-*")) for folder in folders), seconds=300)
         os.kill(first.pid, signal.SIGKILL)
         processes.wait(first)
         for child in trainings_of(tmp_path / "sweep", but_not_of=second.pid):

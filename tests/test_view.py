@@ -9,7 +9,6 @@ import io
 import math
 import re
 import shutil
-import threading
 import time
 import urllib.parse
 import xml.etree.ElementTree
@@ -24,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
+from servers import running
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
 from folio import UserError
@@ -89,13 +89,8 @@ def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
     listener = listen("127.0.0.1", 0)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     server = make_server(make_app(provider, frozenset([address])))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
+    with running(server, listener):
         yield Served(provider, f"http://{address}/")
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

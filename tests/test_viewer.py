@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
+from servers import running
 from viewed_models import save_random_run
 
 from folio import UserError, viewer
@@ -80,13 +81,8 @@ def serving(provider: Any) -> Iterator[Client]:
     listener = socket.create_server(("127.0.0.1", 0))
     client = Client(listener.getsockname()[1])
     server = make_server(make_app(provider, frozenset({client.host})))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
+    with running(server, listener):
         yield client
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

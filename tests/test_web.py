@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager, suppress
 
 import pytest
+from servers import running
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -42,13 +43,8 @@ def serving(**limits) -> Iterator[int]:
     hosts = names_of(["127.0.0.1"], port)
     app = Guard(web.make_app(routes, error_content), error_content, hosts, frozenset({ALLOWED}))
     server = make_server(app, **limits)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
+    with running(server, listener):
         yield port
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,19 @@
+"""Servers that run in a thread of the tests."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from folio.web import Server
+
+
+@contextmanager
+def running(server: Server, listener: socket.socket) -> Iterator[None]:
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
