@@ -262,7 +262,6 @@ def make_server(
     """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
     limits = dict(request_seconds=request_seconds, stall_seconds=stall_seconds, most_connections=most_connections)
     protocol = type("Connection", (Connection,), {"error": staticmethod(app.error), **limits})
-    settings = dict(
-        ws="none", lifespan="off", log_level="error", proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS
-    )
-    return Server(uvicorn.Config(app, http=protocol, **settings))
+    settings = dict(ws="none", lifespan="off", proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    logs = dict(log_config=None, log_level="error")  # its own configuration closes every handler of the process
+    return Server(uvicorn.Config(app, http=protocol, **settings, **logs))

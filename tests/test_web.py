@@ -1,6 +1,7 @@
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -290,3 +291,11 @@ def request_or_none(port: int) -> tuple[int, dict] | None:
 def test_the_names_of_a_server():
     assert names_of(["LOCALHOST", "::1"], 8000) == {"localhost:8000", "[::1]:8000"}
     assert names_of(["example.org"], 80) == {"example.org:80", "example.org"}
+
+
+def test_a_server_leaves_the_handlers_of_logs_open():
+    """uvicorn's configuration closed them, and with absl's handler the standard error that it wrote to."""
+    handler, closed = logging.Handler(), []
+    handler.close = lambda: closed.append(True)
+    with serving():
+        assert not closed
