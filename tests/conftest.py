@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -17,10 +18,22 @@ os.environ["WANDB_SILENT"] = "true"
 
 import train as train_script
 from folio import find_data, shards
+from folio.workers import cores
 from prepare import text as prepare_text
 from train import TrainConfig
 
+MOST_PROCESSES = 4
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
+
+
+def pytest_configure() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background commands ignore it
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes run the tests. 0: this one, for a few files and for slow, GPU, and browser tests."""
+    is_everything = config.args == config.getini("testpaths") and config.option.markexpr.startswith("not ")
+    return min(cores(), MOST_PROCESSES) if is_everything else 0
 
 
 @pytest.hookimpl(wrapper=True)
