@@ -43,7 +43,7 @@ def remove_checkpoints(cfg: TrainConfig, *steps: int) -> None:
 
 def mean_of_tokens(facts: dict) -> float:
     losses = [loss for sequence in facts["sequences"] for loss in sequence["losses"] if loss is not None]
-    return math.fsum(losses) / len(losses)
+    return math.fsum(losses) / max(1, len(losses))  # a step without a target has a loss of zero
 
 
 SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, batch_size=1, dropout=0.0)
