@@ -204,8 +204,12 @@ class CompletionResponse:
     def end(self, problem: Exception) -> None:
         """End early, and free the rows now: `send` may be waiting for a client that does not read."""
         self.problem = problem
-        self.served.engine.cancel([choice.completion for choice in self.unfinished])
+        self.free_rows()
         self.news.set()
+
+    def free_rows(self) -> None:
+        if self.unfinished:
+            self.served.engine.cancel(choice.completion for choice in self.unfinished)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = self.served
@@ -226,8 +230,7 @@ class CompletionResponse:
             served.open.discard(self)
             watcher.cancel()
             expiry.cancel()
-            if self.unfinished:
-                served.engine.cancel(choice.completion for choice in self.unfinished)
+            self.free_rows()
 
     async def watch(self, receive: Receive) -> None:
         """Wait for the client to disconnect."""
