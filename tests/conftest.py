@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ from folio.workers import cores
 from prepare import text as prepare_text
 from train import TrainConfig
 
-MOST_PROCESSES = 4
+MOST_PROCESSES = 4  # each may take 3.5 GB
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
 
 
@@ -74,6 +75,15 @@ def seed() -> int:
     value = int(os.environ.get("SEED") or random.randrange(2**31))
     print(f"SEED={value}")
     return value
+
+
+@pytest.fixture
+def terminal(capfd: pytest.CaptureFixture[str]) -> Generator[pytest.CaptureFixture[str], None, None]:
+    """What is printed. Python prints uvicorn's messages where no handler takes them, as pytest's would."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(logging.lastResort)
+    yield capfd
+    logger.removeHandler(logging.lastResort)
 
 
 @pytest.fixture(scope="session")

@@ -355,7 +355,7 @@ def test_a_model_that_computes_nan_is_an_error_of_the_server():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_client_that_disconnects_frees_its_rows(client, monkeypatch, stream, resets, capfd):
+def test_a_client_that_disconnects_frees_its_rows(client, monkeypatch, stream, resets, terminal):
     submitted: list[Completion] = []
     submit = client.engine.submit
     monkeypatch.setattr(client.engine, "submit", lambda each: (submitted.extend(each), submit(each)))
@@ -370,7 +370,7 @@ def test_a_client_that_disconnects_frees_its_rows(client, monkeypatch, stream, r
     wait_until(lambda: client.engine.active == 0)
     assert {completion.finish_reason for completion in submitted} == {"cancelled"}
     wait_until(lambda: not client.served.open)
-    assert client.texts(prompt="a", max_tokens=1) and capfd.readouterr().err == ""
+    assert client.texts(prompt="a", max_tokens=1) and terminal.readouterr().err == ""
 
 
 def test_a_client_that_disconnects_while_it_waits_is_forgotten(gpt):

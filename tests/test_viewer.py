@@ -279,7 +279,7 @@ def test_errors_have_one_shape(client, method, path, status):
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_headers_of_every_answer(client, provider, monkeypatch, capfd):
+def test_headers_of_every_answer(client, provider, monkeypatch):
     monkeypatch.setitem(provider.questions, "positions", lambda question: 1 / 0)
     requests = [("GET", "/", ""), ("POST", "/ask", '{"kind": "models"}'), ("POST", "/ask", "{"), ("GET", "/x", "")]
     requests += [("POST", "/generate", '{"ids": [1]}'), ("POST", "/ask", '{"kind": "positions"}')]
@@ -293,10 +293,11 @@ def test_headers_of_every_answer(client, provider, monkeypatch, capfd):
     assert statuses == [200, 200, 400, 404, 200, 500]
 
 
-def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(caplog):
+def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(terminal):
     with serving(Scripted(RuntimeError("a secret"))) as client:
         assert client.ask(kind="models") == (500, {"error": viewer.FAILURE})
-    assert "RuntimeError: a secret" in caplog.text and "Traceback" in caplog.text
+    printed = terminal.readouterr().err
+    assert "RuntimeError: a secret" in printed and "Traceback" in printed
 
 
 def test_the_policy_allows_what_the_page_contains(client):
@@ -486,7 +487,7 @@ def test_slow_senders_do_not_block_others(client):
         connection.close()
 
 
-def test_connections_that_break_leave_nothing_in_the_terminal(capfd):
+def test_connections_that_break_leave_nothing_in_the_terminal(terminal):
     """A page that is closed while it sends or receives is not an error, nor are requests of other programs.
 
     A page of another server that was on this port may ask for a WebSocket every second.
@@ -504,4 +505,4 @@ def test_connections_that_break_leave_nothing_in_the_terminal(capfd):
         with client.connect() as connection:
             connection.sendall(b"\x16\x03\x01\x02\r\n\r\n")  # TLS
             assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
-    assert capfd.readouterr().err == ""
+    assert terminal.readouterr().err == ""

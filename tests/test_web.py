@@ -103,7 +103,7 @@ def test_the_body_must_be_json_of_a_bounded_size(port):
         ("POST", "/echo/", 404),
     ],
 )
-def test_every_error_has_the_shape_of_the_server(port, method, path, status, capfd):
+def test_every_error_has_the_shape_of_the_server(port, method, path, status):
     answered, content = request(port, method, path)
     assert answered == status == content["problem"][0] and content["problem"][1]
     known = {404: "there is no such path; there are /echo, /fail", 405: "the method must be POST"}
