@@ -199,6 +199,15 @@ def entropy(probabilities: Array) -> Array:
     return -(probabilities * logs).sum(-1)
 
 
+def assert_same_ranks(actual: object, run: NumpyRun, tolerance: float = 1e-5) -> None:
+    """Every rank is that of the run; tokens whose logits differ by at most the tolerance may have either order."""
+    logits, of_targets = run.logits[:-1], run.logits[np.arange(len(run.ids) - 1), run.ids[1:]][:, None]
+    lowest = (logits > of_targets + tolerance).sum(-1)
+    highest = (logits > of_targets - tolerance).sum(-1) - 1  # without the target
+    actual = np.asarray(actual)
+    assert actual.shape == run.ranks.shape and (lowest <= actual).all() and (actual <= highest).all()
+
+
 def assert_same(actual: object, expected: object, tolerance: float = 1e-5) -> None:
     """Every number differs by at most tolerance times the largest; infinities and NaNs are in the same places."""
     actual, expected = np.asarray(actual, dtype=np.float64), np.asarray(expected, dtype=np.float64)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from decoding import random_model
-from numpy_gpt import NumpyGPT, NumpyRun, assert_same
+from numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -139,7 +139,7 @@ def test_predictions_are_those_of_numpy(length, seed):
     ids = torch.randint(20, (length,))
     predictions, run = Trace(model, ids).predictions, NumpyGPT(model).run(ids.tolist())
     assert_same(predictions.loss, run.losses)
-    assert predictions.rank.tolist() == run.ranks.tolist()
+    assert_same_ranks(predictions.rank, run)
     assert_same(predictions.entropy, run.entropies)
     assert predictions.best.tolist() == run.probabilities.argmax(-1).tolist()
     assert_same(predictions.best_probability, run.probabilities.max(-1))
