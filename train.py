@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+from uuid import uuid4
 from zlib import crc32
 
 import folio.openmp  # noqa: F401  # isort: skip  (before torch)
@@ -44,6 +45,7 @@ from folio.generate import Sampling, default_prompt, generate, make_decoder, str
 from folio.guard import StepGuard
 from folio.kernels import adapt, compile_loss, describe_attention
 from folio.loader import BatchLoader, resident_bytes
+from folio.metrics import add_lost_sample
 from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
 from folio.randomness import derive_seed
 from folio.runs import LATEST
@@ -273,7 +275,10 @@ def train(given: TrainConfig) -> Result:
         counts, budget = time_budget(cfg, start, state, loss_fn, loader, began)
         schedule = cfg.schedule(counts, start.earlier.get("decisions") if cfg.minutes else None)
         print("\n".join(describe_run(cfg, data, schedule, loader)))
+        sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         if start.resuming:
+            if sample and cfg.sample_tokens and group.rank == 0:
+                add_lost_sample(Path(cfg.out_dir), state.step, lambda: "".join(sample(cfg.sample_tokens)))
             if reason := reason_to_end(cfg, state, schedule):
                 print(f"nothing to train: {reason}")
                 return result_of(cfg, state, schedule)
@@ -283,6 +288,7 @@ def train(given: TrainConfig) -> Result:
         # A checkpoint holds the weights, the optimizer's state, the tokenizer, how far the run has come (TrainState)
         # and, about the run:
         record = {
+            "run_id": start.earlier.get("run_id") if start.resuming else uuid4().hex,
             "model": asdict(model.config),
             "config": asdict(cfg) | asdict(counts),
             "origins": dict(cfg.origins),
@@ -294,7 +300,6 @@ def train(given: TrainConfig) -> Result:
             "started_from": start.started_from,
             "torchrun": distributed.run_id(),
         }
-        sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
             if not start.resuming:
                 session.log_start(evaluate(model, loss_fn, data, runtime, cfg.batch_size))

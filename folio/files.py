@@ -37,12 +37,50 @@ def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
         print(f"{path.parent}: its file system has no locks, so do not start another run there", file=sys.stderr)
+    held = _identity(path)
     try:
         yield
     finally:
         with suppress(OSError):  # Windows cannot remove an open file
-            path.unlink()
+            if _identity(path) == held:  # the folder may have been moved, and another process may lock a new one
+                path.unlink()
         lock.release()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What distinguishes a file or folder from any other at its path; None if there is none."""
+    try:
+        info = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return info.st_dev, info.st_ino
+
+
+class FolderWatch:
+    """Tells whether a folder has been moved or removed. It is kept open, so that its new place can be found."""
+
+    def __init__(self, path: Path):
+        self.path, self.identity = path, _identity(path)
+        self.descriptor = None if os.name == "nt" else os.open(path, os.O_RDONLY)  # Windows moves no folder in use
+
+    def is_in_place(self) -> bool:
+        return _identity(self.path) == self.identity
+
+    def where(self) -> Path | None:
+        """The folder's path now, as far as the system says it; None for one that was removed."""
+        place = None
+        with suppress(OSError):
+            if sys.platform == "linux":
+                place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
+            elif sys.platform == "darwin":
+                import fcntl
+
+                place = Path(os.fsdecode(fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+        return place if place and _identity(place) == self.identity else None
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
 
 def is_locked(path: Path) -> bool | None:

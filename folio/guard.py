@@ -34,10 +34,10 @@ class StepGuard:
 
     def __init__(self, device: torch.device, skip_spikes: float | None, state: dict[str, Any] | None):
         self.skip_spikes = skip_spikes
-        state = state or {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2}
+        state = {"in_a_row": 0, "skipped": 0, "moments": [[0.0, 0.0, 0.0]] * 2, **(state or {})}
         self.in_a_row, self.skipped = state["in_a_row"], state["skipped"]  # of the steps read so far
         self.streak = 0  # longest run of skipped steps in the last reading
-        self.moments = torch.tensor(state["moments"], device=device)  # (2, 3): of loss and norm, steps, mean, variance
+        self.moments = torch.tensor(state["moments"], dtype=torch.float32, device=device)  # (2, 3)
         self.judged: list[Tensor] = []  # on the device
         self.sent = torch.empty(0, 3)  # (steps, 3), on the host once `arrived` has occurred
         self.arrived = torch.cuda.Event() if device.type == "cuda" else None
@@ -106,26 +106,31 @@ class StepGuard:
             return f"{report}; its record could not be written ({error})"
         return f"{report}; see {path}"
 
-    def diagnose(self, model: nn.Module, max_bad_steps: int, val_loss: float | None) -> str | None:
+    def diagnose(
+        self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool
+    ) -> str | None:
         """Why the run cannot continue and what to do about it; None if it can."""
         if self.streak < max_bad_steps and math.isfinite(val_loss or 0.0):
             return None
         last = next((step for step in reversed(self.recent) if step.skipped), self.recent[-1])
+        again = "resume" if has_checkpoint else "start again"
         if not all(p.isfinite().all() for p in model.parameters()):
             reason, remedy = "the weights are not finite", "start again, or from another checkpoint"
         elif val_loss is not None and not math.isfinite(val_loss):
-            reason, remedy = f"the validation loss is {val_loss}", "resume with a smaller --learning_rate"
+            reason, remedy = f"the validation loss is {val_loss}", f"{again} with a smaller --learning_rate"
         elif not math.isfinite(last.loss):
             reason, remedy = (
                 f"the loss is {last.loss}",
                 "look at the text in skipped/, or lower --learning_rate",
             )
         elif not math.isfinite(last.grad_norm):
-            reason, remedy = "the gradient is not finite", "resume with a smaller --learning_rate or --dtype=float32"
+            reason = "the gradient is not finite"
+            remedy = f"{again} with a smaller --learning_rate or --dtype=float32"
         else:
             reason = f"{max_bad_steps} spikes in a row, the last of loss {last.loss:.4g} and norm {last.grad_norm:.4g}"
             remedy = "look at the text in skipped/; if it is fine, raise --skip_spikes or leave it out"
-        return f"{reason}; nothing of it was saved, and the last checkpoint is intact; {remedy}"
+        intact = ", and the last checkpoint is intact" if has_checkpoint else ""
+        return f"{reason}; nothing of it was saved{intact}; {remedy}"
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs, once all steps are read. float32 survives JSON exactly."""

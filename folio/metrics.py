@@ -142,7 +142,10 @@ class Metrics:
         for file in self.files.values():
             file.close()
         if self.wandb:
-            self.wandb.finish(exit_code=0 if exception[0] is None else 1)
+            try:
+                self.wandb.finish(exit_code=0 if exception[0] is None else 1)
+            except Exception as error:  # any answer of the service
+                print(f"wandb could not finish ({error}); the run's own files are complete", file=sys.stderr)
 
 
 class NullMetrics(Metrics):
@@ -179,6 +182,19 @@ def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | 
             break
         lines.append(line)
     return lines[::-1], last
+
+
+def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> None:
+    """Add the sample of an evaluation after `step` to samples.jsonl, if the run was killed between the two."""
+    try:
+        numbers, samples = (read_lines(out_dir / name)[0] for name in ("metrics.jsonl", "samples.jsonl"))
+        was_evaluated = any(line["step"] == step and line.get("val_loss") is not None for line in numbers)
+        if was_evaluated and all(line["step"] != step for line in samples):
+            kept = b"".join(line + b"\n" for line in _complete_lines(out_dir / "samples.jsonl"))
+            with atomic_write(out_dir / "samples.jsonl") as temporary:
+                temporary.write_bytes(kept + json.dumps({"step": step, "text": generate()}).encode() + b"\n")
+    except Exception as error:  # a sample is optional
+        print(f"step {step:,}: no sample ({type(error).__name__}: {error})")
 
 
 def _drop_lines_after(path: Path, step: int) -> None:

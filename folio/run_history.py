@@ -11,7 +11,7 @@ from typing import Any, Generic
 from torch import Tensor
 
 from folio import UserError, checkpoint, configurator, convert, distributed
-from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError
+from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError, precedes
 from folio.configurator import Config, ConfigError
 from folio.files import read_json
 from folio.runs import LOGGED, is_logged, read_metrics
@@ -52,8 +52,8 @@ class History(Generic[Config]):
         newest = checkpoint.load(folder)
         states = {newest.state["step"]: newest.state}
         for path in checkpoint.newest_first(folder):
-            with suppress(OSError, ValueError, LookupError, TypeError):  # it is damaged, or has been removed
-                state = read_json(path / "state.json")
+            with suppress(CheckpointError):  # it is damaged, or has been removed
+                state = checkpoint.read_state(path)
                 if precedes(state, newest.state):
                     states[state["step"]] = state
         try:
@@ -152,15 +152,6 @@ def require_run(folder: Path) -> None:
     if foreign or str(folder) in convert.HUB or folder.is_file():
         raise UserError(f"{folder} holds weights and no run, so there are no steps to replay; name a run's folder")
     raise NoCheckpointError(folder)
-
-
-def precedes(state: dict[str, Any], newest: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of the same past as the newest one. Its run may have been resumed from a step before it.
-
-    state, newest: state.json of the two.
-    """
-    resumes, resumed_since = (of.get("resumes") or [] for of in (state, newest))
-    return state["step"] < newest["step"] and resumes == [r for r in resumed_since if r["step"] < state["step"]]
 
 
 def read_skipped(folder: Path) -> dict[int, dict[str, Any]]:

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import torch
 
 from folio import UserError, checkpoint
+from folio.checkpoint import CheckpointError
 from folio.files import is_locked, read_json
 from folio.metrics import read_lines
 from folio.shards import has_data
-from folio.state import SCHEMA
 from model import GPT, GPTConfig
 
 UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # they do not describe a run's settings
@@ -137,7 +137,8 @@ class Run:
         held = is_locked(folder / ".lock")  # first: a run that has ended by then has saved everything
         state = read_state(folder)  # before the numbers: what a checkpoint contains has been logged before
         lines = read_metrics(folder)
-        if (folder / "metrics.jsonl").exists() and not is_logged(state, lines):
+        is_new = bool(lines) or held is not False  # else the file is empty or damaged
+        if is_new and (folder / "metrics.jsonl").exists() and not is_logged(state, lines):
             state = {}
         return cls(folder, folder.resolve().name if name is None else name, lines, state, status_of(held, lines, state))
 
@@ -249,11 +250,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     Its settings have defaults for model settings newer than the checkpoint.
     """
     for path in checkpoint.newest_first(folder):
-        with suppress(OSError, ValueError):  # it is damaged, or a run that trains has removed it
-            state = read_json(path / "state.json")
-            if isinstance(state, dict) and all(isinstance(state.get(name), kind) for name, kind in SCHEMA.items()):
-                defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
-                return {**state, "config": {**defaults, **state["config"]}}
+        with suppress(CheckpointError):  # it is damaged, or a run that trains has removed it
+            state = checkpoint.read_state(path)
+            defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
+            return {**state, "config": {**defaults, **state["config"]}}
     return {}
 
 

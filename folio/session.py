@@ -1,6 +1,7 @@
 """What surrounds the steps of a run: metrics, checkpoints, signals, the time budget, and steps that were skipped."""
 
 import math
+import shlex
 import shutil
 import signal
 import sys
@@ -86,6 +87,8 @@ class Session:
         try:
             self.out_dir.mkdir(parents=True, exist_ok=True)
             checkpoint.clear_unfinished(self.out_dir)
+            if start.resuming:
+                checkpoint.restore_pointers(self.out_dir)
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
             remove_snapshots(self.out_dir, self.state.step or -1)  # of another run, or of an abandoned future
@@ -141,7 +144,11 @@ class Session:
         minutes = (time.perf_counter() - self.saved_at) / 60
         save = self.signals.save or minutes >= (self.cfg.save_interval_minutes or math.inf)
         late = self.budget is not None and self.budget.is_late
-        self.stopped_by, save, late = self.requests.agree(self.signals.stop, save, late)  # every step, to obey signals
+        moved = not self.saver.folder_is_in_place()
+        asked = self.requests.agree(self.signals.stop, save, late, moved)  # every step, to obey signals
+        self.stopped_by, save, late, moved = asked
+        if moved:
+            raise self._moved()
         if late and not self.schedule.evaluates(step):
             self.replan()
         self.should_evaluate, self.should_save = self.schedule.evaluates(step), bool(self.stopped_by or save)
@@ -155,6 +162,15 @@ class Session:
             return
         self._read(step)
         self.read_at = time.perf_counter()
+
+    def _moved(self) -> TrainingError:
+        """The error of a run whose folder was moved or removed. Another run may write to a folder at its path."""
+        place = self.group.broadcast(self.saver.folder_now())
+        stops = f"so the run stops after step {self.state.step:,}"
+        if place is None:
+            return TrainingError(f"out_dir={self.out_dir} was removed, {stops}")
+        resume = shlex.join(["--init_from=resume", f"--out_dir={place}"])
+        return TrainingError(f"out_dir={self.out_dir} was moved to {place}, {stops}; resume it there with {resume}")
 
     def _read(self, step: int) -> None:
         """Wait for the device to finish `step`; report steps that were skipped since the last time."""
@@ -182,7 +198,8 @@ class Session:
         step, newest, guard = self.read_step, self.steps[-1], self.state.guard
         if losses and self.budget:
             self.budget.note_evaluation(time.perf_counter() - self.read_at)
-        if reason := guard.diagnose(self.state.model, self.cfg.max_bad_steps, losses.get("val_loss")):
+        val_loss, is_saved = losses.get("val_loss"), checkpoint.exists(self.out_dir)
+        if reason := guard.diagnose(self.state.model, self.cfg.max_bad_steps, val_loss, is_saved):
             raise TrainingError(f"stopped at step {step:,}: {reason}")
         tokens_per_second = self.rate and self.rate * self.tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
@@ -299,7 +316,7 @@ class Session:
             "budget": self.budget and self.budget.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
-        self.saver.begin(self.state.step, weights, optimizer, state, self.should_evaluate and self.improved)
+        self.saver.begin(self.state.step, weights, optimizer, state)
         if self.finished or not self.cfg.async_save:
             self._wait_for_checkpoint(last=self.finished)
         self.saved_at, self.signals.save = time.perf_counter(), False
@@ -314,6 +331,8 @@ class Session:
         if not failure:
             return
         self.state.best_val_loss, self.state.best_step = self.best_before
+        if self.group.broadcast(not self.saver.folder_is_in_place()):
+            raise self._moved()
         if last:
             raise TrainingError(f"{failure}; the checkpoints before it are unchanged")
         self.metrics.say(f"{failure}; training continues, and the next save tries again")

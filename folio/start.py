@@ -204,8 +204,9 @@ def resumed(given: Config, saved: Checkpoint, restarted: bool) -> Start[Config]:
         before = configurator.from_json(type(given), saved.state["config"])
     except ConfigError as error:
         raise CheckpointError(f"{saved.path}: state.json is damaged: {error}") from None
-    origins = saved.state.get("origins")
-    before = before.replace(origins if isinstance(origins, dict) else {})
+    if saved.state["next_sequence"] != saved.state["step"] * before.accumulation * before.batch_size:
+        raise CheckpointError(f"{saved.path}: state.json is damaged: next_sequence does not fit its step")
+    before = before.replace(saved.state.get("origins") or {})
     if restarted:
         given = given.replace(init_from="resume", overwrite=False)
     cfg = with_recorded_settings(given, before, saved.path, restarted)

@@ -20,7 +20,7 @@ import numpy as np
 
 from folio import UserError
 from folio.fetch import Url, Wheel, fetch
-from folio.files import read_json
+from folio.files import read_json, sha256
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
@@ -470,7 +470,11 @@ def load(path: Path) -> Tokenizer:
     """The tokenizer in the folder of a data set, a run or a checkpoint, or in a tokenizer.json. Raises UserError."""
     try:
         file = path / "tokenizer.json" if path.is_dir() else path
-        return from_json(read_json(file if file.exists() else _newest_checkpoint(path) / "tokenizer.json"))
+        file = file if file.exists() else _newest_checkpoint(path) / "tokenizer.json"
+        manifest = file.with_name("manifest.json")  # of a checkpoint
+        if manifest.exists() and sha256(file) != read_json(manifest)[file.name]["sha256"]:
+            raise ValueError(f"{file.name} has changed since it was written: this checkpoint is damaged")
+        return from_json(read_json(file))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} has no tokenizer: {error}") from None
 

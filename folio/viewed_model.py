@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from folio import UserError, checkpoint, convert, memory
 from folio.checkpoint import Checkpoint
+from folio.files import is_locked
 from folio.language_model import LanguageModel
 from folio.metrics import read_lines
 from folio.music import EventFormat
 from folio.overlap import open_training_data
-from folio.runs import resolve
-from folio.snapshots import find_snapshots
+from folio.runs import read_state, resolve
+from folio.snapshots import find_snapshots, read_snapshot
 from folio.tokenizer import MidiTokenizer
 from model import GPT
 
@@ -88,11 +87,14 @@ class ViewedModel:
         """
         if step is None or step == self.step:
             return None
-        with suppress(KeyError, OSError):
-            path = self.checkpoints()[step]
-            file = path / "model.safetensors" if path.is_dir() else path
+        path = self.checkpoints().get(step)
+        if path is None:
+            raise UserError(f"{self.name} has no checkpoint of step {step:,}")
+        file = path / "model.safetensors" if path.is_dir() else path
+        try:
             return file, file.stat().st_mtime_ns
-        raise UserError(f"{self.name} has no checkpoint of step {step:,}")
+        except OSError as error:  # it is damaged, or a run that trains has removed it
+            raise UserError(f"{file} cannot be read: {error}") from None
 
     def at(self, step: int | None) -> GPT:
         """The model after so many steps. Raises UserError if there is no such checkpoint, or another model's."""
@@ -100,10 +102,9 @@ class ViewedModel:
         return self.opened if version is None else self.others.get(version, partial(self._load, version[0]))
 
     def _load(self, file: Path) -> GPT:
-        try:
-            return self._build(replace(self.saved, path=file, model=load_file(file)))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{file} cannot be read: {error}") from None
+        if file.parent.name == "snapshots":
+            return self._build(replace(self.saved, path=file, model=read_snapshot(file)))
+        return self._build(checkpoint.load(file.parent, optimizer=False))
 
     def _build(self, loaded: Checkpoint) -> GPT:
         """The model as a trace needs it. The weights are copied, because a run may remove the file that is mapped."""
@@ -151,11 +152,10 @@ class ViewedModel:
         lines, last = read_lines(metrics, since)
         samples = [line for line in read_lines(self.run / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
         max_iters, stopped_by = None, None
-        with suppress(OSError, ValueError, LookupError, TypeError):  # a checkpoint may be removed at this moment
-            state = checkpoint.last_state(self.run)
-            max_iters, stopped_by = state["decisions"][-1][1], state["stopped_by"]
+        if state := read_state(self.run):
+            max_iters, stopped_by = state["decisions"][-1][1], state.get("stopped_by")
         facts = {
-            "training": (self.run / ".lock").exists(),
+            "training": is_locked(self.run / ".lock") is not False,
             "idle": max(0.0, time.time() - metrics.stat().st_mtime) if metrics.exists() else None,
             "max_iters": max_iters,
             "stopped_by": stopped_by,

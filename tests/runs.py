@@ -1,14 +1,46 @@
 """Reading and comparing what training runs have written."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from folio import checkpoint
-from folio.snapshots import find_snapshots
+from folio.files import read_json, sha256, write_json
+from folio.snapshots import find_snapshots, read_snapshot
+
+
+def blank_state(step: int, **changes: Any) -> dict[str, Any]:
+    """state.json of a run without settings that was evaluated after this step for the first time."""
+    progress = dict(step=step, next_sequence=step, best_val_loss=1.0, best_step=step, evaluations_since_best=0)
+    if not step:
+        progress |= dict(best_val_loss=None)
+    resolved = dict(device="cpu", dtype="float32", compile=False)
+    about = dict(model={}, config={}, resolved=resolved, dataset=dict(folder="", hash=""), versions={})
+    return {"format_version": 1, **progress, "guard": {}, "grad_scaler": {}, **about, **changes}
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Write state.json of a checkpoint, and its entry in the manifest."""
+    write_json(path / "state.json", state)
+    edit_manifest(path)
+
+
+def edit_manifest(path: Path) -> None:
+    """Write the size and checksum of state.json into a checkpoint's manifest."""
+    manifest = read_json(path / "manifest.json") if (path / "manifest.json").exists() else {}
+    entry = {"bytes": (path / "state.json").stat().st_size, "sha256": sha256(path / "state.json")}
+    write_json(path / "manifest.json", {**manifest, "state.json": entry})
+
+
+def edit_state(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Change state.json of a checkpoint, and its entry in the manifest."""
+    state = read_json(path / "state.json")
+    edit(state)
+    write_state(path, state)
 
 
 def read_metrics(out_dir: str) -> list[dict]:
@@ -42,7 +74,7 @@ def assert_same_run(first: str, second: str) -> None:
 
 def read_snapshots(out_dir: str) -> dict[int, dict[str, Tensor]]:
     """The snapshots of a run by their steps."""
-    return {step: load_file(path) for step, path in find_snapshots(Path(out_dir)).items()}
+    return {step: read_snapshot(path) for step, path in find_snapshots(Path(out_dir)).items()}
 
 
 def assert_same_snapshots(first: str, second: str) -> None:

@@ -1,10 +1,12 @@
+import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from runs import same_tensors
+from runs import blank_state, edit_manifest, edit_state, same_tensors
 
 from folio import checkpoint, convert
 from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError
@@ -16,9 +18,15 @@ OPTIMIZER = {"a.weight/exp_avg": torch.rand(2, 3), "a.weight/step": torch.tensor
 
 
 def save(out_dir: Path, step: int, best: bool = True, keep_last: int = 1) -> Path:
-    state = {"next_sequence": 7 * step, "config": {"start": "é\n"}, "best_step": 0, "evaluations_since_best": 0}
-    state |= {key: {} for key in ("model", "resolved", "dataset", "guard", "grad_scaler", "versions")}
-    return checkpoint.save(out_dir, step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, best, keep_last)
+    """Save a step of a run. best: whether its validation loss is the lowest of all steps; each is lower than before."""
+    state = blank_state(step, next_sequence=7 * step, config={"start": "é\n"}, best_val_loss=1 / step)
+    del state["format_version"]
+    if not best:
+        named = checkpoint.RunFolder(out_dir).named("best")
+        best_before = read_json(named[0] / "state.json") if named else {"best_step": 0, "best_val_loss": None}
+        state |= {name: best_before[name] for name in ("best_step", "best_val_loss")}
+    out_dir.mkdir(parents=True, exist_ok=True)
+    return checkpoint.save(out_dir, step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last)
 
 
 def test_a_saved_checkpoint_loads_unchanged(tmp_path):
@@ -69,8 +77,9 @@ def test_replace_removes_the_earlier_run_and_no_other_file(tmp_path, best):
     for step in (1, 5, 9):
         save(tmp_path, step, keep_last=5)
     (tmp_path / "notes.txt").write_text("mine")
-    state = checkpoint.load(tmp_path).state
-    path = checkpoint.save(tmp_path, 5, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, best, 5, replace=True)
+    evaluation = {} if best else dict(best_step=0, best_val_loss=None)
+    state = blank_state(5, run_id="another", **evaluation)
+    path = checkpoint.save(tmp_path, 5, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, 5, replace=True)
     assert [folder.name for folder in tmp_path.glob("step-*")] == ["step-000005"] and (tmp_path / "notes.txt").exists()
     assert checkpoint.load(tmp_path, "best").path == path and (tmp_path / "best.json").exists() == best
 
@@ -86,6 +95,99 @@ def test_a_failed_save_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
         save(tmp_path, 2)
     assert checkpoint.load(tmp_path).state["step"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "last.json", "step-000001"]
+
+
+def test_a_failed_save_keeps_the_same_step_of_an_earlier_run(tmp_path, monkeypatch):
+    """The checkpoint that is replaced was removed before the new one was in its place."""
+    path = save(tmp_path, 1)
+    rename = Path.rename
+
+    def refuse(self, target):
+        if self.name.endswith(f"{os.getpid()}.tmp"):
+            raise OSError(30, "Read-only file system")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="Read-only"):
+        save(tmp_path, 1)
+    assert checkpoint.load(tmp_path).path == path
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "last.json", "step-000001"]
+
+
+@pytest.mark.parametrize("pointer", ["last.json", "best.json"])
+def test_a_pointer_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, pointer, capsys):
+    """The save counted as failed, though its checkpoint was in place, and later ones replaced the best one."""
+    save(tmp_path, 1)
+
+    def write(path, value):
+        if path.name == pointer:
+            raise OSError(28, "No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr(checkpoint, "write_json", write)
+    save(tmp_path, 2)
+    assert "is saved, but not all pointers to checkpoints could be written" in capsys.readouterr().err
+    assert [path.name for path in checkpoint.directories(tmp_path)] == ["step-000001", "step-000002"]
+    for which in ("last", "best"):
+        assert checkpoint.load(tmp_path, which).state["step"] == 2
+    monkeypatch.undo()
+    save(tmp_path, 3, best=False)
+    assert checkpoint.load(tmp_path).state["step"] == 3 and checkpoint.load(tmp_path, "best").state["step"] == 2
+    assert [path.name for path in checkpoint.directories(tmp_path)] == ["step-000002", "step-000003"]
+
+
+def test_a_pointer_of_an_overwritten_run_does_not_lead_to_the_run_before(tmp_path):
+    """A kill after the new run's first save, before the old checkpoints are removed."""
+    for step in (5, 9):
+        save(tmp_path, step, keep_last=2)
+    shutil.copytree(tmp_path, tmp_path / "before")
+    state = blank_state(2, run_id="another", best_val_loss=5.0)
+    checkpoint.save(tmp_path, 2, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, replace=True)
+    for path in checkpoint.directories(tmp_path / "before"):
+        path.rename(tmp_path / path.name)
+    for which in ("last", "best"):
+        assert checkpoint.load(tmp_path, which).state["step"] == 2
+
+
+def test_a_renamed_checkpoint_is_refused(tmp_path):
+    path = save(tmp_path, 1)
+    path.rename(tmp_path / "step-000007")
+    with pytest.raises(CheckpointError, match=r"step-000007 holds step 1: it was renamed"):
+        checkpoint.load(tmp_path)
+    shutil.copytree(tmp_path / "step-000007", tmp_path / "mine")
+    assert checkpoint.load(tmp_path / "mine").state["step"] == 1
+
+
+IMPOSSIBLE = [
+    ("step", -1),
+    ("step", True),
+    ("next_sequence", 10**30),
+    ("best_val_loss", float("nan")),
+    ("best_val_loss", 10**400),
+    ("best_val_loss", None),
+    ("best_step", 7),
+    ("guard", {"moments": float("inf")}),
+    ("guard", {"moments": [[0.0, float("inf"), 0.0], [0.0, 0.0, 0.0]]}),
+    ("grad_scaler", {"scale": 0}),
+    ("dataset", {}),
+    ("resolved", {"device": "cpu"}),
+    ("resumes", [{"step": 1}]),
+    ("decisions", [[0, -5]]),
+    ("budget", {"spent": "1"}),
+    ("threads", 0),
+    ("origins", ["x"]),
+]
+
+
+@pytest.mark.parametrize("name, value", IMPOSSIBLE)
+def test_an_impossible_value_in_state_json_is_refused(tmp_path, name, value):
+    """With a manifest that fits, it was a traceback, or the run trained from a negative step."""
+    path = save(tmp_path, 3)
+    state = {**read_json(path / "state.json"), name: value}
+    (path / "state.json").write_text(json.dumps(state))
+    edit_manifest(path)
+    with pytest.raises(CheckpointError, match=r"state\.json is not as Folio writes it: (best_step|" + name + ")$"):
+        checkpoint.load(tmp_path)
 
 
 FILES = ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "state.json", "manifest.json"]
@@ -123,7 +225,7 @@ def test_the_optimizer_is_read_only_to_resume(tmp_path, monkeypatch):
     hashed = []
     monkeypatch.setattr(checkpoint, "sha256", lambda file: hashed.append(file.name) or sha256(file))
     assert same_tensors(convert.load(str(tmp_path)).model, WEIGHTS)
-    assert sorted(hashed) == ["model.safetensors", "state.json", "tokenizer.json"]
+    assert set(hashed) == {"model.safetensors", "state.json", "tokenizer.json"}
     (path / "optimizer.safetensors").unlink()
     assert same_tensors(convert.load(str(path)).model, WEIGHTS)
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing: this checkpoint is damaged"):
@@ -240,7 +342,7 @@ def test_written_by_also_reads_a_damaged_checkpoint(tmp_path):
     assert checkpoint.written_by(tmp_path) is None
     for step, run in ((1, "first"), (2, "second")):
         path = save(tmp_path, step, keep_last=2)
-        write_json(path / "state.json", {**read_json(path / "state.json"), "torchrun": run})
+        edit_state(path, lambda state, run=run: state.update(torchrun=run))
     (tmp_path / "step-000002" / "model.safetensors").unlink()
     assert checkpoint.written_by(tmp_path) == "second"
     (tmp_path / "step-000002" / "state.json").write_text("{")

@@ -60,10 +60,10 @@ def test_bad_steps_before_a_good_one_do_not_count_after_a_resume():
     guard = new_guard(state=state)
     for _ in range(10):
         judge(guard, 1.0, 1.0)
-    assert read(guard).diagnose(torch.nn.Linear(1, 1), 5, None) is None
+    assert read(guard).diagnose(torch.nn.Linear(1, 1), 5, None, has_checkpoint=True) is None
     guard = new_guard(state=state)
     judge(guard, NAN, 1.0)
-    assert read(guard).diagnose(torch.nn.Linear(1, 1), 6, None).startswith("the loss is nan")
+    assert read(guard).diagnose(torch.nn.Linear(1, 1), 6, None, has_checkpoint=True).startswith("the loss is nan")
 
 
 def test_an_overflow_at_a_loss_scale_below_1_is_counted():
@@ -81,10 +81,10 @@ def test_a_streak_between_two_readings_stops_the_run():
         judge(guard, loss, 1.0)
     read(guard)
     model = torch.nn.Linear(1, 1)
-    assert guard.in_a_row == 0 and guard.streak == 4 and guard.diagnose(model, 5, None) is None
-    assert guard.diagnose(model, 4, None).startswith("the loss is nan")
+    assert guard.in_a_row == 0 and guard.streak == 4 and guard.diagnose(model, 5, None, has_checkpoint=True) is None
+    assert guard.diagnose(model, 4, None, has_checkpoint=True).startswith("the loss is nan")
     judge(guard, 1.0, 1.0)
-    assert read(guard).diagnose(model, 4, None) is None
+    assert read(guard).diagnose(model, 4, None, has_checkpoint=True) is None
 
 
 def test_only_cuda_copies_are_asynchronous():

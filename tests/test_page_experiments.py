@@ -15,13 +15,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoding import decoder_in, random_model
+from runs import blank_state
 from torch import Tensor
 
 from folio import checkpoint, torch_decoder
 from folio.generate import generate
 from folio.sampling import Sampling, uniforms
 from folio.snapshots import write_snapshot
-from folio.state import SCHEMA
 from folio.tokenizer import CharTokenizer
 from model import GPT
 
@@ -81,11 +81,10 @@ def save_run(folder: Path, models: dict[int, GPT]) -> str:
     *snapshots, last = sorted(models)
     for step in snapshots:
         write_snapshot(folder, step, dict(models[step].named_parameters()))
-    state = {name: kind() if isinstance(kind, type) else 1.0 for name, kind in SCHEMA.items()}
-    state |= {"model": asdict(models[last].config), "config": {}, "format_version": 1, "step": last}
+    state = blank_state(last, model=asdict(models[last].config))
     with mock.patch.object(checkpoint, "sync"):
         weights = dict(models[last].named_parameters())
-        checkpoint.save(folder, last, weights, {"none": torch.zeros(1)}, TOKENIZER, state, best=True, keep_last=9)
+        checkpoint.save(folder, last, weights, {"none": torch.zeros(1)}, TOKENIZER, state, keep_last=9)
     return str(folder)
 
 

@@ -20,7 +20,7 @@ from torchrun import ROOT, run_ranks, start_script_ranks
 import tools.replay as replay_script
 import train as train_script
 from folio import UserError, checkpoint, configurator
-from folio.files import locked, write_json
+from folio.files import locked
 from folio.replay_report import label, visible
 from folio.runtime import Runtime
 from model import GPT
@@ -373,13 +373,14 @@ def test_a_damaged_checkpoint_is_left_out(tiny, capsys):
     assert "step-000003 was removed; replaying from an earlier step" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_an_abandoned_future_is_left_out(tiny, monkeypatch):
+def test_a_checkpoint_of_an_abandoned_future_is_left_out(tiny, tmp_path):
     """The run was resumed from step 3, before it, with another learning rate, and keeps the older one of step 4."""
     cfg = tiny(eval_interval=1, keep_last=9, max_iters=4, lr_decay_iters=12)
     train(cfg)
-    write_json(Path(cfg.out_dir, "last.json"), {"checkpoint": "step-000003"})
+    abandoned = Path(cfg.out_dir, "step-000004")
+    abandoned.rename(tmp_path / "abandoned")
     train(tiny(eval_interval=5, keep_last=9, lr_decay_iters=12, max_iters=9, init_from="resume", learning_rate=1e-4))
-    assert Path(cfg.out_dir, "step-000004").is_dir()
+    (tmp_path / "abandoned").rename(abandoned)
     facts = replay(cfg, 5)
     assert facts["bitwise"] and facts["replayed_from"] == "the checkpoint of step 3"
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 from processes import ROOT, start, wait
+from runs import blank_state, edit_state, write_state
 
 import train as train_script
 from folio import UserError, checkpoint, configurator, load, runs
@@ -20,7 +21,6 @@ from folio.files import is_locked
 from folio.runs import Run, is_logged, resolve, runs_under
 from folio.selection import Selection, different_settings
 from folio.session import TrainingError
-from folio.state import SCHEMA
 from folio.viewed_model import ViewedModel
 from prepare import text as prepare_text
 from sample import SampleConfig
@@ -30,19 +30,17 @@ from tools.runs import RunsConfig, main
 from tools.sweep import parse_sweep
 from train import TrainConfig, train
 
-BLANK = {kind: kind() for kind in (int, dict)}
 SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
 
 
 def write_run(folder: Path, losses: dict[int, float], stopped_by: str | None = "its end", **settings) -> Path:
     """A run as train.py leaves it, without weights. losses: the validation loss after each step; the last is saved."""
-    state = {name: BLANK.get(kind, 0) for name, kind in SCHEMA.items()}
     best_step = min(losses, key=losses.get)
-    state |= dict(step=max(losses), best_step=best_step, best_val_loss=losses[best_step], stopped_by=stopped_by)
+    state = blank_state(max(losses), best_step=best_step, best_val_loss=losses[best_step], stopped_by=stopped_by)
     state |= dict(model=SHAPE, config={**SHAPE, "max_iters": max(losses), "seed": 1, **settings})
     saved = folder / f"step-{max(losses):06d}"
     saved.mkdir(parents=True)
-    (saved / "state.json").write_text(json.dumps(state))
+    write_state(saved, state)
     (folder / "last.json").write_text(json.dumps({"checkpoint": saved.name}))
     steps = [line_of(step, losses.get(step)) for step in range(max(losses) + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
@@ -283,7 +281,7 @@ def test_of_a_run_only_the_numbers_and_one_state_are_opened(tmp_path, monkeypatc
     monkeypatch.setattr(Path, "read_text", lambda path, **kw: opened.append(path.name) or read_text(path, **kw))
     run = Run.of(folder)
     assert (run.best, run.step, run.seconds) == ((2.01, 99), 99, pytest.approx(198))
-    assert sorted(opened) == ["last.json", "metrics.jsonl", "state.json"]
+    assert sorted(opened) == ["last.json", "manifest.json", "metrics.jsonl", "state.json"]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -426,8 +424,7 @@ def test_which_settings_differ(tmp_path):
         write_run(tmp_path / f"{n}", {1: 2.0}, **{"init_from": "scratch", **counts, **of_run})
     found = [Run.of(tmp_path / f"{n}") for n in range(6)]
     assert different_settings(found) == ["n_layer", "bias", "n_head", "max_iters", "lr_decay_iters"]
-    settings = Path(tmp_path / "5" / "step-000001" / "state.json")
-    settings.write_text(settings.read_text().replace('"scratch"', '"out-novel"'))
+    edit_state(tmp_path / "5" / "step-000001", lambda state: state["config"].update(init_from="out-novel"))
     assert "init_from" in different_settings([Run.of(tmp_path / f"{n}") for n in range(6)])
     assert different_settings(found[:1]) == []
 

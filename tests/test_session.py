@@ -4,12 +4,15 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +22,11 @@ from torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 
 import train as train_script
 from folio import UserError, checkpoint, convert
+from folio.files import is_locked, read_json
 from folio.metrics import Metrics
 from folio.runtime import Runtime
 from folio.session import SignalHandler, TrainingError
+from folio.start import reserve
 from train import train
 
 
@@ -206,6 +211,7 @@ def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
         """
 from pathlib import Path
 import sys
+from folio.files import is_locked, read_json
 from folio.metrics import Metrics
 line = dict(val_loss=None, tokens_per_second=None, mfu=None)
 with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
@@ -342,6 +348,94 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny, small_di
             train(tiny(out_dir=str(invalid)))
 
 
+def test_a_pointer_that_cannot_be_written_does_not_lose_the_best(tiny, monkeypatch, capsys):
+    """The run took its best loss for unsaved, so that a later, worse evaluation replaced the best checkpoint."""
+    write, refused = checkpoint.write_json, []
+
+    def write_to_full_disk(path, value):
+        if path.name == "last.json" and value["checkpoint"] == "step-000002" and not refused:
+            refused.append(path)
+            raise OSError(28, "No space left on device")
+        write(path, value)
+
+    monkeypatch.setattr(checkpoint, "write_json", write_to_full_disk)
+    run_with_losses(tiny, monkeypatch, capsys, [2.5, 2.0, 2.8, 2.7, 2.6], keep_last=1)
+    assert refused
+    out_dir = Path(tiny().out_dir)
+    assert checkpoint.load(out_dir, "best").state["step"] == 2 and checkpoint.load(out_dir).state["step"] == 5
+    assert read_json(out_dir / "best.json") == {"checkpoint": "step-000002"}
+    assert checkpoint.last_state(out_dir)["best_val_loss"] == 2.0
+
+
+# --- folders that are moved -------------------------------------------------------------------------------------------
+
+
+def move_after(monkeypatch, step: int, move: Callable[[], Any]) -> None:
+    """Move the run's folder when training has logged a step."""
+    log = Metrics.log
+
+    def log_and_move(self, line, *remark):
+        log(self, line, *remark)
+        if line["step"] == step:
+            move()
+
+    monkeypatch.setattr(Metrics, "log", log_and_move)
+
+
+def test_a_run_whose_folder_is_moved_stops(tiny, tmp_path, monkeypatch):
+    """It wrote to a new folder at the old path, without a lock, where a second run was allowed too."""
+    old, new = Path(tiny().out_dir), tmp_path / "elsewhere" / "new name"
+    new.parent.mkdir()
+    move_after(monkeypatch, 8, lambda: old.rename(new))
+    with pytest.raises(
+        TrainingError, match=rf"out_dir={old} was moved to {new}, so the run stops after step [89]; resume"
+    ):
+        train(tiny(eval_interval=4))
+    assert not old.exists()
+    monkeypatch.undo()
+    train(tiny(out_dir=str(new), init_from="resume", eval_interval=4))
+    train(tiny(out_dir=str(tmp_path / "uninterrupted"), eval_interval=4))
+    assert_same_run(str(new), str(tmp_path / "uninterrupted"))
+
+
+def test_a_moved_run_leaves_another_one_at_its_path_alone(tiny, tmp_path, monkeypatch):
+    """The two deleted each other's checkpoints, and the first to end removed the other's lock."""
+    old = Path(tiny().out_dir)
+    with contextlib.ExitStack() as another:
+
+        def move_and_start_another() -> None:
+            old.rename(tmp_path / "moved")
+            another.enter_context(reserve(old, eval_only=False))
+
+        move_after(monkeypatch, 3, move_and_start_another)
+        with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}"):
+            train(tiny(save_interval_minutes=1e-9))
+        assert [path.name for path in old.iterdir()] == [".lock"] and is_locked(old / ".lock")
+    assert checkpoint.exists(tmp_path / "moved")
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_folder_that_is_moved_during_a_save_is_no_traceback(tiny, tmp_path, monkeypatch, async_save):
+    old, save_file = Path(tiny().out_dir), checkpoint.save_file
+
+    def move_and_save(*args):
+        monkeypatch.undo()
+        old.rename(tmp_path / "moved")
+        save_file(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", move_and_save)
+    with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}, so the run stops"):
+        train(tiny(async_save=async_save))
+    assert not old.exists()
+
+
+def test_a_run_whose_folder_is_removed_stops(tiny, monkeypatch):
+    move_after(monkeypatch, 3, lambda: shutil.rmtree(tiny().out_dir))
+    with pytest.raises(TrainingError, match=r"was removed, so the run stops after step 4$"):
+        train(tiny())
+    assert not Path(tiny().out_dir).exists()
+
+
 # --- patience ---------------------------------------------------------------------------------------------------------
 
 
@@ -411,6 +505,26 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "step 6: no sample (RuntimeError: no sample today); training continues" in out
     assert "no sample (RuntimeError: no" in out
+
+
+@pytest.mark.parametrize("killed_at", [6, 12])
+def test_a_sample_that_a_kill_has_prevented_is_added_on_resume(tiny, tmp_path, killed_at, monkeypatch):
+    """After a kill between an evaluation's checkpoint and its sample, samples.jsonl lacked that sample for good."""
+    train(tiny(out_dir=str(tmp_path / "uninterrupted"), async_save=False))
+    sample = Metrics.sample
+
+    def die(self, step, generate):
+        if step == killed_at:
+            raise KeyboardInterrupt
+        sample(self, step, generate)
+
+    monkeypatch.setattr(Metrics, "sample", die)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(async_save=False))
+    monkeypatch.undo()
+    train(tiny(async_save=False, init_from="resume"))
+    samples = [Path(folder, "samples.jsonl").read_bytes() for folder in (tiny().out_dir, tmp_path / "uninterrupted")]
+    assert samples[0] == samples[1] and samples[0].count(b"\n") == 2
 
 
 def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypatch):

@@ -1,6 +1,7 @@
 """folio/snapshots.py, through train(), and the viewer's question about a run."""
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,10 @@ import torch
 from runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
 from torchrun import LONG_RUN, ROOT, run_torchrun
 
-from folio import checkpoint
+from folio import UserError, checkpoint
 from folio.metrics import Metrics
 from folio.schedule import Schedule, StepCounts
-from folio.snapshots import find_snapshots, is_due, snapshot_steps, write_snapshot
+from folio.snapshots import find_snapshots, is_due, read_snapshot, snapshot_steps, write_snapshot
 from folio.trace_provider import TraceProvider
 from folio.viewed_model import ViewedModel
 from model import GPT
@@ -183,6 +184,31 @@ def test_a_snapshot_is_written_completely_or_not_at_all(tmp_path):
     (path,) = (tmp_path / "snapshots").iterdir()
     assert find_snapshots(tmp_path) == {1: path}
     assert path.stat().st_mode == (tmp_path / "another file").stat().st_mode
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path, seed):
+    """The viewer showed numbers of weights that a disk had changed."""
+    rng = random.Random(seed)
+    for step in (1, 2):
+        write_snapshot_of(tmp_path, step)
+    path, other = (find_snapshots(tmp_path)[step] for step in (1, 2))
+    assert torch.equal(read_snapshot(path)["weight"], torch.full((50,), 1.0))
+    content = path.read_bytes()
+    for _ in range(50):
+        flipped = bytearray(content)
+        flipped[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            assert same_tensors(read_snapshot(path), {"weight": torch.full((50,), 1.0)})  # padding of the header
+        except UserError as error:
+            assert path.name in str(error)
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(UserError, match="is the snapshot of step 2: it was renamed, or replaced by another"):
+        read_snapshot(path)
+
+
+def write_snapshot_of(out_dir: Path, step: int) -> None:
+    write_snapshot(out_dir, step, {"weight": torch.full((50,), float(step))})
 
 
 @pytest.mark.slow  # tests/test_session.py resumes a run of two processes that takes some

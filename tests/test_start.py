@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from runs import assert_same_run, read_metrics, same_tensors
+from runs import assert_same_run, edit_state, read_metrics, same_tensors
 from simulated import SimulatedMachine
 
 from folio import UserError, checkpoint, configurator
-from folio.files import read_json, sha256, write_json
 from folio.metrics import Metrics
 from folio.session import TrainingError
 from folio.start import resumed
@@ -225,7 +224,7 @@ def resume_budget(run_file, capsys):
     with open("x.py", "a") as file:
         file.write("\nminutes = 5.0\n")
     run_file("x.py", "--out_dir=a", "--minutes=None")
-    edit_state("a", lambda state: state["config"].update(minutes=5.0))
+    edit_last_state("a", lambda state: state["config"].update(minutes=5.0))
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
         capsys.readouterr()
@@ -241,7 +240,7 @@ def test_max_iters_also_ends_the_time_budget_of_a_config_file(resume_budget):
     cfg, _ = resume_budget("x.py", "--max_iters=12")
     assert cfg.minutes is None and cfg.max_iters == 12
     assert resume_budget("x.py", "--max_iters=12", "--minutes=5")[0].minutes == 5
-    edit_state("a", lambda state: state["config"].update(minutes=None))  # the budget has ended
+    edit_last_state("a", lambda state: state["config"].update(minutes=None))  # the budget has ended
     assert resume_budget("x.py", "--max_iters=12")[0].minutes is None
     cfg, out = resume_budget("x.py")
     assert cfg.minutes is None and "minutes=None (not 5.0)" in out
@@ -284,7 +283,7 @@ def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
 def test_damaged_settings_of_a_checkpoint_are_an_error_in_one_line(tiny):
     train(tiny(max_iters=2))
     for value in ("two", -1, [1], None):
-        edit_state(tiny().out_dir, lambda state, value=value: state["config"].update(n_layer=value))
+        edit_last_state(tiny().out_dir, lambda state, value=value: state["config"].update(n_layer=value))
         with pytest.raises(UserError, match=r"state\.json is damaged: .*n_layer="):
             train(tiny(init_from="resume", max_iters=4))
 
@@ -380,15 +379,8 @@ def test_a_longer_context_is_possible_without_learned_positions(tiny, tmp_path, 
         train(tiny(**{**new, "init_from": "resume", "overwrite": False}, position="rotary", block_size=64))
 
 
-def edit_state(out_dir: str, edit) -> None:
-    """Change state.json of the last checkpoint, and its entry in the manifest."""
-    step = checkpoint.load(Path(out_dir)).path
-    state = read_json(step / "state.json")
-    edit(state)
-    write_json(step / "state.json", state)
-    manifest = read_json(step / "manifest.json")
-    manifest["state.json"] = {"bytes": (step / "state.json").stat().st_size, "sha256": sha256(step / "state.json")}
-    write_json(step / "manifest.json", manifest)
+def edit_last_state(out_dir: str, edit) -> None:
+    edit_state(checkpoint.load(Path(out_dir)).path, edit)
 
 
 @pytest.mark.parametrize("unknown", [{"rope": True}, {"position": "rope"}, {"position": ["rope"]}])
@@ -396,7 +388,7 @@ def edit_state(out_dir: str, edit) -> None:
 def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path, init_from, unknown):
     """A checkpoint of a later version ended in a TypeError, or in finetuning in a ValueError."""
     train(tiny(max_iters=2))
-    edit_state(tiny().out_dir, lambda state: state["model"].update(unknown))
+    edit_last_state(tiny().out_dir, lambda state: state["model"].update(unknown))
     changes = dict(init_from="resume", max_iters=4)
     if init_from == "finetune":
         changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
@@ -408,7 +400,7 @@ def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path,
 def test_a_checkpoint_without_the_setting_position_has_learned_positions(tiny, tmp_path, init_from):
     """Earlier versions wrote no such setting."""
     train(tiny(max_iters=2))
-    edit_state(tiny().out_dir, lambda state: [state[part].pop("position") for part in ("model", "config")])
+    edit_last_state(tiny().out_dir, lambda state: [state[part].pop("position") for part in ("model", "config")])
     changes = dict(init_from="resume", max_iters=4)
     if init_from == "finetune":
         changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
@@ -421,6 +413,6 @@ def test_a_checkpoint_without_the_setting_position_has_learned_positions(tiny, t
 def test_a_setting_that_a_checkpoint_lacks_had_its_default(tiny):
     """It was taken to be the new one, so that a resumed run could change its number of sequences per step."""
     train(tiny(max_iters=2))
-    edit_state(tiny().out_dir, lambda state: state["config"].pop("total_batch_tokens"))
+    edit_last_state(tiny().out_dir, lambda state: state["config"].pop("total_batch_tokens"))
     with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
         train(tiny(init_from="resume", max_iters=4, total_batch_tokens=16 * 32, gradient_accumulation_steps=None))

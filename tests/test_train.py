@@ -73,6 +73,24 @@ def test_wandb_offline_resumes_its_run(tiny):
     assert list(Path(tiny().out_dir, "wandb").glob(f"offline-run-*-{wandb_id}"))
 
 
+def test_wandb_that_cannot_finish_does_not_fail_the_run(tiny, monkeypatch, capsys):
+    """A run that was complete ended with a traceback, without its summary."""
+    import wandb
+
+    class Service:
+        id = "x"
+
+        def log(self, *args, **kwargs) -> None: ...
+
+        def finish(self, exit_code: int) -> None:
+            raise wandb.errors.CommError("gone away")
+
+    monkeypatch.setattr(wandb, "init", lambda **settings: Service())
+    train(tiny(wandb_log=True, max_iters=3))
+    printed = capsys.readouterr()
+    assert "wandb could not finish (gone away)" in printed.err and "finished: 3 of 3 steps are done" in printed.out
+
+
 def test_wandb_without_a_login_is_a_one_line_error(tiny, monkeypatch):
     import wandb
 
@@ -369,7 +387,9 @@ def test_the_host_skips_a_bad_step_if_the_device_cannot(tiny, inject_bad_gradien
 
 def test_too_many_bad_steps_in_a_row_stop_the_run(tiny, inject_bad_gradients):
     inject_bad_gradients(range(7, 100))
-    with pytest.raises(TrainingError, match=r"stopped at step 10: the gradient is not finite.*--dtype=float32"):
+    with pytest.raises(
+        TrainingError, match=r"stopped at step 10: the gradient.*last checkpoint is intact; resume.*--dtype=float32"
+    ):
         train(tiny(max_bad_steps=4))
     assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
     assert all(tensor.isfinite().all() for tensor in checkpoint.load(Path(tiny().out_dir)).model.values())
@@ -393,8 +413,9 @@ def test_weights_that_are_not_finite_stop_the_run(tiny, monkeypatch):
 @pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
 def test_a_diverged_run_stops_without_saving_a_checkpoint(tiny):
     cfg = tiny(max_iters=200, eval_interval=1, grad_clip=0.0, learning_rate=1e30, lr_schedule="constant")
-    with pytest.raises(TrainingError, match=r"the validation loss is nan.*smaller --learning_rate"):
+    with pytest.raises(TrainingError, match=r"the validation loss is nan") as stop:
         train(cfg)
+    assert "start again with a smaller --learning_rate" in str(stop.value) and "intact" not in str(stop.value)
     assert not checkpoint.exists(Path(cfg.out_dir))
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from decoding import random_model
+from runs import blank_state
 from tiny_tokenizers import bpe
 
 from folio import checkpoint
 from folio.snapshots import write_snapshot
-from folio.state import SCHEMA
 from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT
 
@@ -44,11 +44,11 @@ def save_run(
     settings: dict[str, Any] = SETTINGS,
 ) -> str:
     """A run's folder with complete checkpoints and snapshots by their steps. The best checkpoint is the last one."""
+    folder.mkdir(parents=True, exist_ok=True)
     for step, model in models.items():
-        state = {name: kind() if isinstance(kind, type) else 1.0 for name, kind in SCHEMA.items()}
-        state |= {"model": asdict(model.config), "config": settings, "format_version": 1, "step": step}
+        state = blank_state(step, model=asdict(model.config), config=settings)
         weights = dict(model.named_parameters())
-        checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True, keep_last=100)
+        checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, keep_last=100)
     for step, model in snapshots.items():
         write_snapshot(folder, step, dict(model.named_parameters()))
     return str(folder)

@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError, checkpoint  # noqa: E402
 from folio.configurator import comma_separated, run_script  # noqa: E402
-from folio.state import SCHEMA  # noqa: E402
 from folio.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_timing import (  # noqa: E402
@@ -98,9 +97,13 @@ def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path
     """A run's folder with random weights of that shape. shape: arguments of GPTConfig."""
     config = GPTConfig(**{"vocab_size": tokenizer.vocab_size, **shape})
     weights = dict(GPT(config).named_parameters())
-    state = {name: kind() if isinstance(kind, type) else 0.0 for name, kind in SCHEMA.items()}
-    state |= {"model": asdict(config), "format_version": checkpoint.FORMAT_VERSION}
-    checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state, best=True)
+    best = dict(best_val_loss=None, best_step=0, evaluations_since_best=0)
+    progress = dict(next_sequence=0, guard={}, grad_scaler={}, **best)
+    resolved = dict(device="cpu", dtype="float32", compile=False)
+    about = dict(config={}, resolved=resolved, dataset=dict(folder="", hash=""), versions={})
+    state = {"model": asdict(config), **progress, **about}
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state)
     return folder
 
 

@@ -195,7 +195,10 @@ def main(cfg: ReportConfig) -> None:
         if not run.lines and len(selected) > 1:
             print(f"{run.folder} is left out, because the run has not logged a step yet", file=sys.stderr)
     if not runs:
-        raise UserError(f"{selected[0].folder}: the run has not logged a step yet")
+        folder = selected[0].folder
+        if selected[0].state:
+            raise UserError(f"{folder / 'metrics.jsonl'} is missing or damaged: it holds none of the run's steps")
+        raise UserError(f"{folder}: the run has not logged a step yet")
     content = report(runs)
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:

@@ -35,7 +35,7 @@ from folio import UserError, checkpoint, configurator  # noqa: E402
 from folio.configurator import PositiveInt  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.start import versions  # noqa: E402
-from folio.state import PROGRESS  # noqa: E402
+from folio.state import Progress  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all but speed and memory
@@ -203,7 +203,7 @@ def compare(first: Path, second: Path) -> list[str]:
             bits = sum(different_bits(mine[name], other[name]) for name in mine)
             if bits:
                 differences.append(f"{which}: {bits:,} bits of the {part}")
-        changed = [key for key in PROGRESS if a.state[key] != b.state[key]]
+        changed = [key for key in Progress.__annotations__ if a.state[key] != b.state[key]]
         differences += [f"{which}: {key}: {a.state[key]} and {b.state[key]}" for key in changed]
     logs = []
     for out_dir in (first, second):
