@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -189,7 +190,7 @@ class TrainConfig(Settings):
     def accumulation(self) -> int:
         """Micro-batches per step."""
         if self.total_batch_tokens is not None:
-            return max(1, round(self.total_batch_tokens / (self.batch_size * self.block_size)))
+            return max(1, round(Fraction(self.total_batch_tokens, self.batch_size * self.block_size)))
         return self.gradient_accumulation_steps or 1
 
     @property

@@ -180,7 +180,8 @@ class Run:
         decisions = self.state.get("decisions")
         if decisions and self.config.get("minutes"):
             return decisions[-1][1]
-        return self.config.get("max_iters")
+        max_iters = self.config.get("max_iters")
+        return max_iters if type(max_iters) is int else None
 
     @property
     def tokens(self) -> int | None:

@@ -6,6 +6,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, is_typeddict
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from folio.configurator import (
@@ -13,6 +14,7 @@ from folio.configurator import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Probability,
     broken_rule,
     type_hints,
 )
@@ -23,7 +25,9 @@ from model import GPT
 
 # --- the schema of state.json -----------------------------------------------------------------------------------------
 
-Moments = tuple[NonNegativeFloat, float, NonNegativeFloat]  # steps, mean, variance
+MAX_LAYERS = 4096  # a report builds the model without values, at about a millisecond per layer
+Float32 = Annotated[float, Ge(-3e38), Le(3e38)]
+Moments = tuple[Float32, Float32, Float32]  # steps, mean, variance
 
 
 class GuardProgress(TypedDict, total=False):
@@ -61,7 +65,21 @@ class Resolved(TypedDict):
 
     device: str
     dtype: Literal["float32", "bfloat16", "float16"]
-    compile: bool | str
+    compile: bool | Literal["reduce-overhead"]
+
+
+class ModelRecord(TypedDict, total=False):
+    """GPTConfig's arguments. A model.py that was changed may have others."""
+
+    block_size: PositiveInt
+    vocab_size: PositiveInt
+    n_layer: Annotated[int, Ge(1), Le(MAX_LAYERS)]
+    n_head: PositiveInt
+    n_embd: PositiveInt
+    dropout: Probability
+    embd_pdrop: Probability | None
+    attn_pdrop: Probability | None
+    resid_pdrop: Probability | None
 
 
 class DatasetRecord(TypedDict):
@@ -83,7 +101,7 @@ class RequiredState(Progress):
     """What every state.json contains."""
 
     format_version: int
-    model: dict[str, Any]  # GPTConfig's arguments
+    model: ModelRecord
     config: dict[str, Any]  # train.py's settings
     resolved: Resolved
     dataset: DatasetRecord

@@ -65,6 +65,12 @@ def test_eval_only_prints_the_loss_and_changes_no_file(tiny, capsys):
     assert files == {path: path.stat().st_mtime_ns for path in Path(tiny().out_dir).rglob("*")}
 
 
+def test_a_huge_setting_is_refused(tiny):
+    """It was a traceback: the division of integers overflowed."""
+    with pytest.raises(UserError, match=r"total_batch_tokens=10+: it must be less than 2\*\*63"):
+        train(tiny(total_batch_tokens=10**400, gradient_accumulation_steps=None))
+
+
 def test_wandb_offline_resumes_its_run(tiny):
     train(tiny(wandb_log=True, max_iters=3))
     wandb_id = checkpoint.load(Path(tiny().out_dir)).state["wandb_id"]
