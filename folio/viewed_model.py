@@ -88,12 +88,12 @@ class ViewedModel:
         if step is None or step == self.step:
             return None
         path = self.checkpoints().get(step)
-        if path is None:
+        if path is None or not path.exists():
             raise UserError(f"{self.name} has no checkpoint of step {step:,}")
         file = path / "model.safetensors" if path.is_dir() else path
         try:
             return file, file.stat().st_mtime_ns
-        except OSError as error:  # it is damaged, or a run that trains has removed it
+        except OSError as error:
             raise UserError(f"{file} cannot be read: {error}") from None
 
     def at(self, step: int | None) -> GPT:
@@ -153,7 +153,8 @@ class ViewedModel:
         samples = [line for line in read_lines(self.run / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
         max_iters, stopped_by = None, None
         if state := read_state(self.run):
-            max_iters, stopped_by = state["decisions"][-1][1], state.get("stopped_by")
+            decisions, stopped_by = state.get("decisions"), state.get("stopped_by")
+            max_iters = decisions[-1][1] if decisions else None
         facts = {
             "training": is_locked(self.run / ".lock") is not False,
             "idle": max(0.0, time.time() - metrics.stat().st_mtime) if metrics.exists() else None,

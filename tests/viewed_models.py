@@ -46,7 +46,7 @@ def save_run(
     """A run's folder with complete checkpoints and snapshots by their steps. The best checkpoint is the last one."""
     folder.mkdir(parents=True, exist_ok=True)
     for step, model in models.items():
-        state = blank_state(step, model=asdict(model.config), config=settings)
+        state = blank_state(step, model=asdict(model.config), config=settings, best_val_loss=1 / step)
         weights = dict(model.named_parameters())
         checkpoint.save(folder, step, weights, {"none": torch.zeros(1)}, tokenizer, state, keep_last=100)
     for step, model in snapshots.items():
