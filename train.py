@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from folio import UserError, configurator, distributed, memory
-from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, seconds_per_step, with_time_budget
+from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, seconds_per_step, until, with_time_budget
 from folio.configurator import (
     COMMAND_LINE,
     NonEmptyStr,
@@ -234,11 +234,11 @@ def train(given: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
     configurator.check(given)
     with reserve(Path(given.out_dir), given.eval_only):
-        began = time.perf_counter()
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
         start = starting_point(given)
         cfg = start.cfg
         data = open_data(cfg)
+        began = time.perf_counter()  # of the run's minutes; a data set that had to be prepared is not part of them
         start.require_same_data(data)
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
 
@@ -303,7 +303,8 @@ def train(given: TrainConfig) -> Result:
         }
         with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
             if not start.resuming:
-                session.log_start(evaluate(model, loss_fn, data, runtime, cfg.batch_size))
+                first = session.should_evaluate
+                session.log_start(evaluate(model, loss_fn, data, runtime, cfg.batch_size) if first else {})
             while not session.finished:
                 train_step(state, loss_fn, loader, schedule.learning_rate_at(state.step), cfg.grad_clip, cfg.seed)
                 session.end_step()
@@ -330,7 +331,7 @@ def train(given: TrainConfig) -> Result:
             if session.has_risen:
                 print(session.describe_rise())
             if sample and cfg.sample_tokens and group.rank == 0:
-                print_sample(sample, state)
+                print_sample(sample, state, budget)
         group.barrier()
         return result_of(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
 
@@ -510,8 +511,15 @@ def time_budget(
     step_seconds, spent = loader.runtime.group.broadcast(measured)  # every rank comes to the same counts, or error
     evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
     remaining = 60 * cfg.minutes - spent
-    counts = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins)
+    batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
+    counts = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches)
     print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {counts}")
+    wanted = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, 0.0, cfg.origins, batches)
+    if counts.evaluations < wanted.evaluations:
+        print(
+            f"an evaluation takes {evaluation:.2g} s, so the run evaluates {counts.evaluations} times, not "
+            f"{wanted.evaluations:,}; --eval_iters makes evaluations shorter"
+        )
     return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)
 
 
@@ -526,7 +534,7 @@ def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunc
         guard.send()
         guard.read(state.step)  # waits for the device
 
-    return seconds_per_step(run_step, runtime.group)
+    return seconds_per_step(run_step, runtime.group, limit=6 * cfg.minutes if cfg.minutes else math.inf)  # a tenth
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
@@ -543,14 +551,18 @@ def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, t
     return stream_text(tokenizer, steps)
 
 
-def print_sample(sample: Callable[[int], Iterator[str]], state: TrainState) -> None:
-    """Print a sample of the trained model. The run is saved, so a sample that fails is not an error."""
+def print_sample(sample: Callable[[int], Iterator[str]], state: TrainState, budget: Budget | None) -> None:
+    """Print a sample of the trained model. The run is saved, so a sample that fails is not an error.
+
+    With a time budget, it ends with the run's time.
+    """
+    deadline = budget.sample_deadline(is_last=True) if budget else math.inf
     heading = f"a sample of the model after step {state.step:,}"
     if state.best_step != state.step:
         heading += f" (sample.py takes the best checkpoint, of step {state.best_step:,})"
     print(f"{heading}:\n")
     try:
-        for piece in sample(FINAL_SAMPLE_TOKENS):
+        for piece in until(deadline, sample(FINAL_SAMPLE_TOKENS)):
             print(piece, end="", flush=True)
         print("\n")
     except BrokenPipeError:  # the reader of the output has exited
@@ -575,7 +587,8 @@ def main(cfg: TrainConfig) -> None:
         if cfg.init_from == "resume":
             cfg = starting_point(cfg).cfg
         for name, value in asdict(cfg).items():
-            print(f"{name} = {value!r}")
+            resolved = name == "gradient_accumulation_steps" and cfg.total_batch_tokens
+            print(f"{name} = {value!r}" + (f"  # {cfg.accumulation}, from total_batch_tokens" if resolved else ""))
         return
     if cfg == TrainConfig():
         print("without a config file, this is GPT-2; to begin with: python train.py config/shakespeare_char.py")

@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from folio import UserError, tokenizer
-from folio.files import FolderWatch, read_json, sha256, sync, write_json
+from folio.files import FolderWatch, json_bytes, read_json, sha256, sync, write_json
 from folio.shards import PromptFormat
 from folio.snapshots import write_snapshot
 from folio.state import wrong_values
@@ -186,12 +186,12 @@ def _write(
     try:
         save_file({name: t.detach().contiguous().cpu() for name, t in model.items()}, temporary / "model.safetensors")
         save_file({name: t.contiguous().cpu() for name, t in optimizer.items()}, temporary / "optimizer.safetensors")
-        write_json(temporary / "tokenizer.json", tokenizer.to_json())
-        write_json(temporary / "state.json", state)
+        (temporary / "tokenizer.json").write_bytes(json_bytes(tokenizer.to_json()))
+        (temporary / "state.json").write_bytes(json_bytes(state))
         files = sorted(temporary.iterdir())
         manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
-        write_json(temporary / "manifest.json", manifest)
-        for path in files:
+        (temporary / "manifest.json").write_bytes(json_bytes(manifest))
+        for path in temporary.iterdir():
             shutil.copymode(temporary / "manifest.json", path)  # safetensors makes its files readable by the owner only
             sync(path)
         sync(temporary)
@@ -456,6 +456,7 @@ class RunFolder:
 
     def write_pointers(self) -> None:
         """Write last.json and best.json if they do not name what they should. Raises OSError."""
+        self.out_dir.stat()  # it may have been moved, and is not created again
         for pointer in POINTERS:
             right, file = self.named(pointer), self.out_dir / f"{pointer}.json"
             if not right:

@@ -157,10 +157,16 @@ def sha256(path: Path) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
-    content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    content = json_bytes(value)
     with atomic_write(path) as temporary:
-        # A lone surrogate, as in a file name that is not UTF-8, is written as its escape \udc80.
-        temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
+        temporary.write_bytes(content)
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as indented JSON in UTF-8."""
+    content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # A lone surrogate, as in a file name that is not UTF-8, is written as its escape \udc80.
+    return content.encode("utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:

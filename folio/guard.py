@@ -106,12 +106,12 @@ class StepGuard:
             return f"{report}; its record could not be written ({error})"
         return f"{report}; see {path}"
 
-    def diagnose(
-        self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool
-    ) -> str | None:
-        """Why the run cannot continue and what to do about it; None if it can."""
-        if self.streak < max_bad_steps and math.isfinite(val_loss or 0.0):
-            return None
+    def can_continue(self, max_bad_steps: int, val_loss: float | None) -> bool:
+        """Whether the steps of the last reading, and the validation loss if it was measured, are good enough."""
+        return self.streak < max_bad_steps and math.isfinite(val_loss or 0.0)
+
+    def diagnose(self, model: nn.Module, max_bad_steps: int, val_loss: float | None, has_checkpoint: bool) -> str:
+        """Why the run cannot continue, and what to do about it. has_checkpoint: whether it has saved one."""
         last = next((step for step in reversed(self.recent) if step.skipped), self.recent[-1])
         again = "resume" if has_checkpoint else "start again"
         if not all(p.isfinite().all() for p in model.parameters()):

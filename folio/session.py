@@ -1,9 +1,11 @@
 """What surrounds the steps of a run: metrics, checkpoints, signals, the time budget, and steps that were skipped."""
 
 import math
+import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError, checkpoint, distributed
-from folio.budget import Budget
+from folio.budget import Budget, until
 from folio.checkpoint import NullSaver, Saver
 from folio.describe import reason_to_end
 from folio.distributed import Requests
@@ -68,7 +70,10 @@ class Session:
         self.metrics, self.saver = self._open_writers(start)
         self.signals, self.requests, self.clock = SignalHandler(), Requests(self.group), Clock()
         self.stopped_by = 0  # the signal that ends the run
-        self.should_log = self.should_evaluate = self.should_save = False  # after the current step
+        self.should_log = self.should_save = False  # after the current step
+        self.should_evaluate = not start.resuming and (budget is None or budget.evaluates_first)
+        self.evaluate_from = 0  # under a time budget, the first step that may be followed by an evaluation
+        self.said_replan = False  # whether a change of the length was printed since the last evaluation
         self.unread: int | None = None  # a step whose numbers are still on their way from the device
         self.read_step = 0  # the last step that was read
         self.steps: list[Step] = []  # the steps up to it, since the reading before
@@ -119,14 +124,19 @@ class Session:
         return self.stopped_by != 0 or reason_to_end(self.cfg, self.state, self.schedule) is not None
 
     def log_start(self, losses: dict[str, float]) -> None:
-        """Write the validation loss before the first step as the line of step 0 of metrics.jsonl, and a snapshot."""
-        vocab_size = self.data.tokenizer.vocab_size
-        remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
-        self.metrics.log(self._metrics_line(0, losses), remark)
+        """Write the validation loss before the first step as the line of step 0 of metrics.jsonl, and a snapshot.
+
+        losses: empty if there was no time for an evaluation.
+        """
+        if losses:
+            vocab_size = self.data.tokenizer.vocab_size
+            remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
+            self.metrics.log(self._metrics_line(0, losses), remark)
+        if self.budget and losses:
+            self.budget.note_evaluation(time.perf_counter() - self.read_at)
         if self.should_snapshot:
             self.snapshot()
-        if self.budget:
-            self.budget.start_stretch(0)
+        self.replan(at_least=1)
 
     def end_step(self) -> None:
         """Set what to do after this step, the same on every rank, and read the numbers to log.
@@ -149,9 +159,10 @@ class Session:
         self.stopped_by, save, late, moved = asked
         if moved:
             raise self._moved()
-        if late and not self.schedule.evaluates(step):
+        if late and not self._evaluates(step):
             self.replan()
-        self.should_evaluate, self.should_save = self.schedule.evaluates(step), bool(self.stopped_by or save)
+        self.should_evaluate, self.should_save = self._evaluates(step), bool(self.stopped_by or save)
+        self.signals.ends = "this evaluation" if self.should_evaluate else "this step"
         pauses = self.should_evaluate or self.should_save
         self.should_log = pauses or step % self.cfg.log_interval == 0 or step == 1
         if not self.should_log:
@@ -162,6 +173,9 @@ class Session:
             return
         self._read(step)
         self.read_at = time.perf_counter()
+
+    def _evaluates(self, step: int) -> bool:
+        return self.schedule.evaluates(step) and (step >= self.evaluate_from or step == self.schedule.max_iters)
 
     def _moved(self) -> TrainingError:
         """The error of a run whose folder was moved or removed. Another run may write to a folder at its path."""
@@ -198,8 +212,10 @@ class Session:
         step, newest, guard = self.read_step, self.steps[-1], self.state.guard
         if losses and self.budget:
             self.budget.note_evaluation(time.perf_counter() - self.read_at)
-        val_loss, is_saved = losses.get("val_loss"), checkpoint.exists(self.out_dir)
-        if reason := guard.diagnose(self.state.model, self.cfg.max_bad_steps, val_loss, is_saved):
+        val_loss, max_bad_steps = losses.get("val_loss"), self.cfg.max_bad_steps
+        if not guard.can_continue(max_bad_steps, val_loss):
+            self._wait_for_checkpoint()
+            reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, checkpoint.exists(self.out_dir))
             raise TrainingError(f"stopped at step {step:,}: {reason}")
         tokens_per_second = self.rate and self.rate * self.tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
@@ -218,10 +234,14 @@ class Session:
         self.logged_at = time.perf_counter()
         if losses:
             self.replan()  # before the checkpoint, which holds the decision
+            self.said_replan = False
         if losses or self.should_save:
             self._wait_for_checkpoint()  # one that failed is not the best, with which this evaluation is compared
             self.best_before = self.state.best_val_loss, self.state.best_step
         if losses:
+            if not self.group.gloo:  # several processes agree after the next step
+                self.stopped_by = self.signals.stop
+            self.signals.ends = "the next step"
             self._count_evaluation(losses)
 
     def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
@@ -342,13 +362,14 @@ class Session:
         began = time.perf_counter()
         tokens = self.cfg.sample_tokens
         if self.sample_text and tokens:
-            self.metrics.sample(self.state.step, lambda: "".join(self.sample_text(tokens)))
+            deadline = self.budget.sample_deadline(is_last=False) if self.budget else math.inf
+            self.metrics.sample(self.state.step, lambda: "".join(until(deadline, self.sample_text(tokens))))
         self._continue_together()
         if self.budget:
             self.budget.note_saving(time.perf_counter() - self.logged_at)
             if self.sample_text and tokens:
                 self.budget.note_sample(tokens, time.perf_counter() - began)
-            self.budget.start_stretch(self.state.step)
+            self.replan()
 
     def _continue_together(self) -> None:
         self.group.barrier()  # rank 0 may have written or sampled for a long time
@@ -363,12 +384,16 @@ class Session:
         if self.budget is None or step >= self.schedule.max_iters:
             return
         before = self.schedule.max_iters
-        max_iters = max(step + at_least, self.group.broadcast(self.budget.max_iters(step, self.schedule)))
-        if max_iters != before:
+        fitting, self.evaluate_from = self.group.broadcast(self.budget.plan(step, self.schedule))
+        max_iters = max(step + at_least, fitting)
+        if max_iters != before and not self.said_replan:
+            budget = self.budget
             self.metrics.say(
-                f"step {step:,}: a step takes {1000 * self.budget.step_seconds:,.1f} ms now, so "
-                f"{self.budget.minutes:g} minutes are {max_iters:,} steps, not {before:,}"
+                f"step {step:,}: {budget.minutes:g} minutes are {max_iters:,} steps now, not {before:,} "
+                f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
             )
+            self.said_replan = True
+        if max_iters != before:
             self.schedule.decide(step, max_iters)
             self.metrics.lengthen(max_iters)
         self.budget.start_stretch(step)
@@ -381,19 +406,37 @@ class SignalHandler:
     effect, except under torchrun, which forwards a signal that the terminal has sent already, and kills in the end.
     SIGUSR1, on systems that have it, asks it to save and continue (`save`, which the run resets). Outside the main
     thread, where Python allows no signal handlers, nothing is asked.
+
+    A thread prints a line at once: Python calls a handler only when an operation ends, such as a backward pass.
     """
 
     stop: int = 0
     save: bool = False
+    ends: str = "the first step"  # after which the run stops if it is asked to
 
     def __enter__(self) -> "SignalHandler":
         self.previous = {}
         if threading.current_thread() is threading.main_thread():
+            self.received, self.sent = socket.socketpair()
+            self.sent.setblocking(False)
+            self.previous_descriptor = signal.set_wakeup_fd(self.sent.fileno(), warn_on_full_buffer=False)
+            self.announcer = threading.Thread(target=self._announce, daemon=True)
+            self.announcer.start()
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.previous[number] = signal.signal(number, self.ask_to_stop)
             if hasattr(signal, "SIGUSR1"):
                 self.previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self.ask_to_save)
         return self
+
+    def _announce(self) -> None:
+        """Print what the first signal does. Each signal arrives as a byte, its number."""
+        is_announced = distributed.rank_from_env() > 0
+        while signals := self.received.recv(1):
+            if signals[0] in (signal.SIGINT, signal.SIGTERM) and not is_announced:
+                again = "" if distributed.under_torchrun() else "; again: at once"
+                begin = "\n" if os.isatty(2) else ""  # below the progress bar
+                os.write(2, f"{begin}stopping after {self.ends}{again}\n".encode())
+                is_announced = True
 
     def ask_to_stop(self, number: int, frame: Any) -> None:
         self.stop = number
@@ -408,3 +451,8 @@ class SignalHandler:
     def __exit__(self, *exception: Any) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+        if self.previous:
+            signal.set_wakeup_fd(self.previous_descriptor)
+            self.sent.close()  # which ends the thread
+            self.announcer.join()
+            self.received.close()

@@ -1,6 +1,7 @@
 """Time budgets: planning a run's step counts, and keeping the run within its time."""
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -13,7 +14,7 @@ from simulated import SimulatedMachine
 
 import train as train_script
 from folio import UserError, checkpoint, configurator
-from folio.budget import Budget, evaluation_seconds, with_time_budget
+from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
 from folio.configurator import COMMAND_LINE
 from folio.metrics import Metrics
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts
@@ -27,7 +28,7 @@ def counts_within(
 ) -> StepCounts:
     """The step counts that fit into this time."""
     evaluation = evaluation_seconds(val_tokens, cfg.step_tokens, step_seconds)
-    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {})
+    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {}, 10)
 
 
 def test_a_time_budget_scales_all_step_counts():
@@ -36,14 +37,39 @@ def test_a_time_budget_scales_all_step_counts():
     assert counts_within(recipe, 61, step_seconds=0.1) == StepCounts(
         max_iters=600, warmup_iters=30, wsd_decay_iters=420, eval_interval=300, lr_decay_iters=None
     )
-    assert counts_within(recipe, 71, step_seconds=0.1, val_tokens=6000).max_iters == 400  # 3 evaluations of 10 s
-    eval_interval_is_set = dict(eval_interval=COMMAND_LINE)  # an evaluation of 10 s every 500 steps
-    assert counts_within(recipe, 81.01, 0.1, 6000, eval_interval_is_set).max_iters == 500
+    assert counts_within(recipe, 71, step_seconds=0.1, val_tokens=1200).max_iters == 640  # 3 evaluations of 2 s
+    eval_interval_is_set = dict(eval_interval=COMMAND_LINE)  # an evaluation of 2 s every 500 steps
+    assert counts_within(recipe, 57.01, 0.1, 1200, eval_interval_is_set).max_iters == 500
     assert counts_within(replace(recipe, warmup_iters=0), 61, 0.1).warmup_iters == 0
     odd = counts_within(recipe, 57.95, step_seconds=0.1)  # an eval_interval rounded down would add a third evaluation
     assert (odd.max_iters, odd.eval_interval) == (569, 285)
     with pytest.raises(UserError, match="minutes=1: it is too short: a step takes 30 s and an evaluation 0 s here"):
         counts_within(recipe, 20, step_seconds=30)
+
+
+def test_evaluations_that_take_more_than_a_tenth_of_the_time_become_fewer():
+    """A budget whose evaluations left too little time for steps was refused."""
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=100, minutes=1)
+    three = counts_within(recipe, 59, step_seconds=0.1, val_tokens=900)  # 1.5 s each; 4 are a tenth
+    assert (three.evaluations, three.max_iters) == (3, 520)
+    last = counts_within(recipe, 59, step_seconds=0.1, val_tokens=12000)  # 20 s, which is more than a tenth
+    assert (last.evaluations, last.max_iters) == (1, 380)
+    asked = counts_within(recipe, 59, 0.1, 900, dict(eval_interval=COMMAND_LINE))
+    assert (asked.evaluations, asked.max_iters) == (3, 520)
+
+
+def test_a_budget_that_cannot_work_is_answered_with_one_that_can():
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=100, minutes=0.5)
+    for val_tokens in (30_000, 400_000):
+        evaluation = evaluation_seconds(val_tokens, recipe.step_tokens, 0.1)
+        batches = val_tokens // recipe.step_tokens
+        arguments = dict(step_seconds=0.1, evaluation=evaluation, origins={}, batches=batches)
+        with pytest.raises(UserError, match=r"minutes=0.5: it is too short: .* after 4 s for the start") as error:
+            with_time_budget(recipe.step_counts, 0.5, 26, **arguments)
+        minutes, eval_iters = re.search(r"use --minutes=(\S+), or --eval_iters=(\d+), or", str(error.value)).groups()
+        assert with_time_budget(recipe.step_counts, float(minutes), 60 * float(minutes) - 4, **arguments).max_iters >= 1
+        arguments |= dict(evaluation=evaluation / batches * int(eval_iters), batches=int(eval_iters))
+        assert with_time_budget(recipe.step_counts, 0.5, 26, **arguments).max_iters > 100
 
 
 @pytest.mark.parametrize(
@@ -79,14 +105,14 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
         measured.append(measure_step(*args))
         return 0.2
 
-    monkeypatch.setattr(Budget, "max_iters", lambda self, step, schedule: schedule.max_iters)  # never replanned
+    monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (schedule.max_iters, 0))  # never replanned
     monkeypatch.setattr(train_script, "measure_step", measure_but_return_200_ms)
-    with_minutes = tiny(minutes=0.1, optimizer="muon", out_dir=str(tmp_path / "minutes"), eval_interval=4)
+    with_minutes = tiny(minutes=0.15, optimizer="muon", out_dir=str(tmp_path / "minutes"), eval_interval=4)
     train(with_minutes)
     out = capsys.readouterr().out
     config = checkpoint.load(Path(with_minutes.out_dir)).state["config"]
     counts = {name: config[name] for name in STEP_COUNTS}
-    assert 3 <= counts["max_iters"] < 12 and f"max_iters {counts['max_iters']}" in out
+    assert 20 <= counts["max_iters"] < 40 and f"max_iters {counts['max_iters']}" in out
     assert measured == [pytest.approx(0.3)]
     with_counts = replace(with_minutes, minutes=None, **counts, out_dir=str(tmp_path / "counts"))
     train(with_counts)
@@ -103,6 +129,57 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     assert checkpoint.last_state(Path(with_minutes.out_dir))["step"] == counts["max_iters"]
     a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (with_minutes, with_counts))
     assert same_tensors(a.model, b.model)
+
+
+SPEEDS = {"fast": (0.1, 0.002), "ordinary": (0.5, 0.01), "slow": (4.0, 0.08)}  # seconds: step, token of a sample
+
+
+@pytest.mark.parametrize("minutes", [0.1, 1, 5, 60])
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("val_batches", [1, 100])
+def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minutes, speed, val_batches):
+    """Evaluations and samples took as long as they liked, or the budget was refused; short budgets were overrun.
+
+    The model does not train: only the clock advances. An evaluation takes three times as long as forecast.
+    """
+    step_seconds, token_seconds = SPEEDS[speed]
+    evaluation = val_batches * step_seconds
+    machine = SimulatedMachine(monkeypatch, lambda step: step_seconds, lambda step: evaluation, trains=False)
+    monkeypatch.setattr(train_script, "evaluation_seconds", lambda *args: evaluation / 3)
+    evaluating, sampling = [], []
+
+    def evaluate(*args):
+        machine.now += evaluation
+        evaluating.append(evaluation)
+        return {"val_loss": 3.0}
+
+    def slow_sample(model, tokenizer, runtime, seed, tokens):
+        for _ in range(tokens):
+            machine.now += token_seconds
+            sampling.append(token_seconds)
+            yield "x"
+
+    monkeypatch.setattr(train_script, "evaluate", evaluate)
+    monkeypatch.setattr(train_script, "sample_text", slow_sample)
+    monkeypatch.setattr(train_script, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
+    monkeypatch.setattr(checkpoint, "save", lambda *args: None)
+    cfg = tiny(**SMALLEST, max_iters=100, eval_interval=10, minutes=minutes, sample_tokens=50, log_interval=10**6)
+    try:
+        result = train(cfg)
+    except UserError as error:
+        assert 60 * minutes < 4 * (step_seconds + evaluation) + 2 and "it is too short" in str(error)
+        return
+    seconds = 60 * minutes
+    last = (
+        evaluating[-1] + FINAL_SAMPLE_TOKENS * token_seconds
+    )  # the last evaluation and the last sample take what they take
+    assert result.step == result.max_iters
+    assert machine.now < 1.1 * seconds + last + step_seconds
+    assert sum(evaluating[:-1]) + sum(sampling[:-FINAL_SAMPLE_TOKENS]) <= 0.1 * seconds + 2 * evaluation
+    out = capsys.readouterr().out
+    assert out.count("steps now, not") <= len(evaluating)
+    if val_batches == 1 and minutes >= 5 and speed != "slow":
+        assert machine.now > 0.9 * seconds and 9 <= len(evaluating) <= 12
 
 
 # --- a run on a simulated machine -------------------------------------------------------------------------------------
@@ -132,7 +209,8 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
     decisions, metrics = state["decisions"], read_metrics(cfg.out_dir)
     assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
     evaluated_steps = [line["step"] for line in metrics if line["val_loss"] is not None]
-    assert 4 <= len(evaluated_steps) <= 7  # about as many as in the recipe
+    fewest, most = (2, 3) if "evaluations" in name else (4, 7)  # as many as in the recipe, or in a tenth of the time
+    assert fewest <= len(evaluated_steps) <= most
     rates = [line["lr"] for line in metrics]
     assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
     counts = StepCounts(**{name: state["config"][name] for name in STEP_COUNTS})
@@ -144,14 +222,14 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
 
 def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
     """The decisions are in the checkpoint. Those after it are made again, and `resumes` says so."""
-    SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
+    SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.2)
     settings = dict(**SMALLEST, max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
     decide, lost_decisions = Schedule.decide, []
 
     def decide_and_kill(self, step, max_iters):
         evaluates = self.evaluates(step)
         decide(self, step, max_iters)
-        if not evaluates:  # an evaluation would save the decision
+        if step and not evaluates:  # an evaluation would save the decision
             lost_decisions.append(step)
             raise KeyboardInterrupt
 
@@ -181,19 +259,20 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
         return sample_text(model, tokenizer, runtime, seed, 1)
 
     monkeypatch.setattr(train_script, "sample_text", slow_sample)
-    settings = dict(**SMALLEST, max_iters=100, eval_interval=25, minutes=1, sample_tokens=50)
+    monkeypatch.setattr(train_script, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
+    settings = dict(**SMALLEST, max_iters=100, eval_interval=50, minutes=1, sample_tokens=20)
     log = Metrics.log
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "log", stop_at(120))
         train(tiny(**settings))
     spent = checkpoint.load(Path(tiny().out_dir)).state["budget"]["spent"]
-    resumed_at, open_data = machine.now, train_script.open_data
+    resumed_at, build_state = machine.now, train_script.build_state
 
-    def slow_open_data(cfg):
+    def slow_build_state(*args):
         machine.now += 20.0
-        return open_data(cfg)
+        return build_state(*args)
 
-    monkeypatch.setattr(train_script, "open_data", slow_open_data)
+    monkeypatch.setattr(train_script, "build_state", slow_build_state)
     monkeypatch.setattr(Metrics, "log", log)
     train(tiny(**settings, init_from="resume"))
     assert 0.9 * 60 < spent + machine.now - resumed_at < 1.1 * 60
@@ -225,7 +304,7 @@ def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, mo
             train(tiny(**settings))
     saved = checkpoint.last_state(Path(tiny().out_dir))
     assert saved["step"] == 4 and saved["best_step"] == 0
-    monkeypatch.setattr(Budget, "max_iters", lambda self, step, schedule: step)  # no time is left
+    monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (step, 0))  # no time is left
     result = train(tiny(**settings, init_from="resume"))
     assert result.step == result.max_iters == 5 and result.best_val_loss < 10
     assert checkpoint.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]

@@ -19,6 +19,7 @@ import torch
 from processes import wait
 from runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics
 from torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
+from waiting import wait_until
 
 import train as train_script
 from folio import UserError, checkpoint, convert
@@ -85,6 +86,30 @@ def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, m
     assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
     train(tiny(out_dir=stopped.out_dir, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
+    """A run with slow steps or evaluations trained for ten minutes after a SIGTERM without a word."""
+    evaluate, evaluations = train_script.evaluate, []
+
+    def send_and_evaluate(*args):
+        evaluations.append(args)
+        if len(evaluations) == 2:  # the first one is before the first step
+            os.kill(os.getpid(), number)
+            wait_until(lambda: "stopping after this evaluation; again: at once\n" in read(capfd))
+        return evaluate(*args)
+
+    printed = ""
+
+    def read(capfd) -> str:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return printed
+
+    monkeypatch.setattr(train_script, "evaluate", send_and_evaluate)
+    assert train(tiny()).stopped_by == number
+    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
 
 
 def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
@@ -390,7 +415,7 @@ def test_a_run_whose_folder_is_moved_stops(tiny, tmp_path, monkeypatch):
     with pytest.raises(
         TrainingError, match=rf"out_dir={old} was moved to {new}, so the run stops after step [89]; resume"
     ):
-        train(tiny(eval_interval=4))
+        train(tiny(eval_interval=4, async_save=False))
     assert not old.exists()
     monkeypatch.undo()
     train(tiny(out_dir=str(new), init_from="resume", eval_interval=4))

@@ -84,7 +84,8 @@ def main(cfg: PlanConfig) -> None:
             raise UserError(f"minutes={cfg.minutes:g}: the time of a step is {machine.unknown}; or plan --max_iters")
         evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
         seconds = 60 * cfg.minutes
-        counts = with_time_budget(counts, cfg.minutes, seconds, machine.step_seconds, evaluation, cfg.origins)
+        batches = validation_tokens(cfg, data) / (cfg.batch_size * cfg.block_size)
+        counts = with_time_budget(counts, cfg.minutes, seconds, machine.step_seconds, evaluation, cfg.origins, batches)
     plan = forecast(cfg, counts, model, data, machine)
     for name, value in describe(cfg, model, data, machine, plan):
         print(f"{name:12}{value}")
