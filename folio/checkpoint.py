@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from folio import UserError, tokenizer
-from folio.files import read_json, sha256, sync, write_json
+from folio.files import check_regular, read_json, sha256, shorten, shown, step_number, sync, write_json
 from folio.shards import PromptFormat
 from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
@@ -308,8 +308,8 @@ def clear_unfinished(out_dir: Path) -> None:
 
 def directories(out_dir: Path) -> list[Path]:
     """The checkpoints in a run's folder, oldest first."""
-    numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
-    return sorted(numbered, key=lambda path: int(path.name.removeprefix("step-")))
+    numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and step_number(path.name) is not None]
+    return sorted(numbered, key=lambda path: step_number(path.name))
 
 
 def newest_first(out_dir: Path) -> list[Path]:
@@ -380,23 +380,26 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
             checks["state.json"].result()
             state = read_json(path / "state.json")
             if state["format_version"] != FORMAT_VERSION:
-                raise CheckpointError(f"{path}: format version {state['format_version']} is not {FORMAT_VERSION}")
+                raise CheckpointError(
+                    f"{path}: format version {shown(state['format_version'])} is not {FORMAT_VERSION}"
+                )
             if wrong := [name for name, kind in SCHEMA.items() if not isinstance(state.get(name), kind)]:
                 raise CheckpointError(f"{path}: state.json is not as Folio writes it: {', '.join(wrong)}")
             checks["tokenizer.json"].result()
             saved_tokenizer = tokenizer.from_json(read_json(path / "tokenizer.json"))
             for check in checks.values():
                 check.result()
+        check_regular(path / "model.safetensors")
         load_tensors = LazyTensors.of_file if lazy else load_file
         return Checkpoint(path, load_tensors(path / "model.safetensors"), saved_tokenizer, state)
     except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged: {error or type(error).__name__}") from None
+        raise CheckpointError(f"{path} is damaged: {shorten(str(error)) or type(error).__name__}") from None
 
 
 def _check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
     """Raise CheckpointError if a file of a checkpoint is not as the manifest's entry says."""
     if Path(name).name != name:
-        raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {name}")
+        raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {shown(name)}")
     file = folder / name
     if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         what = "has changed since it was written" if file.exists() else "is missing"

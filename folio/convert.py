@@ -1,10 +1,12 @@
 """Reads checkpoints of other programs: Hugging Face's GPT-2, nanoGPT's ckpt.pt, llama.cpp's GGUF.
 
-No code in these files is run: tensors are safetensors or GGUF, or pickles that torch opens with weights_only=True.
-A file that asks for anything that Folio computes differently is refused.
+No code in these files is run: tensors are safetensors or GGUF, or pickles that torch opens with weights_only=True after
+folio/pickles.py has checked them. A file that asks for anything that Folio computes differently is refused.
 """
 
+import io
 import re
+import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from folio import checkpoint, foreign_tokenizers, memory
+from folio import checkpoint, foreign_tokenizers, memory, pickles
 from folio.checkpoint import Checkpoint, CheckpointError, LazyTensors
 from folio.fetch import hub_model
-from folio.files import read_json
+from folio.files import check_regular, read_json, shorten, shown
 from folio.foreign_tokenizers import check_fields
 from folio.tokenizer import Tokenizer
 from model import ACTIVATIONS, GPT, GPTConfig
@@ -36,6 +38,21 @@ NANOGPT_ACTIVATION = "gelu"  # the only one that nanoGPT computes
 LLAMA_CPP_ACTIVATION = "gelu_new"  # the only one that llama.cpp computes for GPT-2
 NANOGPT_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")  # of its GPTConfig; and dropout
 LAYER_NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm and model.py
+
+# --- pickles of torch.save ---
+PICKLE_BYTES = 1 << 24  # 16 MiB, without the tensors' data
+STORAGES = {  # the storages that a pickle may name -> bytes per element
+    **dict.fromkeys(("torch DoubleStorage", "torch LongStorage"), 8),
+    **dict.fromkeys(("torch FloatStorage", "torch IntStorage"), 4),
+    **dict.fromkeys(("torch HalfStorage", "torch BFloat16Storage", "torch ShortStorage"), 2),
+    **dict.fromkeys(("torch ByteStorage", "torch CharStorage", "torch BoolStorage"), 1),
+}
+NAMES = {
+    *STORAGES,
+    *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "parameter")),
+    *("torch Size", "torch device", "torch float32", "torch float16", "torch bfloat16"),
+    pickles.ORDERED_DICT,
+}
 
 
 def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
@@ -99,19 +116,21 @@ def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
     """
     tensors = {}
     for name, tensor in _saved_tensors(folder).items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{folder} holds {shown(name)}, which is not a tensor")
         if name.endswith(BUFFERS):
             continue
         if name != "lm_head.weight":
             name = f"transformer.{name.removeprefix('transformer.')}"
         if name in tensors:
-            raise CheckpointError(f"{folder} holds {name!r} twice, with and without the prefix transformer.")
+            raise CheckpointError(f"{folder} holds {shown(name)} twice, with and without the prefix transformer.")
         tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of model.safetensors or pytorch_model.bin, or of the shards that its index lists."""
-    for name, load_tensors in (("model.safetensors", load_file), ("pytorch_model.bin", load_pickle)):
+    for name, load_tensors in (("model.safetensors", load_safetensors), ("pytorch_model.bin", load_pickle)):
         if (folder / name).exists():
             return load_tensors(folder / name)
         index = folder / f"{name}.index.json"
@@ -120,10 +139,10 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for shard in sorted(set(read_json(index)["weight_map"].values())):
             if Path(shard).name != shard:
-                raise CheckpointError(f"{index} names a file outside its folder: {shard!r}")
+                raise CheckpointError(f"{index} names a file outside its folder: {shown(shard)}")
             shard_tensors = load_tensors(folder / shard)
             if repeated := tensors.keys() & shard_tensors.keys():
-                raise CheckpointError(f"{folder / shard} holds {min(repeated)!r}, which another shard also holds")
+                raise CheckpointError(f"{folder / shard} holds {shown(min(repeated))}, which another shard also holds")
             tensors.update(shard_tensors)
         return tensors
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
@@ -138,17 +157,20 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
         saved = load_pickle(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
         if unknown := arguments.keys() - {*NANOGPT_ARGUMENTS, "dropout"}:
-            raise CheckpointError(f"{path}: model_args has {min(unknown)!r}, which nanoGPT's GPT does not have")
+            raise CheckpointError(f"{path}: model_args has {shown(min(unknown))}, which nanoGPT's GPT does not have")
         shape = {**{name: arguments[name] for name in NANOGPT_ARGUMENTS}, "activation": NANOGPT_ACTIVATION}
         tensors = {}
         for name, tensor in saved["model"].items():
+            if not isinstance(tensor, Tensor):
+                raise CheckpointError(f"{path} holds {shown(name)}, which is not a tensor")
             name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
             if name in tensors:
-                raise CheckpointError(f"{path} holds {name!r} twice, with and without the prefix _orig_mod. or module.")
+                raise CheckpointError(f"{path} holds {shown(name)} twice, with and without _orig_mod. or module.")
             if not name.endswith(BUFFERS):
                 tensors[name] = tensor
-        dataset = str(config.get("dataset") or "")
-        tokenizer = foreign_tokenizers.read_nanogpt(path, dataset, shape["vocab_size"])
+        dataset = config.get("dataset")
+        named = dataset if isinstance(dataset, str) else ""
+        tokenizer = foreign_tokenizers.read_nanogpt(path, named, shape["vocab_size"])
         return _checkpoint(path, shape, tensors, tokenizer, lazy)
 
 
@@ -222,7 +244,7 @@ def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
     for tensor in reader.tensors:
         kind = tensor.tensor_type
         if kind not in (Kind.F32, Kind.F16, Kind.BF16):
-            raise CheckpointError(f"{path}: {tensor.name!r} is {kind.name}: convert the model to F32, F16 or BF16")
+            raise CheckpointError(f"{path}: {shown(tensor.name)} is {kind.name}: convert the model to F32, F16 or BF16")
         tensors[tensor.name] = torch.from_numpy(np.array(dequantize(tensor.data, kind)))
     return tensors
 
@@ -241,13 +263,75 @@ def gguf_names(n_layer: int) -> dict[str, str]:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises ValueError if it is not a regular file."""
+    check_regular(path)
+    return load_file(path)
+
+
 def load_pickle(path: Path) -> dict[str, Any]:
     """The content of a file that torch.save wrote. Raises CheckpointError unless it is tensors and plain values."""
     try:
-        # A zip file is memory-mapped, not read: its records then cannot be compressed, nor longer than the file.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception:  # torch's unpickler raises whatever a damaged file makes its functions raise
-        raise CheckpointError(f"{path} was not opened: it may run code, or is damaged; download it again") from None
+        check_regular(path)
+        is_zip = zipfile.is_zipfile(path)
+        storages = _storages_of_zip(path) if is_zip else _storages_of_old_format(path)
+        if sum(storages.values()) > path.stat().st_size:
+            raise ValueError("its tensors are larger than the file")
+        # A zip file is memory-mapped, not read.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # torch's unpickler raises whatever a damaged file makes its functions raise
+        reason = _first_line(error)
+        raise CheckpointError(
+            f"{path} was not opened: it may run code, or is damaged ({reason}); download it again"
+        ) from None
+
+
+def _storages_of_zip(path: Path) -> dict[str, int]:
+    """Check a zip file of torch.save: its records and its pickle. Returns the bytes of the storages by their keys.
+
+    Raises ValueError. What zipfile reads must be what torch reads: the first record is at byte 0, and no two records
+    have the same name.
+    """
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        pickled = [record for record in records if record.filename.lower().endswith("/data.pkl")]
+        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+            raise ValueError("its records are compressed")
+        if sum(record.file_size for record in records) > path.stat().st_size:
+            raise ValueError("its records are larger than the file")
+        if len(pickled) != 1 or len({record.filename.lower() for record in records}) < len(records):
+            raise ValueError("its records have the same name, or it has no data.pkl")
+        if min(record.header_offset for record in records) != 0:
+            raise ValueError("its first record is not at its beginning")
+        if any(record.file_size > PICKLE_BYTES and "/data/" not in record.filename for record in records):
+            raise ValueError(f"a record that is not a tensor's data has more than {PICKLE_BYTES:,} bytes")
+        return _storages(pickles.check(io.BytesIO(archive.read(pickled[0])), names=NAMES))
+
+
+def _storages_of_old_format(path: Path) -> dict[str, int]:
+    """As _storages_of_zip, for the format before torch 1.6: a magic number, the version, the machine, the values and
+    the keys of the storages, each a pickle; then the storages.
+    """
+    if tarfile.is_tarfile(path):  # an even older format
+        raise ValueError("it is a tar file")
+    with open(path, "rb") as file:
+        content = io.BytesIO(file.read(PICKLE_BYTES))
+    *_, values, keys = [pickles.check(content, names=NAMES) for _ in range(5)]
+    storages = _storages(values)
+    if not isinstance(keys.value, list) or {*keys.value} != storages.keys():
+        raise ValueError("its list of storages is not that of its tensors")
+    return storages
+
+
+def _storages(content: pickles.Content) -> dict[str, int]:
+    """The bytes of the storages that a pickle names, by their keys. Raises ValueError."""
+    storages: dict[str, int] = {}
+    for (identifier,) in content.persistent:
+        _, storage, key, _, numel, *_ = identifier
+        if type(numel) is not int or numel < 0:
+            raise ValueError(f"a tensor has {shown(numel)} elements")
+        storages[key] = max(storages.get(key, 0), numel * STORAGES[storage])
+    return storages
 
 
 @contextmanager
@@ -269,10 +353,10 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """The first line of an error's message, or its beginning."""
     if isinstance(error, KeyError):
-        return f"it has no {error.args[0]!r}"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"it has no {shown(error.args[0])}"
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def _checkpoint(
@@ -305,7 +389,7 @@ def check_tensors(
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(f"{path} has no {missing[0]}")
     if unknown := [name for name in tensors if name not in shapes]:
-        raise CheckpointError(f"{path} has a tensor {unknown[0]!r}, which the model of model.py does not have")
+        raise CheckpointError(f"{path} has a tensor {shown(unknown[0])}, which the model of model.py does not have")
     for name, expected in shapes.items():
         if tuple(tensors[name].shape) != expected:
             raise CheckpointError(f"{path}: {name} has the shape {tuple(tensors[name].shape)} instead of {expected}")

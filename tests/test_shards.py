@@ -174,7 +174,7 @@ def test_a_meta_pkl_without_a_valid_table_of_characters_is_refused(tmp_path, tab
 
 def test_a_deeply_nested_meta_pkl_is_refused(tmp_path):
     nested = b"}K\x00" * 100_000 + b"}" + b"s" * 100_000
-    with pytest.raises(DatasetError, match=r"meta\.pkl: itos maps the id 0 to a dict"):
+    with pytest.raises(DatasetError, match="nested too deeply"):
         open_dataset(nanogpt_folder(tmp_path / "d", b"\x80\x04}\x8c\x04itos" + nested + b"s."))
 
 
@@ -186,7 +186,7 @@ def test_meta_pkl_may_list_its_ids_in_any_order(tmp_path):
 
 def test_a_huge_meta_pkl_is_not_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(shards_module, "PLAIN_BYTES", 10)
-    with pytest.raises(DatasetError, match="larger than 10 bytes"):
+    with pytest.raises(DatasetError, match="the limit for this file is 10"):
         open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": {}})))
 
 
