@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from struct import unpack_from
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from folio import checkpoint, foreign_tokenizers, memory, pickles
 from folio.checkpoint import Checkpoint, CheckpointError, LazyTensors
 from folio.fetch import hub_model
-from folio.files import check_regular, read_json, shorten, shown
+from folio.files import MAX_TEXT_BYTES, check_regular, read_json, shorten, shown
 from folio.foreign_tokenizers import check_fields
 from folio.tokenizer import Tokenizer
 from model import ACTIVATIONS, GPT, GPTConfig
@@ -38,6 +39,16 @@ NANOGPT_ACTIVATION = "gelu"  # the only one that nanoGPT computes
 LLAMA_CPP_ACTIVATION = "gelu_new"  # the only one that llama.cpp computes for GPT-2
 NANOGPT_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")  # of its GPTConfig; and dropout
 LAYER_NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm and model.py
+
+# --- GGUF ---
+GGUF_FIELDS = (  # that are read
+    *("general.architecture", "gpt2.attention.layer_norm_epsilon", "gpt2.attention.causal", "gpt2.context_length"),
+    *("gpt2.block_count", "gpt2.attention.head_count", "gpt2.embedding_length"),
+    *(f"tokenizer.ggml.{name}" for name in ("model", "pre", "add_bos_token", "add_eos_token")),
+    *(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "eos_token_id")),
+)
+GGUF_NAMES = 1 << 14  # fields, or tensors; a GPT of 1,000 layers has 12,000 tensors
+GGUF_ELEMENTS = 1 << 21  # of an array
 
 # --- pickles of torch.save ---
 PICKLE_BYTES = 1 << 24  # 16 MiB, without the tensors' data
@@ -181,7 +192,7 @@ def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
     """A GGUF file of GPT-2's architecture, with its tokenizer; weights in F32, F16 or BF16, not quantized."""
     with _reading(path, "a GGUF file of GPT-2"):
         reader = _open_gguf(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
+        fields = {name: _gguf_value(reader, name) for name in GGUF_FIELDS if name in reader.fields}
         supported = {
             "general.architecture": ["gpt2"],
             "gpt2.attention.layer_norm_epsilon": [float(np.float32(LAYER_NORM_EPSILON))],
@@ -209,20 +220,61 @@ def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Any:
-    """The package gguf's reader, with every read checked against the end of the file. Raises ValueError.
+    """The package gguf's reader, with every read checked against the end of the file, and with arrays as arrays. Raises
+    ValueError.
 
-    The package takes what is past the end as empty, and so loops as often as a damaged count says. All its reads use
-    the private method _get, which is overridden here; test_a_small_file_with_a_huge_array_ends fails if a later version
-    no longer calls it.
+    The package takes what is past the end as empty, and so loops as often as a damaged count says; and it makes an
+    object of 800 bytes for each element of an array. All its reads use the private method _get, which is overridden
+    here; test_a_small_file_with_a_huge_array_ends fails if a later version no longer calls it.
     """
-    from gguf import GGUFReader
+    from gguf import GGUFReader, GGUFValueType
 
     class BoundedReader(GGUFReader):
         def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **named: Any) -> Any:
-            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise ValueError(f"it ends at byte {len(self.data):,}, in the middle of a value")
+            self._check_end(offset + int(count) * np.dtype(dtype).itemsize)
             return super()._get(offset, dtype, count, *rest, **named)
 
+        def _check_end(self, offset: int) -> None:
+            if offset > len(self.data):
+                raise ValueError(f"it ends at byte {len(self.data):,}, in the middle of a value")
+
+        def _get_field_parts(self, offset: int, kind: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+            """The bytes of a value, its parts, which of them are data, and its types. An array is one part."""
+            if kind != GGUFValueType.ARRAY:
+                return super()._get_field_parts(offset, kind)
+            inner, count = GGUFValueType(self._get(offset, np.uint32)[0]), int(self._get(offset + 4, np.uint64)[0])
+            start = offset + 12
+            if inner == GGUFValueType.STRING:
+                part, end = self._find_strings(start, count)
+            elif inner in self.gguf_scalar_to_np:
+                part = self._get(start, self.gguf_scalar_to_np[inner], count)
+                end = start + part.nbytes
+            else:
+                raise ValueError("it has an array of arrays")
+            return end - offset, [part], [0], [GGUFValueType.ARRAY, inner]
+
+        def _find_strings(self, offset: int, count: int) -> tuple[np.ndarray, int]:
+            """The first byte and the end of each string of an array, (N, 2), and the end of the array."""
+            self._check_end(offset + 8 * count)
+            _check_count("strings in an array", count, GGUF_ELEMENTS)
+            bounds = np.empty((count, 2), np.int64)
+            for i in range(count):
+                self._check_end(offset + 8)
+                start = offset + 8
+                offset = start + unpack_from("=Q", self.data, offset)[0]
+                self._check_end(offset)
+                bounds[i] = start, offset
+            return bounds, offset
+
+        def _build_fields(self, offset: int, count: int) -> int:
+            _check_count("fields", count, GGUF_NAMES)
+            return super()._build_fields(offset, count)
+
+        def _build_tensor_info(self, offset: int, count: int) -> Any:
+            _check_count("tensors", count, GGUF_NAMES)
+            return super()._build_tensor_info(offset, count)
+
+    check_regular(path)
     try:
         with np.errstate(over="raise"):  # of a tensor's offset
             reader = BoundedReader(path)
@@ -233,6 +285,29 @@ def _open_gguf(path: Path) -> Any:
     if sum(tensor.n_bytes for tensor in reader.tensors) > len(reader.data):
         raise ValueError("its tensors are larger than the file")
     return reader
+
+
+def _check_count(what: str, count: int, limit: int) -> None:
+    """Raise ValueError if a GGUF file has more of something than the limit."""
+    if count > limit:
+        raise ValueError(f"it has {count:,} {what}, more than {limit:,}")
+
+
+def _gguf_value(reader: Any, name: str) -> Any:
+    """The value of a field. Raises ValueError if it is larger than any model's."""
+    from gguf import GGUFValueType
+
+    field = reader.fields[name]
+    part, kind = field.parts[-1], field.types[-1]
+    is_array, is_text = field.types[0] == GGUFValueType.ARRAY, kind == GGUFValueType.STRING
+    _check_count(f"elements in {name}", len(part) if is_array else 1, GGUF_ELEMENTS)
+    if is_text:
+        size = np.ptp(part) if is_array and len(part) else len(part)
+        _check_count(f"bytes in {name}", size, MAX_TEXT_BYTES)
+    if is_array and is_text:
+        content = memoryview(reader.data)
+        return [str(content[start:end], "utf-8") for start, end in part.tolist()]
+    return part.tolist() if is_array else field.contents()
 
 
 def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
