@@ -57,7 +57,7 @@ def is_locked(path: Path) -> bool | None:
     While this tests a lock that nobody holds, for some microseconds, another process cannot acquire it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO waits for a writer
     except FileNotFoundError:
         return False
     except OSError:

@@ -304,7 +304,7 @@ def _open_folio(folder: Path) -> Dataset:
     try:
         meta = _parse_meta(read_json(path), path)
         content_hash, verify = meta.hash, meta.is_small
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         what = f"{type(error).__name__}: {shorten(str(error))}"
         raise DatasetError(f"{path} is not a valid meta.json of Folio ({what}); prepare the data set again") from None
     try:
@@ -383,9 +383,8 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
     if (folder / "meta.pkl").exists():
         tokenizer = nanogpt_tokenizer(folder / "meta.pkl")
         vocab_size = tokenizer.vocab_size
-    content_hash = _hash_ends([train, val])
-    splits = ([_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val))
-    return Dataset(folder, *splits, vocab_size, content_hash, tokenizer)
+    splits = [[_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val)]  # which checks the files
+    return Dataset(folder, *splits, vocab_size, _hash_ends([train, val]), tokenizer)
 
 
 def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenizer:
@@ -471,11 +470,19 @@ def _open_llmc(folder: Path) -> Dataset:
 
 
 def _has_llmc_header(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with open(path, "rb") as file:
         return file.read(4) == LLMC_MAGIC.to_bytes(4, "little")
 
 
 def _map_llmc(path: Path) -> Shard:
+    try:
+        check_regular(path)
+    except (OSError, ValueError):
+        raise DatasetError(
+            f"{path} is not a file, but a folder, a device or a link to nothing: remove it, or download it again"
+        ) from None
     header = np.fromfile(path, dtype="<i4", count=LLMC_HEADER)
     if len(header) < LLMC_HEADER:
         raise DatasetError(f"{path} is truncated: it has {header.nbytes:,} bytes, fewer than llm.c's header")
@@ -498,7 +505,8 @@ def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
     """Map a file without a header. Raises DatasetError if it is missing, empty or truncated."""
     size = path.stat().st_size if path.is_file() else None
     if not size:
-        raise DatasetError(f"{path} is {'missing' if size is None else 'empty'}; prepare the data set again")
+        problem = "missing, or not a file" if size is None else "empty"
+        raise DatasetError(f"{path} is {problem}; prepare the data set again")
     if size % dtype.itemsize:
         raise DatasetError(f"{path} has {size:,} bytes, not a whole number of {dtype.name} tokens; it is truncated")
     return _map(path, dtype)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from folio.files import atomic_write
+from folio.files import atomic_write, step_number
 from folio.schedule import Schedule
 
 
@@ -43,8 +43,8 @@ def is_due(step: int, count: int, schedule: Schedule) -> bool:
 def find_snapshots(out_dir: Path) -> dict[int, Path]:
     """The snapshots in a run's folder by their steps, in order."""
     paths = (out_dir / "snapshots").glob("step-*.safetensors")
-    numbered = {path.stem.removeprefix("step-"): path for path in paths}
-    return dict(sorted((int(step), path) for step, path in numbered.items() if step.isdigit()))
+    numbered = {step_number(path.stem): path for path in paths}
+    return dict(sorted((step, path) for step, path in numbered.items() if step is not None))
 
 
 def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from folio import UserError, checkpoint, convert, memory
 from folio.checkpoint import Checkpoint
+from folio.files import check_regular, step_number
 from folio.language_model import LanguageModel
 from folio.metrics import read_lines
 from folio.music import EventFormat
@@ -74,7 +75,7 @@ class ViewedModel:
         """The checkpoints and snapshots of the run by their steps, in order, as they are now."""
         if self.run is None:
             return {}
-        complete = {int(path.name.removeprefix("step-")): path for path in checkpoint.directories(self.run)}
+        complete = {step_number(path.name): path for path in checkpoint.directories(self.run)}
         return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
 
     def steps(self) -> list[int]:
@@ -101,8 +102,9 @@ class ViewedModel:
 
     def _load(self, file: Path) -> GPT:
         try:
+            check_regular(file)
             return self._build(replace(self.saved, path=file, model=load_file(file)))
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise UserError(f"{file} cannot be read: {error}") from None
 
     def _build(self, loaded: Checkpoint) -> GPT:

@@ -224,6 +224,33 @@ def test_damaged_llmc_shards_are_refused(tmp_path, shard, message):
         open_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("target", ["gone", os.devnull, "."])
+def test_what_is_not_a_file_among_llmc_shards_is_refused(target, tmp_path):
+    """A folder or a link to nothing was a traceback, and a FIFO was waited for."""
+    for name in ("x_train_1.bin", "x_val_0.bin"):
+        llmc_shard(tmp_path / name, np.arange(100))
+    (tmp_path / "x_train_2.bin").symlink_to(target)
+    with pytest.raises(DatasetError, match=r"x_train_2\.bin is not a file, but a folder, a device or a link"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.pkl"])
+def test_what_is_not_a_file_in_a_folder_of_nanogpt_is_refused(name, tmp_path):
+    folder = nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": LETTERS}))
+    (folder / name).unlink()
+    (folder / name).symlink_to(os.devnull)
+    with pytest.raises(DatasetError, match=r"not a (regular )?file"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "meta.json", "tokenizer.json"])
+def test_what_is_not_a_file_in_a_data_set_is_refused(name, folder):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(DatasetError, match=r"not a (regular )?file"):
+        open_dataset(folder)
+
+
 def truncate(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
