@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from folio import UserError, tokenizer
-from folio.files import check_regular, read_json, sha256, shorten, shown, step_number, sync, write_json
+from folio.files import check_regular, read_json, sha256, short_repr, shorten, step_number, sync, write_json
 from folio.shards import PromptFormat
 from folio.snapshots import write_snapshot
 from folio.state import SCHEMA
@@ -381,7 +381,7 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
             state = read_json(path / "state.json")
             if state["format_version"] != FORMAT_VERSION:
                 raise CheckpointError(
-                    f"{path}: format version {shown(state['format_version'])} is not {FORMAT_VERSION}"
+                    f"{path}: format version {short_repr(state['format_version'])} is not {FORMAT_VERSION}"
                 )
             if wrong := [name for name, kind in SCHEMA.items() if not isinstance(state.get(name), kind)]:
                 raise CheckpointError(f"{path}: state.json is not as Folio writes it: {', '.join(wrong)}")
@@ -399,7 +399,7 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
 def _check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
     """Raise CheckpointError if a file of a checkpoint is not as the manifest's entry says."""
     if Path(name).name != name:
-        raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {shown(name)}")
+        raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {short_repr(name)}")
     file = folder / name
     if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         what = "has changed since it was written" if file.exists() else "is missing"

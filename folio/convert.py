@@ -23,7 +23,7 @@ from torch import Tensor
 from folio import checkpoint, foreign_tokenizers, memory, pickles
 from folio.checkpoint import Checkpoint, CheckpointError, LazyTensors
 from folio.fetch import hub_model
-from folio.files import MAX_TEXT_BYTES, check_regular, read_json, shorten, shown
+from folio.files import MAX_TEXT_BYTES, check_regular, read_json, short_repr, shorten
 from folio.foreign_tokenizers import check_fields
 from folio.tokenizer import Tokenizer
 from model import ACTIVATIONS, GPT, GPTConfig
@@ -128,13 +128,13 @@ def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = {}
     for name, tensor in _saved_tensors(folder).items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{folder} holds {shown(name)}, which is not a tensor")
+            raise CheckpointError(f"{folder} holds {short_repr(name)}, which is not a tensor")
         if name.endswith(BUFFERS):
             continue
         if name != "lm_head.weight":
             name = f"transformer.{name.removeprefix('transformer.')}"
         if name in tensors:
-            raise CheckpointError(f"{folder} holds {shown(name)} twice, with and without the prefix transformer.")
+            raise CheckpointError(f"{folder} holds {short_repr(name)} twice, with and without the prefix transformer.")
         tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
@@ -150,10 +150,12 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for shard in sorted(set(read_json(index)["weight_map"].values())):
             if Path(shard).name != shard:
-                raise CheckpointError(f"{index} names a file outside its folder: {shown(shard)}")
+                raise CheckpointError(f"{index} names a file outside its folder: {short_repr(shard)}")
             shard_tensors = load_tensors(folder / shard)
             if repeated := tensors.keys() & shard_tensors.keys():
-                raise CheckpointError(f"{folder / shard} holds {shown(min(repeated))}, which another shard also holds")
+                raise CheckpointError(
+                    f"{folder / shard} holds {short_repr(min(repeated))}, which another shard also holds"
+                )
             tensors.update(shard_tensors)
         return tensors
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
@@ -168,15 +170,17 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
         saved = load_pickle(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
         if unknown := arguments.keys() - {*NANOGPT_ARGUMENTS, "dropout"}:
-            raise CheckpointError(f"{path}: model_args has {shown(min(unknown))}, which nanoGPT's GPT does not have")
+            raise CheckpointError(
+                f"{path}: model_args has {short_repr(min(unknown))}, which nanoGPT's GPT does not have"
+            )
         shape = {**{name: arguments[name] for name in NANOGPT_ARGUMENTS}, "activation": NANOGPT_ACTIVATION}
         tensors = {}
         for name, tensor in saved["model"].items():
             if not isinstance(tensor, Tensor):
-                raise CheckpointError(f"{path} holds {shown(name)}, which is not a tensor")
+                raise CheckpointError(f"{path} holds {short_repr(name)}, which is not a tensor")
             name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
             if name in tensors:
-                raise CheckpointError(f"{path} holds {shown(name)} twice, with and without _orig_mod. or module.")
+                raise CheckpointError(f"{path} holds {short_repr(name)} twice, with and without _orig_mod. or module.")
             if not name.endswith(BUFFERS):
                 tensors[name] = tensor
         dataset = config.get("dataset")
@@ -319,7 +323,9 @@ def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
     for tensor in reader.tensors:
         kind = tensor.tensor_type
         if kind not in (Kind.F32, Kind.F16, Kind.BF16):
-            raise CheckpointError(f"{path}: {shown(tensor.name)} is {kind.name}: convert the model to F32, F16 or BF16")
+            raise CheckpointError(
+                f"{path}: {short_repr(tensor.name)} is {kind.name}: convert the model to F32, F16 or BF16"
+            )
         tensors[tensor.name] = torch.from_numpy(np.array(dequantize(tensor.data, kind)))
     return tensors
 
@@ -404,7 +410,7 @@ def _storages(content: pickles.Content) -> dict[str, int]:
     for (identifier,) in content.persistent:
         _, storage, key, _, numel, *_ = identifier
         if type(numel) is not int or numel < 0:
-            raise ValueError(f"a tensor has {shown(numel)} elements")
+            raise ValueError(f"a tensor has {short_repr(numel)} elements")
         storages[key] = max(storages.get(key, 0), numel * STORAGES[storage])
     return storages
 
@@ -430,7 +436,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     """The first line of an error's message, or its beginning."""
     if isinstance(error, KeyError):
-        return f"it has no {shown(error.args[0])}"
+        return f"it has no {short_repr(error.args[0])}"
     return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
@@ -464,7 +470,9 @@ def check_tensors(
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(f"{path} has no {missing[0]}")
     if unknown := [name for name in tensors if name not in shapes]:
-        raise CheckpointError(f"{path} has a tensor {shown(unknown[0])}, which the model of model.py does not have")
+        raise CheckpointError(
+            f"{path} has a tensor {short_repr(unknown[0])}, which the model of model.py does not have"
+        )
     for name, expected in shapes.items():
         if tuple(tensors[name].shape) != expected:
             raise CheckpointError(f"{path}: {name} has the shape {tuple(tensors[name].shape)} instead of {expected}")

@@ -141,7 +141,7 @@ def shorten(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """The repr of a value from a stranger's file, for a message: at most 120 characters, whatever its size."""
     short = reprlib.Repr()
     short.maxlevel, short.maxstring, short.maxother, short.maxlong = 2, 80, 80, 80

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from folio.checkpoint import CheckpointError
-from folio.files import read_json, read_text, shorten, shown
+from folio.files import read_json, read_text, short_repr, shorten
 from folio.shards import nanogpt_tokenizer
 from folio.tokenizer import (
     EOT_TEXT,
@@ -147,8 +147,8 @@ def read_gguf(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
     for i in [fields["tokenizer.ggml.eos_token_id"], *special]:
         if i != len(ranks):
             raise CheckpointError(
-                f"{path}: the token {shown(i)} is special; Folio supports only one special token, the one after the "
-                f"last merge: {len(ranks)}"
+                f"{path}: the token {short_repr(i)} is special; Folio supports only one special token, the one after "
+                f"the last merge: {len(ranks)}"
             )
     return GPT2Tokenizer(ranks)
 
@@ -173,12 +173,12 @@ def ranks_of_merges(source: str, merges: list[list[str]], vocab: dict[str, int])
         elif not merge_applies(*pair, rank, parts):
             problem = "never applies, because earlier merges come first"
         if problem:
-            raise CheckpointError(f"{source}: the merge {shown(' '.join(pair))} {problem}")
+            raise CheckpointError(f"{source}: the merge {short_repr(' '.join(pair))} {problem}")
         rank[token], parts[token] = len(rank), pair
     ranks = [bytes(map(alphabet.__getitem__, token)) for token in rank]
     _check_ids(source, vocab, ranks)
     if missing := rank.keys() - vocab.keys():
-        raise CheckpointError(f"{source}: the vocabulary lacks the token {shown(min(missing))}")
+        raise CheckpointError(f"{source}: the vocabulary lacks the token {short_repr(min(missing))}")
     return ranks
 
 
@@ -205,12 +205,12 @@ def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
     for token, i in ids.items():
         if token not in expected:
             raise CheckpointError(
-                f"{source}: no merge makes the token {shown(token)} (id {shown(i)}), and the only token that "
+                f"{source}: no merge makes the token {short_repr(token)} (id {short_repr(i)}), and the only token that "
                 f"Folio adds is {EOT_TEXT}"
             )
         if i != expected[token]:
             raise CheckpointError(
-                f"{source}: {shown(token)} has the id {shown(i)}, but the order of the merges gives it "
+                f"{source}: {short_repr(token)} has the id {short_repr(i)}, but the order of the merges gives it "
                 f"{expected[token]}"
             )
 
@@ -225,7 +225,7 @@ def check_fields(source: str, fields: dict[str, Any], supported: dict[str, list[
     for name, values in supported.items():
         if name in fields and fields[name] not in values:
             allowed = " or ".join(map(repr, values))
-            raise CheckpointError(f"{source} has {name}={shown(fields[name])}; Folio supports only {allowed}")
+            raise CheckpointError(f"{source} has {name}={short_repr(fields[name])}; Folio supports only {allowed}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from folio.files import shown
+from folio.files import short_repr
 
 MAX_OPCODES = 1 << 20
 MAX_DEPTH = 50  # of values in values
@@ -54,7 +54,7 @@ def check(file: BinaryIO, opcodes: Collection[str] = ALL, names: Collection[str]
         for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
             name = opcode.name
             if name not in opcodes or (name == "GLOBAL" and argument not in names):
-                raise ValueError(f"it uses {name if name not in opcodes else shown(argument)}")
+                raise ValueError(f"it uses {name if name not in opcodes else short_repr(argument)}")
             if count == MAX_OPCODES:
                 raise ValueError(f"it has more than {MAX_OPCODES:,} opcodes")
             if name in SCALARS:

@@ -29,7 +29,7 @@ import numpy as np
 from folio import UserError, pickles
 from folio import tokenizer as tokenizers
 from folio.configurator import ROOT
-from folio.files import check_regular, read_json, sha256, shorten, shown, sync, write_json
+from folio.files import check_regular, read_json, sha256, short_repr, shorten, sync, write_json
 from folio.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 
 FORMAT_VERSION = 2
@@ -324,7 +324,7 @@ def _parse_meta(meta: Any, path: Path) -> _Meta:
     version = meta["format_version"]
     if version != FORMAT_VERSION:
         raise DatasetError(
-            f"{path}: format version {shown(version)} is not {FORMAT_VERSION}; prepare the data set again"
+            f"{path}: format version {short_repr(version)} is not {FORMAT_VERSION}; prepare the data set again"
         )
     dtype = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[meta["dtype"]]
     splits = {
@@ -333,13 +333,13 @@ def _parse_meta(meta: Any, path: Path) -> _Meta:
     }
     prompt_format = meta.get("prompt_format")  # missing in older data sets
     if prompt_format not in (None, *get_args(PromptFormat)):
-        raise ValueError(f"prompt_format is {shown(prompt_format)}")
+        raise ValueError(f"prompt_format is {short_repr(prompt_format)}")
     parsed = _Meta(dtype, int(meta["vocab_size"]), meta["tokenizer"]["sha256"], splits, prompt_format)
     if parsed.vocab_size < 1 or not all(splits.values()):
         raise ValueError("a split or the vocabulary is missing")
     for shard in parsed.shards:
         if Path(shard.file).name != shard.file:
-            raise ValueError(f"it names a file outside its folder: {shown(shard.file)}")
+            raise ValueError(f"it names a file outside its folder: {short_repr(shard.file)}")
     return parsed
 
 
@@ -360,7 +360,7 @@ def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -
     if len(array) != tokens:
         raise DatasetError(
             f"{path} is truncated or not the original file: it has {len(array):,} tokens, but meta.json says "
-            f"{shown(tokens)}; prepare the data set again"
+            f"{short_repr(tokens)}; prepare the data set again"
         )
     if digest is not None and sha256(path) != digest:
         raise DatasetError(
@@ -404,7 +404,7 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
     characters = tokens[:-1] if eot else tokens
     for i, token in enumerate(characters):
         if not isinstance(token, str) or len(token) != 1:
-            what = shown(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
+            what = short_repr(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
             raise DatasetError(
                 f"{meta}: itos maps the id {i} to {what}, but Folio reads only single characters: tokenize the text "
                 f"with prepare/text.py instead"
@@ -421,7 +421,7 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
             )
     rows = table.get("vocab_size", len(tokens))
     if not isinstance(rows, int) or rows < len(tokens):
-        raise DatasetError(f"{meta}: vocab_size is {shown(rows)}, but itos has {len(tokens):,} characters")
+        raise DatasetError(f"{meta}: vocab_size is {short_repr(rows)}, but itos has {len(tokens):,} characters")
     if vocab_size not in (None, rows):
         raise DatasetError(
             f"{meta} has a vocabulary of {rows:,}, but the model has one of {vocab_size:,}: replace it with the "

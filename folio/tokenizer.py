@@ -20,7 +20,7 @@ import numpy as np
 
 from folio import UserError
 from folio.fetch import Url, Wheel, fetch
-from folio.files import read_json, read_text, shorten, shown, step_number
+from folio.files import read_json, read_text, short_repr, shorten, step_number
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
@@ -463,7 +463,7 @@ def from_json(value: Any) -> Tokenizer:
             return KINDS[kind].from_json(value)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"this is not a tokenizer: {shorten(str(error))}") from None
-    raise UserError(f"unknown kind of tokenizer {shown(kind)}: this version has {', '.join(KINDS)}")
+    raise UserError(f"unknown kind of tokenizer {short_repr(kind)}: this version has {', '.join(KINDS)}")
 
 
 def load(path: Path) -> Tokenizer:

@@ -9,7 +9,7 @@ from runs import same_tensors
 
 from folio import checkpoint, convert, runs, tokenizer
 from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError
-from folio.files import is_locked, read_json, sha256, shown, write_json
+from folio.files import is_locked, read_json, sha256, short_repr, write_json
 from folio.snapshots import find_snapshots
 from folio.tokenizer import CharTokenizer
 
@@ -237,9 +237,9 @@ def test_a_huge_json_file_is_not_read(tmp_path, monkeypatch):
 
 def test_a_foreign_value_is_shortened_in_a_message():
     """Python does not print an integer of more than 4,300 digits."""
-    assert shown(["a", -(10**9), None]) == "['a', -1000000000, None]"
+    assert short_repr(["a", -(10**9), None]) == "['a', -1000000000, None]"
     for value in ("x" * 10**6, [["x" * 99] * 99] * 99, {"a" * 999: {"b": {"c": 1}}}, 10**400, 10**5000):
-        assert len(shown(value)) <= 123
+        assert len(short_repr(value)) <= 123
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json", "tokenizer.json"])
