@@ -390,8 +390,8 @@ def _storages_of_zip(path: Path) -> dict[str, int]:
 
 
 def _storages_of_old_format(path: Path) -> dict[str, int]:
-    """As _storages_of_zip, for the format before torch 1.6: a magic number, the version, the machine, the values and
-    the keys of the storages, each a pickle; then the storages.
+    """Check a file of the format before torch 1.6: a magic number, the version, the machine, the values and the keys of
+    the storages, each a pickle; then the storages. Returns the bytes of the storages by their keys. Raises ValueError.
     """
     if tarfile.is_tarfile(path):  # an even older format
         raise ValueError("it is a tar file")

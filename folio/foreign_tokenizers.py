@@ -96,7 +96,7 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
     content = read_json(path)
     if (kind := content["model"].get("type", "BPE")) != "BPE":
         raise CheckpointError(
-            f"{path}: {shorten(str(kind))} is not a byte-level BPE with GPT-2's pre-tokenizer, as Folio reads it"
+            f"{path}: {short_repr(kind)} is not a byte-level BPE with GPT-2's pre-tokenizer, as Folio reads it"
         )
     model, pre_tokenizer, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
     if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
@@ -128,9 +128,10 @@ def read_nanogpt(checkpoint: Path, dataset: str, vocab_size: int) -> Tokenizer:
                 return nanogpt_tokenizer(meta, None if is_gpt2_size(vocab_size) else vocab_size)
     if is_gpt2_size(vocab_size):
         return gpt2_tokenizer()
+    name = shorten(" ".join(dataset.split()), 100) or "NAME"
     raise CheckpointError(
         f"{checkpoint}: a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl lists its characters: "
-        f"put that file into data/{shorten(dataset, 100) or 'NAME'} next to {checkpoint.name}"
+        f"put that file into data/{name} next to {checkpoint.name}"
     )
 
 

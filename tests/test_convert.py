@@ -442,7 +442,7 @@ TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normal
         (lambda c: c["pre_tokenizer"].update(use_regex=False), NOT_GPT2),
         (lambda c: c.update(normalizer={"type": "Lowercase"}), NOT_GPT2),
         (lambda c: c["model"].update(dropout=0.1), NOT_GPT2),
-        (lambda c: c["model"].update(type="Unigram"), "Unigram is not a byte-level BPE with GPT-2's pre-tokenizer"),
+        (lambda c: c["model"].update(type="Unigram"), "'Unigram' is not a byte-level BPE with GPT-2's pre-tokenizer"),
         (
             lambda c: c["post_processor"].update(special_tokens={"<s>": {}}),
             "a post_processor that adds tokens to each text",
