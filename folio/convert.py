@@ -345,7 +345,7 @@ def gguf_names(n_layer: int) -> dict[str, str]:
 
 
 def load_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises ValueError if it is not a regular file."""
+    """The tensors of a safetensors file. Raises OSError if it is not a regular file."""
     check_regular(path)
     return load_file(path)
 

@@ -118,20 +118,19 @@ def sync(path: Path) -> None:
 
 
 def check_regular(path: Path, max_bytes: int | None = None) -> None:
-    """Raise ValueError unless `path` is a regular file of at most `max_bytes`, or a link to one; OSError if it is
-    missing.
+    """Raise OSError unless `path` is a regular file or a link to one, and ValueError if it has more than `max_bytes`.
 
     Opening a FIFO would wait for a writer, and reading /dev/zero would never end.
     """
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
-        raise ValueError(f"{path.name} is not a regular file")
+        raise OSError(f"{path.name} is not a regular file")
     if max_bytes is not None and info.st_size > max_bytes:
         raise ValueError(f"{path.name} has {info.st_size:,} bytes; the limit for this file is {max_bytes:,}")
 
 
 def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """The text of a regular file. Raises ValueError for another file, a larger one, or one that is not UTF-8."""
+    """The text of a file. Raises OSError unless it is a regular one, and ValueError if it is larger or not UTF-8."""
     check_regular(path, max_bytes)
     return path.read_text(encoding="utf-8")
 
@@ -163,7 +162,7 @@ def step_number(name: str) -> int | None:
 def sha256(path: Path) -> str:
     """The sha256 of a file in hexadecimal, computed without reading the whole file into memory.
 
-    Raises ValueError if it is not a regular file.
+    Raises OSError.
     """
     check_regular(path)
     digest = hashlib.sha256()
@@ -184,7 +183,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
-    Raises ValueError unless it is a regular file of at most MAX_TEXT_BYTES, and JSON that is not nested too deeply.
+    Raises OSError unless it is a regular file, and ValueError if it has more than MAX_TEXT_BYTES, is not JSON, or is
+    nested too deeply.
     """
     try:
         return json.loads(read_text(path))

@@ -479,7 +479,7 @@ def _has_llmc_header(path: Path) -> bool:
 def _map_llmc(path: Path) -> Shard:
     try:
         check_regular(path)
-    except (OSError, ValueError):
+    except OSError:
         raise DatasetError(
             f"{path} is not a file, but a folder, a device or a link to nothing: remove it, or download it again"
         ) from None

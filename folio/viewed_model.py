@@ -104,7 +104,7 @@ class ViewedModel:
         try:
             check_regular(file)
             return self._build(replace(self.saved, path=file, model=load_file(file)))
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, SafetensorError) as error:
             raise UserError(f"{file} cannot be read: {error}") from None
 
     def _build(self, loaded: Checkpoint) -> GPT:

@@ -220,7 +220,7 @@ def test_only_regular_files_are_read(tmp_path):
     (tmp_path / "device").symlink_to(os.devnull)
     for path in tmp_path.iterdir():
         for read in (read_json, sha256):
-            with pytest.raises(ValueError, match=f"{path.name} is not a regular file"):
+            with pytest.raises(OSError, match=f"{path.name} is not a regular file"):
                 read(path)
     (tmp_path / "file").write_text("[1]")
     (tmp_path / "link").symlink_to(tmp_path / "file")
