@@ -18,7 +18,6 @@ docs/checkpoints.md describes each file.
 
 import errno
 import os
-import re
 import shutil
 import sys
 import threading
@@ -35,7 +34,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from folio import UserError, tokenizer
-from folio.files import FolderWatch, json_bytes, read_json, sha256, sync, write_json
+from folio.files import (
+    FolderWatch,
+    check_regular,
+    json_bytes,
+    read_json,
+    sha256,
+    short_repr,
+    shorten,
+    step_number,
+    sync,
+    write_json,
+)
 from folio.shards import PromptFormat
 from folio.snapshots import write_snapshot
 from folio.state import wrong_values
@@ -356,8 +366,8 @@ def clear_unfinished(out_dir: Path) -> None:
 
 def directories(out_dir: Path) -> list[Path]:
     """The checkpoints in a run's folder, oldest first."""
-    numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdigit()]
-    return sorted(numbered, key=lambda path: int(path.name.removeprefix("step-")))
+    numbered = [path for path in out_dir.glob("step-*") if path.is_dir() and step_number(path.name) is not None]
+    return sorted(numbered, key=lambda path: step_number(path.name))
 
 
 def newest_first(out_dir: Path) -> list[Path]:
@@ -431,7 +441,7 @@ class RunFolder:
             for path, state in states.items()
             if 0 < state["best_step"] == state["step"] and state.get("run_id") == last.get("run_id")
         }
-        damaged = [path for path in self.paths if path not in states and _step_of(path) == last["best_step"]]
+        damaged = [path for path in self.paths if path not in states and step_number(path.name) == last["best_step"]]
         return [*damaged, *sorted(losses, key=losses.__getitem__)]
 
     def candidates(self, which: str) -> list[Path]:
@@ -528,18 +538,12 @@ def _read_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     _check_file(path, "state.json", manifest["state.json"])
     state = read_json(path / "state.json")
     if state["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(f"{path}: format version {state['format_version']} is not {FORMAT_VERSION}")
+        raise CheckpointError(f"{path}: format version {short_repr(state['format_version'])} is not {FORMAT_VERSION}")
     if wrong := wrong_values(state):
         raise CheckpointError(f"{path}: state.json is not as Folio writes it: {', '.join(wrong)}")
-    if _step_of(path) not in (None, state["step"]):
+    if step_number(path.name) not in (None, state["step"]):  # None: it is a copy with another name
         raise CheckpointError(f"{path} holds step {state['step']:,}: it was renamed, or replaced by another")
     return state
-
-
-def _step_of(path: Path) -> int | None:
-    """The step in the name of a checkpoint's directory; None for any other name, as of a copy."""
-    match = re.fullmatch(r"step-([0-9]+)", path.name)
-    return int(match[1]) if match else None
 
 
 def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
@@ -554,6 +558,7 @@ def _read(path: Path, optimizer: bool, lazy: bool) -> Checkpoint:
             saved_tokenizer = tokenizer.from_json(read_json(path / "tokenizer.json"))
             for check in checks.values():
                 check.result()
+        check_regular(path / "model.safetensors")
         load_tensors = LazyTensors.of_file if lazy else load_file
         return Checkpoint(path, load_tensors(path / "model.safetensors"), saved_tokenizer, state)
 
@@ -566,13 +571,13 @@ def _damage(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing: this checkpoint is damaged") from None
     except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged: {error or type(error).__name__}") from None
+        raise CheckpointError(f"{path} is damaged: {shorten(str(error)) or type(error).__name__}") from None
 
 
 def _check_file(folder: Path, name: str, entry: dict[str, Any]) -> None:
     """Raise CheckpointError if a file of a checkpoint is not as the manifest's entry says."""
     if Path(name).name != name:
-        raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {name}")
+        raise CheckpointError(f"{folder}: manifest.json names a file outside its folder: {short_repr(name)}")
     file = folder / name
     if not file.exists() or file.stat().st_size != entry["bytes"] or sha256(file) != entry["sha256"]:
         what = "has changed since it was written" if file.exists() else "is missing"

@@ -27,10 +27,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from folio import UserError
+from folio.files import read_text, short_repr, shorten
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND_LINE = "command line"
 Config = TypeVar("Config", bound="Settings")
+MAX_CONFIG_BYTES = 1 << 16  # of a config file, and the characters of a text in it
+MAX_ASSIGNMENTS = 1000  # in a config file
+MAX_NESTING = 50  # levels of an expression
+MAX_DIGITS = 100  # of an integer; Python does not print one of more than 4,300
 type_hints = functools.cache(get_type_hints)  # of a class; they take half a millisecond
 
 # Types with rules, for the fields of settings.
@@ -119,7 +124,7 @@ def load(cls: type[Config], argv: list[str]) -> Config:
                 overridden[name] = values[name]
             values[name], origins[name] = new, origin
         except (ValueError, OverflowError):
-            errors.append(f"{origin}: {name}={value}: it takes {_describe(hints[name])}")
+            errors.append(f"{origin}: {name}={shorten(str(value))}: it takes {_describe(hints[name])}")
 
     for option, text in _split_options(argv, hints, errors):
         if option:
@@ -181,7 +186,7 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
         try:
             typed[name] = _coerce(values[name], hints[name])
         except (ValueError, OverflowError):
-            raise ConfigError(f"{name}={values[name]!r}: it takes {_describe(hints[name])}") from None
+            raise ConfigError(f"{name}={short_repr(values[name])}: it takes {_describe(hints[name])}") from None
     config = cls(**typed)
     check(config)
     return config
@@ -190,7 +195,7 @@ def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
 def _not_a_setting(cls: type[Settings], name: str) -> str:
     meant = cls.other_names.get(name)
     hint = f"; write --{meant}" if meant else _did_you_mean(name, cls.__dataclass_fields__)
-    return f"{name} is not a setting{hint}"
+    return f"{shorten(name)} is not a setting{hint}"
 
 
 def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str]) -> Iterator[tuple[str | None, str]]:
@@ -238,7 +243,7 @@ def _describe_setting(config: Settings, name: str) -> str:
     value = getattr(config, name)
     if isinstance(value, tuple):
         value = " ".join(value) or None
-    shown = f"{name}: " if value is None else f"{name}={value}: "
+    shown = f"{name}: " if value is None else f"{name}={shorten(str(value))}: "
     return f"{config.origins[name]}: {shown}" if name in config.origins else shown
 
 
@@ -313,15 +318,15 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
 
 def find_config(name: str) -> Path | None:
     """A config file by its path from the working directory, or else from Folio's folder."""
-    return next((path for path in (Path(name), ROOT / name) if path.is_file()), None)
+    return next((path for path in (Path(name), ROOT / name) if os.path.isfile(path)), None)
 
 
 def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
-    if "out_dir" in hints and name and Path(name).is_dir():
+    if "out_dir" in hints and name and os.path.isdir(name):
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
-    return f"command line: no config file {name} exists{hint}"
+    return f"command line: no config file {shorten(name)} exists{hint}"
 
 
 _OPERATORS = {
@@ -341,28 +346,42 @@ _OPERATORS = {
 def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) -> list[tuple[str, Any, int]]:
     """The assignments (name, value, line) of a config file; messages about other statements go to `errors`."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=shown)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        content = read_text(path, MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
+        errors.append(f"{shown}:1: {error}; a config file is a short text of assignments")
+        return []
+    try:
+        tree = ast.parse(content, filename=shown)
+    except (RecursionError, MemoryError):
+        errors.append(f"{shown}:1: an expression has too many operators or parentheses")
+        return []
+    except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         errors.append(f"{shown}:{line}: this is not Python: {getattr(error, 'msg', error)}")
+        return []
+    lines = [node.lineno for node in tree.body for _ in getattr(node, "targets", [node])]
+    if len(lines) > MAX_ASSIGNMENTS:
+        errors.append(f"{shown}:{lines[MAX_ASSIGNMENTS]}: a config file has at most {MAX_ASSIGNMENTS:,} assignments")
         return []
     scope, assignments = dict(values), []
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             continue  # a docstring
-        if ast.unparse(node) == "import time":
+        if isinstance(node, ast.Import) and [(alias.name, alias.asname) for alias in node.names] == [("time", None)]:
             continue  # nanoGPT's finetune_shakespeare.py names its wandb run with str(time.time())
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             targets = [node.target]
         else:
             targets = node.targets if isinstance(node, ast.Assign) else []
         try:
+            if _is_nested_deeply(node):
+                raise ValueError(f"it has more than {MAX_NESTING} levels of operators or parentheses")
             if not targets or not all(isinstance(target, ast.Name) for target in targets):
-                raise ValueError(f"`{ast.unparse(node).splitlines()[0]}` is not an assignment to a setting")
+                raise ValueError(f"{_source(node)} is not an assignment to a setting")
             value = _evaluate(node.value, scope)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             rule = "a config file holds assignments of constants, arithmetic and names defined above"
-            errors.append(f"{shown}:{node.lineno}: {error}; {rule}")
+            errors.append(f"{shown}:{node.lineno}: {shorten(str(error))}; {rule}")
             continue
         for target in targets:
             scope[target.id] = value
@@ -371,15 +390,37 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
     return assignments
 
 
+def _source(node: ast.AST) -> str:
+    """The first line of a statement or expression, for a message."""
+    return f"`{shorten(ast.unparse(node).splitlines()[0], 100)}`"
+
+
+def _is_nested_deeply(node: ast.AST) -> bool:
+    """Whether a statement has more than MAX_NESTING levels."""
+    level = [node]
+    for _ in range(MAX_NESTING + 2):  # the statement and its innermost constants
+        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
+    return bool(level)
+
+
 def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
-    """The value of a constant expression. Raises ValueError for anything else."""
+    """The value of a constant expression. Raises ValueError for anything else, and for a value that is too large."""
+    value = _compute(node, scope)
+    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+        raise ValueError(f"the number has more than {MAX_DIGITS} digits")
+    if isinstance(value, str) and len(value) > MAX_CONFIG_BYTES:
+        raise ValueError(f"the text has more than {MAX_CONFIG_BYTES:,} characters")
+    return value
+
+
+def _compute(node: ast.expr, scope: dict[str, Any]) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
         return node.value
-    if ast.unparse(node) == "str(time.time())":
+    if isinstance(node, ast.Call) and ast.unparse(node) == "str(time.time())":
         return str(time.time())
     if isinstance(node, ast.Name):
         if node.id not in scope:
-            raise ValueError(f"`{node.id}` is not defined above")
+            raise ValueError(f"{_source(node)} is not defined above")
         return scope[node.id]
     if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_evaluate(node.operand, scope))
@@ -388,9 +429,9 @@ def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
         numbers = all(isinstance(side, (int, float)) and abs(side) < 1e18 for side in (left, right))
         concatenates = isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str)
         if not (numbers or concatenates) or (isinstance(node.op, ast.Pow) and abs(right) > 64):
-            raise ValueError(f"`{ast.unparse(node)}` is not arithmetic with numbers of ordinary size")
+            raise ValueError(f"{_source(node)} is not arithmetic with numbers of ordinary size")
         return _OPERATORS[type(node.op)](left, right)
-    raise ValueError(f"`{ast.unparse(node)}` is not a constant")
+    raise ValueError(f"{_source(node)} is not a constant")
 
 
 # --- types ------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """Reads checkpoints of other programs: Hugging Face's GPT-2, nanoGPT's ckpt.pt, llama.cpp's GGUF.
 
-No code in these files is run: tensors are safetensors or GGUF, or pickles that torch opens with weights_only=True.
-A file that asks for anything that Folio computes differently is refused.
+No code in these files is run: tensors are safetensors or GGUF, or pickles that torch opens with weights_only=True after
+folio/pickles.py has checked them. A file that asks for anything that Folio computes differently is refused.
 """
 
+import io
 import re
+import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from struct import unpack_from
 from typing import Any
 
 import numpy as np
@@ -17,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from folio import checkpoint, foreign_tokenizers, memory
+from folio import checkpoint, foreign_tokenizers, memory, pickles
 from folio.checkpoint import Checkpoint, CheckpointError, LazyTensors
 from folio.fetch import hub_model
-from folio.files import read_json
+from folio.files import MAX_TEXT_BYTES, check_regular, read_json, short_repr, shorten
 from folio.foreign_tokenizers import check_fields
 from folio.tokenizer import Tokenizer
 from model import ACTIVATIONS, GPT, GPTConfig
@@ -36,6 +39,31 @@ NANOGPT_ACTIVATION = "gelu"  # the only one that nanoGPT computes
 LLAMA_CPP_ACTIVATION = "gelu_new"  # the only one that llama.cpp computes for GPT-2
 NANOGPT_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")  # of its GPTConfig; and dropout
 LAYER_NORM_EPSILON = 1e-5  # as in torch.nn.LayerNorm and model.py
+
+# --- GGUF ---
+GGUF_FIELDS = (  # that are read
+    *("general.architecture", "gpt2.attention.layer_norm_epsilon", "gpt2.attention.causal", "gpt2.context_length"),
+    *("gpt2.block_count", "gpt2.attention.head_count", "gpt2.embedding_length"),
+    *(f"tokenizer.ggml.{name}" for name in ("model", "pre", "add_bos_token", "add_eos_token")),
+    *(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "eos_token_id")),
+)
+GGUF_NAMES = 1 << 14  # fields, or tensors; a GPT of 1,000 layers has 12,000 tensors
+GGUF_ELEMENTS = 1 << 21  # of an array
+
+# --- pickles of torch.save ---
+PICKLE_BYTES = 1 << 24  # 16 MiB, without the tensors' data
+STORAGES = {  # the storages that a pickle may name -> bytes per element
+    **dict.fromkeys(("torch DoubleStorage", "torch LongStorage"), 8),
+    **dict.fromkeys(("torch FloatStorage", "torch IntStorage"), 4),
+    **dict.fromkeys(("torch HalfStorage", "torch BFloat16Storage", "torch ShortStorage"), 2),
+    **dict.fromkeys(("torch ByteStorage", "torch CharStorage", "torch BoolStorage"), 1),
+}
+NAMES = {
+    *STORAGES,
+    *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "parameter")),
+    *("torch Size", "torch device", "torch float32", "torch float16", "torch bfloat16"),
+    pickles.ORDERED_DICT,
+}
 
 
 def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
@@ -99,19 +127,21 @@ def hugging_face_tensors(folder: Path) -> dict[str, Tensor]:
     """
     tensors = {}
     for name, tensor in _saved_tensors(folder).items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{folder} holds {short_repr(name)}, which is not a tensor")
         if name.endswith(BUFFERS):
             continue
         if name != "lm_head.weight":
             name = f"transformer.{name.removeprefix('transformer.')}"
         if name in tensors:
-            raise CheckpointError(f"{folder} holds {name!r} twice, with and without the prefix transformer.")
+            raise CheckpointError(f"{folder} holds {short_repr(name)} twice, with and without the prefix transformer.")
         tensors[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     return tensors
 
 
 def _saved_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of model.safetensors or pytorch_model.bin, or of the shards that its index lists."""
-    for name, load_tensors in (("model.safetensors", load_file), ("pytorch_model.bin", load_pickle)):
+    for name, load_tensors in (("model.safetensors", load_safetensors), ("pytorch_model.bin", load_pickle)):
         if (folder / name).exists():
             return load_tensors(folder / name)
         index = folder / f"{name}.index.json"
@@ -120,10 +150,12 @@ def _saved_tensors(folder: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for shard in sorted(set(read_json(index)["weight_map"].values())):
             if Path(shard).name != shard:
-                raise CheckpointError(f"{index} names a file outside its folder: {shard!r}")
+                raise CheckpointError(f"{index} names a file outside its folder: {short_repr(shard)}")
             shard_tensors = load_tensors(folder / shard)
             if repeated := tensors.keys() & shard_tensors.keys():
-                raise CheckpointError(f"{folder / shard} holds {min(repeated)!r}, which another shard also holds")
+                raise CheckpointError(
+                    f"{folder / shard} holds {short_repr(min(repeated))}, which another shard also holds"
+                )
             tensors.update(shard_tensors)
         return tensors
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
@@ -138,17 +170,22 @@ def from_nanogpt(path: Path, lazy: bool = False) -> Checkpoint:
         saved = load_pickle(path)
         arguments, config = saved["model_args"], saved.get("config") or {}
         if unknown := arguments.keys() - {*NANOGPT_ARGUMENTS, "dropout"}:
-            raise CheckpointError(f"{path}: model_args has {min(unknown)!r}, which nanoGPT's GPT does not have")
+            raise CheckpointError(
+                f"{path}: model_args has {short_repr(min(unknown))}, which nanoGPT's GPT does not have"
+            )
         shape = {**{name: arguments[name] for name in NANOGPT_ARGUMENTS}, "activation": NANOGPT_ACTIVATION}
         tensors = {}
         for name, tensor in saved["model"].items():
+            if not isinstance(tensor, Tensor):
+                raise CheckpointError(f"{path} holds {short_repr(name)}, which is not a tensor")
             name = re.sub(r"^(_orig_mod\.|module\.)*", "", name)
             if name in tensors:
-                raise CheckpointError(f"{path} holds {name!r} twice, with and without the prefix _orig_mod. or module.")
+                raise CheckpointError(f"{path} holds {short_repr(name)} twice, with and without _orig_mod. or module.")
             if not name.endswith(BUFFERS):
                 tensors[name] = tensor
-        dataset = str(config.get("dataset") or "")
-        tokenizer = foreign_tokenizers.read_nanogpt(path, dataset, shape["vocab_size"])
+        dataset = config.get("dataset")
+        named = dataset if isinstance(dataset, str) else ""
+        tokenizer = foreign_tokenizers.read_nanogpt(path, named, shape["vocab_size"])
         return _checkpoint(path, shape, tensors, tokenizer, lazy)
 
 
@@ -159,7 +196,7 @@ def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
     """A GGUF file of GPT-2's architecture, with its tokenizer; weights in F32, F16 or BF16, not quantized."""
     with _reading(path, "a GGUF file of GPT-2"):
         reader = _open_gguf(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
+        fields = {name: _gguf_value(reader, name) for name in GGUF_FIELDS if name in reader.fields}
         supported = {
             "general.architecture": ["gpt2"],
             "gpt2.attention.layer_norm_epsilon": [float(np.float32(LAYER_NORM_EPSILON))],
@@ -187,20 +224,61 @@ def from_gguf(path: Path, lazy: bool = False) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Any:
-    """The package gguf's reader, with every read checked against the end of the file. Raises ValueError.
+    """The package gguf's reader, with every read checked against the end of the file, and with arrays as arrays. Raises
+    ValueError.
 
-    The package takes what is past the end as empty, and so loops as often as a damaged count says. All its reads use
-    the private method _get, which is overridden here; test_a_small_file_with_a_huge_array_ends fails if a later version
-    no longer calls it.
+    The package takes what is past the end as empty, and so loops as often as a damaged count says; and it makes an
+    object of 800 bytes for each element of an array. All its reads use the private method _get, which is overridden
+    here; test_a_small_file_with_a_huge_array_ends fails if a later version no longer calls it.
     """
-    from gguf import GGUFReader
+    from gguf import GGUFReader, GGUFValueType
 
     class BoundedReader(GGUFReader):
         def _get(self, offset: int, dtype: Any, count: int = 1, *rest: Any, **named: Any) -> Any:
-            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise ValueError(f"it ends at byte {len(self.data):,}, in the middle of a value")
+            self._check_end(offset + int(count) * np.dtype(dtype).itemsize)
             return super()._get(offset, dtype, count, *rest, **named)
 
+        def _check_end(self, offset: int) -> None:
+            if offset > len(self.data):
+                raise ValueError(f"it ends at byte {len(self.data):,}, in the middle of a value")
+
+        def _get_field_parts(self, offset: int, kind: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+            """The bytes of a value, its parts, which of them are data, and its types. An array is one part."""
+            if kind != GGUFValueType.ARRAY:
+                return super()._get_field_parts(offset, kind)
+            inner, count = GGUFValueType(self._get(offset, np.uint32)[0]), int(self._get(offset + 4, np.uint64)[0])
+            start = offset + 12
+            if inner == GGUFValueType.STRING:
+                part, end = self._find_strings(start, count)
+            elif inner in self.gguf_scalar_to_np:
+                part = self._get(start, self.gguf_scalar_to_np[inner], count)
+                end = start + part.nbytes
+            else:
+                raise ValueError("it has an array of arrays")
+            return end - offset, [part], [0], [GGUFValueType.ARRAY, inner]
+
+        def _find_strings(self, offset: int, count: int) -> tuple[np.ndarray, int]:
+            """The first byte and the end of each string of an array, (N, 2), and the end of the array."""
+            self._check_end(offset + 8 * count)
+            _check_count("strings in an array", count, GGUF_ELEMENTS)
+            bounds = np.empty((count, 2), np.int64)
+            for i in range(count):
+                self._check_end(offset + 8)
+                start = offset + 8
+                offset = start + unpack_from("=Q", self.data, offset)[0]
+                self._check_end(offset)
+                bounds[i] = start, offset
+            return bounds, offset
+
+        def _build_fields(self, offset: int, count: int) -> int:
+            _check_count("fields", count, GGUF_NAMES)
+            return super()._build_fields(offset, count)
+
+        def _build_tensor_info(self, offset: int, count: int) -> Any:
+            _check_count("tensors", count, GGUF_NAMES)
+            return super()._build_tensor_info(offset, count)
+
+    check_regular(path)
     try:
         with np.errstate(over="raise"):  # of a tensor's offset
             reader = BoundedReader(path)
@@ -213,6 +291,29 @@ def _open_gguf(path: Path) -> Any:
     return reader
 
 
+def _check_count(what: str, count: int, limit: int) -> None:
+    """Raise ValueError if a GGUF file has more of something than the limit."""
+    if count > limit:
+        raise ValueError(f"it has {count:,} {what}, more than {limit:,}")
+
+
+def _gguf_value(reader: Any, name: str) -> Any:
+    """The value of a field. Raises ValueError if it is larger than any model's."""
+    from gguf import GGUFValueType
+
+    field = reader.fields[name]
+    part, kind = field.parts[-1], field.types[-1]
+    is_array, is_text = field.types[0] == GGUFValueType.ARRAY, kind == GGUFValueType.STRING
+    _check_count(f"elements in {name}", len(part) if is_array else 1, GGUF_ELEMENTS)
+    if is_text:
+        size = np.ptp(part) if is_array and len(part) else len(part)
+        _check_count(f"bytes in {name}", size, MAX_TEXT_BYTES)
+    if is_array and is_text:
+        content = memoryview(reader.data)
+        return [str(content[start:end], "utf-8") for start, end in part.tolist()]
+    return part.tolist() if is_array else field.contents()
+
+
 def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
     """The tensors by llama.cpp's names, in float32. Raises CheckpointError for quantized ones."""
     from gguf import GGMLQuantizationType as Kind
@@ -222,7 +323,9 @@ def _gguf_tensors(path: Path, reader: Any) -> dict[str, Tensor]:
     for tensor in reader.tensors:
         kind = tensor.tensor_type
         if kind not in (Kind.F32, Kind.F16, Kind.BF16):
-            raise CheckpointError(f"{path}: {tensor.name!r} is {kind.name}: convert the model to F32, F16 or BF16")
+            raise CheckpointError(
+                f"{path}: {short_repr(tensor.name)} is {kind.name}: convert the model to F32, F16 or BF16"
+            )
         tensors[tensor.name] = torch.from_numpy(np.array(dequantize(tensor.data, kind)))
     return tensors
 
@@ -241,13 +344,75 @@ def gguf_names(n_layer: int) -> dict[str, str]:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises OSError if it is not a regular file."""
+    check_regular(path)
+    return load_file(path)
+
+
 def load_pickle(path: Path) -> dict[str, Any]:
     """The content of a file that torch.save wrote. Raises CheckpointError unless it is tensors and plain values."""
     try:
-        # A zip file is memory-mapped, not read: its records then cannot be compressed, nor longer than the file.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception:  # torch's unpickler raises whatever a damaged file makes its functions raise
-        raise CheckpointError(f"{path} was not opened: it may run code, or is damaged; download it again") from None
+        check_regular(path)
+        is_zip = zipfile.is_zipfile(path)
+        storages = _storages_of_zip(path) if is_zip else _storages_of_old_format(path)
+        if sum(storages.values()) > path.stat().st_size:
+            raise ValueError("its tensors are larger than the file")
+        # A zip file is memory-mapped, not read.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # torch's unpickler raises whatever a damaged file makes its functions raise
+        reason = _first_line(error)
+        raise CheckpointError(
+            f"{path} was not opened: it may run code, or is damaged ({reason}); download it again"
+        ) from None
+
+
+def _storages_of_zip(path: Path) -> dict[str, int]:
+    """Check a zip file of torch.save: its records and its pickle. Returns the bytes of the storages by their keys.
+
+    Raises ValueError. What zipfile reads must be what torch reads: the first record is at byte 0, and no two records
+    have the same name.
+    """
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        pickled = [record for record in records if record.filename.lower().endswith("/data.pkl")]
+        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+            raise ValueError("its records are compressed")
+        if sum(record.file_size for record in records) > path.stat().st_size:
+            raise ValueError("its records are larger than the file")
+        if len(pickled) != 1 or len({record.filename.lower() for record in records}) < len(records):
+            raise ValueError("its records have the same name, or it has no data.pkl")
+        if min(record.header_offset for record in records) != 0:
+            raise ValueError("its first record is not at its beginning")
+        if any(record.file_size > PICKLE_BYTES and "/data/" not in record.filename for record in records):
+            raise ValueError(f"a record that is not a tensor's data has more than {PICKLE_BYTES:,} bytes")
+        return _storages(pickles.check(io.BytesIO(archive.read(pickled[0])), names=NAMES))
+
+
+def _storages_of_old_format(path: Path) -> dict[str, int]:
+    """Check a file of the format before torch 1.6: a magic number, the version, the machine, the values and the keys of
+    the storages, each a pickle; then the storages. Returns the bytes of the storages by their keys. Raises ValueError.
+    """
+    if tarfile.is_tarfile(path):  # an even older format
+        raise ValueError("it is a tar file")
+    with open(path, "rb") as file:
+        content = io.BytesIO(file.read(PICKLE_BYTES))
+    *_, values, keys = [pickles.check(content, names=NAMES) for _ in range(5)]
+    storages = _storages(values)
+    if not isinstance(keys.value, list) or {*keys.value} != storages.keys():
+        raise ValueError("its list of storages is not that of its tensors")
+    return storages
+
+
+def _storages(content: pickles.Content) -> dict[str, int]:
+    """The bytes of the storages that a pickle names, by their keys. Raises ValueError."""
+    storages: dict[str, int] = {}
+    for (identifier,) in content.persistent:
+        _, storage, key, _, numel, *_ = identifier
+        if type(numel) is not int or numel < 0:
+            raise ValueError(f"a tensor has {short_repr(numel)} elements")
+        storages[key] = max(storages.get(key, 0), numel * STORAGES[storage])
+    return storages
 
 
 @contextmanager
@@ -269,10 +434,10 @@ def _reading(path: Path, what: str) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """The first line of an error's message, or its beginning."""
     if isinstance(error, KeyError):
-        return f"it has no {error.args[0]!r}"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"it has no {short_repr(error.args[0])}"
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def _checkpoint(
@@ -305,7 +470,9 @@ def check_tensors(
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(f"{path} has no {missing[0]}")
     if unknown := [name for name in tensors if name not in shapes]:
-        raise CheckpointError(f"{path} has a tensor {unknown[0]!r}, which the model of model.py does not have")
+        raise CheckpointError(
+            f"{path} has a tensor {short_repr(unknown[0])}, which the model of model.py does not have"
+        )
     for name, expected in shapes.items():
         if tuple(tensors[name].shape) != expected:
             raise CheckpointError(f"{path}: {name} has the shape {tuple(tensors[name].shape)} instead of {expected}")

@@ -1,4 +1,4 @@
-"""Atomic writes, lock files, checksums and JSON.
+"""Atomic writes, lock files, checksums, JSON, and limits for files from strangers.
 
 A file or folder is written under a temporary name, synced to the disk and then renamed: it is complete or absent.
 """
@@ -7,7 +7,10 @@ import errno
 import hashlib
 import json
 import os
+import re
+import reprlib
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
+
+MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file that is read as a whole; the largest tokenizer.json have about 35 MB
+STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint's folder, and a snapshot's without its suffix
 
 
 @contextmanager
@@ -89,7 +95,7 @@ def is_locked(path: Path) -> bool | None:
     While this tests a lock that nobody holds, for some microseconds, another process cannot acquire it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO waits for a writer
     except FileNotFoundError:
         return False
     except OSError:
@@ -146,8 +152,57 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+# --- files from strangers ---------------------------------------------------------------------------------------------
+
+
+def check_regular(path: Path, max_bytes: int | None = None) -> None:
+    """Raise OSError unless `path` is a regular file or a link to one, and ValueError if it has more than `max_bytes`.
+
+    Opening a FIFO would wait for a writer, and reading /dev/zero would never end.
+    """
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(f"{path.name} is not a regular file")
+    if max_bytes is not None and info.st_size > max_bytes:
+        raise ValueError(f"{path.name} has {info.st_size:,} bytes; the limit for this file is {max_bytes:,}")
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """The text of a file. Raises OSError unless it is a regular one, and ValueError if it is larger or not UTF-8."""
+    check_regular(path, max_bytes)
+    return path.read_text(encoding="utf-8")
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    """The text, or its beginning if it is longer than `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def short_repr(value: Any) -> str:
+    """The repr of a value from a stranger's file, for a message: at most 120 characters, whatever its size."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother, short.maxlong = 2, 80, 80, 80
+    try:
+        return shorten(short.repr(value), 120)
+    except ValueError:  # Python does not print an integer of more than 4,300 digits
+        return f"a value of type {type(value).__name__}"
+
+
+def step_number(name: str) -> int | None:
+    """The N of step-N, the name of a checkpoint or snapshot; None for any other name."""
+    match = STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+# --- checksums and JSON -----------------------------------------------------------------------------------------------
+
+
 def sha256(path: Path) -> str:
-    """The sha256 of a file in hexadecimal, computed without reading the whole file into memory."""
+    """The sha256 of a file in hexadecimal, computed without reading the whole file into memory.
+
+    Raises OSError.
+    """
+    check_regular(path)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -170,8 +225,12 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises ValueError if the file is not JSON, or is nested too deeply."""
+    """The value in a JSON file.
+
+    Raises OSError unless it is a regular file, and ValueError if it has more than MAX_TEXT_BYTES, is not JSON, or is
+    nested too deeply.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

@@ -5,12 +5,11 @@ Folio reads characters, bytes, and byte-level BPE with GPT-2's pre-tokenizer, wh
 """
 
 import json
-import reprlib
 from pathlib import Path
 from typing import Any
 
 from folio.checkpoint import CheckpointError
-from folio.files import read_json
+from folio.files import read_json, read_text, short_repr, shorten
 from folio.shards import nanogpt_tokenizer
 from folio.tokenizer import (
     EOT_TEXT,
@@ -84,7 +83,7 @@ def _exported_by_folio(path: Path) -> Tokenizer | None:
 
 def _read_merges(path: Path) -> GPT2Tokenizer:
     """The tokenizer of merges.txt and the vocab.json next to it."""
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]  # the first line is a version
+    lines = read_text(path).splitlines()[1:]  # the first line is a version
     vocab = read_json(path.with_name("vocab.json"))
     source = f"{path.parent}: merges.txt and vocab.json"
     return GPT2Tokenizer(ranks_of_merges(source, [line.split(" ") for line in lines if line], vocab))
@@ -96,7 +95,9 @@ def _read_tokenizer_json(path: Path) -> RankedTokenizer:
     """
     content = read_json(path)
     if (kind := content["model"].get("type", "BPE")) != "BPE":
-        raise CheckpointError(f"{path}: {kind} is not a byte-level BPE with GPT-2's pre-tokenizer, as Folio reads it")
+        raise CheckpointError(
+            f"{path}: {short_repr(kind)} is not a byte-level BPE with GPT-2's pre-tokenizer, as Folio reads it"
+        )
     model, pre_tokenizer, post = content["model"], content["pre_tokenizer"], content.get("post_processor") or {}
     if post.get("special_tokens") or post.get("type") not in (None, "ByteLevel", "TemplateProcessing"):
         raise CheckpointError(f"{path} has a post_processor that adds tokens to each text; Folio adds none")
@@ -127,9 +128,10 @@ def read_nanogpt(checkpoint: Path, dataset: str, vocab_size: int) -> Tokenizer:
                 return nanogpt_tokenizer(meta, None if is_gpt2_size(vocab_size) else vocab_size)
     if is_gpt2_size(vocab_size):
         return gpt2_tokenizer()
+    name = shorten(" ".join(dataset.split()), 100) or "NAME"
     raise CheckpointError(
         f"{checkpoint}: a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl lists its characters: "
-        f"put that file into data/{dataset or 'NAME'} next to {checkpoint.name}"
+        f"put that file into data/{name} next to {checkpoint.name}"
     )
 
 
@@ -146,8 +148,8 @@ def read_gguf(path: Path, fields: dict[str, Any]) -> GPT2Tokenizer:
     for i in [fields["tokenizer.ggml.eos_token_id"], *special]:
         if i != len(ranks):
             raise CheckpointError(
-                f"{path}: the token {i!r} is special; Folio supports only one special token, the one after the last "
-                f"merge: {len(ranks)}"
+                f"{path}: the token {short_repr(i)} is special; Folio supports only one special token, the one after "
+                f"the last merge: {len(ranks)}"
             )
     return GPT2Tokenizer(ranks)
 
@@ -166,16 +168,18 @@ def ranks_of_merges(source: str, merges: list[list[str]], vocab: dict[str, int])
     rank = {token: i for i, token in enumerate(sorted(alphabet, key=lambda letter: vocab.get(letter, 256)))}
     parts: dict[str, list[str]] = {}  # the two parts of each merged token
     for pair in merges:
-        token, shown = "".join(pair), repr(" ".join(pair))
+        token, problem = "".join(pair), None
         if len(pair) != 2 or not rank.keys() >= set(pair) or token in rank:
-            raise CheckpointError(f"{source}: the merge {shown} does not make a new token from two earlier tokens")
-        if not merge_applies(*pair, rank, parts):
-            raise CheckpointError(f"{source}: the merge {shown} never applies, because earlier merges come first")
+            problem = "does not make a new token from two earlier tokens"
+        elif not merge_applies(*pair, rank, parts):
+            problem = "never applies, because earlier merges come first"
+        if problem:
+            raise CheckpointError(f"{source}: the merge {short_repr(' '.join(pair))} {problem}")
         rank[token], parts[token] = len(rank), pair
     ranks = [bytes(map(alphabet.__getitem__, token)) for token in rank]
     _check_ids(source, vocab, ranks)
     if missing := rank.keys() - vocab.keys():
-        raise CheckpointError(f"{source}: the vocabulary lacks the token {min(missing)!r}")
+        raise CheckpointError(f"{source}: the vocabulary lacks the token {short_repr(min(missing))}")
     return ranks
 
 
@@ -202,12 +206,13 @@ def _check_ids(source: str, ids: dict[str, int], ranks: list[bytes]) -> None:
     for token, i in ids.items():
         if token not in expected:
             raise CheckpointError(
-                f"{source}: no merge makes the token {token!r} (id {i!r}), and the only token that Folio adds is "
-                f"{EOT_TEXT}"
+                f"{source}: no merge makes the token {short_repr(token)} (id {short_repr(i)}), and the only token that "
+                f"Folio adds is {EOT_TEXT}"
             )
         if i != expected[token]:
             raise CheckpointError(
-                f"{source}: {token!r} has the id {i!r}, but the order of the merges gives it {expected[token]}"
+                f"{source}: {short_repr(token)} has the id {short_repr(i)}, but the order of the merges gives it "
+                f"{expected[token]}"
             )
 
 
@@ -221,7 +226,7 @@ def check_fields(source: str, fields: dict[str, Any], supported: dict[str, list[
     for name, values in supported.items():
         if name in fields and fields[name] not in values:
             allowed = " or ".join(map(repr, values))
-            raise CheckpointError(f"{source} has {name}={reprlib.repr(fields[name])}; Folio supports only {allowed}")
+            raise CheckpointError(f"{source} has {name}={short_repr(fields[name])}; Folio supports only {allowed}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def _drop_lines_after(path: Path, step: int) -> None:
 
 
 def _complete_lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
 
 
 def _parse(content: bytes) -> dict[str, Any] | None:

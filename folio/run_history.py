@@ -13,7 +13,7 @@ from torch import Tensor
 from folio import UserError, checkpoint, configurator, convert, distributed
 from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError, precedes
 from folio.configurator import Config, ConfigError
-from folio.files import read_json
+from folio.files import read_json, step_number
 from folio.runs import LOGGED, is_logged, read_metrics
 from folio.runtime import Runtime
 from folio.start import INEXACT, versions
@@ -86,7 +86,7 @@ class History(Generic[Config]):
         if self.newest.state["step"] < step:
             return self.newest
         for path in checkpoint.newest_first(self.folder):
-            if int(path.name.removeprefix("step-")) >= min(step, self.newest.state["step"]):
+            if step_number(path.name) >= min(step, self.newest.state["step"]):
                 continue
             try:
                 saved = checkpoint.load(path)

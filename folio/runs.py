@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -15,7 +14,7 @@ import torch
 
 from folio import UserError, checkpoint
 from folio.checkpoint import CheckpointError
-from folio.files import is_locked, read_json
+from folio.files import is_locked, read_json, step_number
 from folio.metrics import read_lines
 from folio.shards import has_data
 from model import GPT, GPTConfig
@@ -73,7 +72,7 @@ def runs_under(folder: Path) -> list[Path]:
         if is_run(path):
             runs.append(path)
         for entry in entries:
-            if entry.name.startswith(".") or re.fullmatch(r"step-\d+", entry.name):
+            if entry.name.startswith(".") or step_number(entry.name) is not None:
                 continue
             if entry.is_symlink():
                 links.append(path / entry.name)

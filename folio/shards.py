@@ -19,8 +19,6 @@ import hashlib
 import io
 import os
 import pickle
-import pickletools
-import reprlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +26,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from folio import UserError
+from folio import UserError, pickles
 from folio import tokenizer as tokenizers
 from folio.configurator import ROOT
-from folio.files import read_json, sha256, sync, write_json
+from folio.files import check_regular, read_json, sha256, short_repr, shorten, sync, write_json
 from folio.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 
 FORMAT_VERSION = 2
@@ -306,8 +304,8 @@ def _open_folio(folder: Path) -> Dataset:
     try:
         meta = _parse_meta(read_json(path), path)
         content_hash, verify = meta.hash, meta.is_small
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        what = f"{type(error).__name__}: {error}"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        what = f"{type(error).__name__}: {shorten(str(error))}"
         raise DatasetError(f"{path} is not a valid meta.json of Folio ({what}); prepare the data set again") from None
     try:
         tokenizer = tokenizers.load(folder)
@@ -325,7 +323,9 @@ def _parse_meta(meta: Any, path: Path) -> _Meta:
     """Check the content of meta.json. Raises DatasetError for another version, and many errors for other content."""
     version = meta["format_version"]
     if version != FORMAT_VERSION:
-        raise DatasetError(f"{path}: format version {version} is not {FORMAT_VERSION}; prepare the data set again")
+        raise DatasetError(
+            f"{path}: format version {short_repr(version)} is not {FORMAT_VERSION}; prepare the data set again"
+        )
     dtype = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[meta["dtype"]]
     splits = {
         split: [_ShardEntry(s["file"], s["tokens"], s["sha256"], s.get("mask_sha256")) for s in meta["splits"][split]]
@@ -333,13 +333,13 @@ def _parse_meta(meta: Any, path: Path) -> _Meta:
     }
     prompt_format = meta.get("prompt_format")  # missing in older data sets
     if prompt_format not in (None, *get_args(PromptFormat)):
-        raise ValueError(f"prompt_format is {prompt_format!r}")
+        raise ValueError(f"prompt_format is {short_repr(prompt_format)}")
     parsed = _Meta(dtype, int(meta["vocab_size"]), meta["tokenizer"]["sha256"], splits, prompt_format)
     if parsed.vocab_size < 1 or not all(splits.values()):
         raise ValueError("a split or the vocabulary is missing")
     for shard in parsed.shards:
         if Path(shard.file).name != shard.file:
-            raise ValueError(f"it names a file outside its folder: {shard.file!r}")
+            raise ValueError(f"it names a file outside its folder: {short_repr(shard.file)}")
     return parsed
 
 
@@ -359,8 +359,8 @@ def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -
     array = _map_raw(path, dtype)
     if len(array) != tokens:
         raise DatasetError(
-            f"{path} is truncated or not the original file: it has {len(array):,} tokens, but meta.json says {tokens}; "
-            f"prepare the data set again"
+            f"{path} is truncated or not the original file: it has {len(array):,} tokens, but meta.json says "
+            f"{short_repr(tokens)}; prepare the data set again"
         )
     if digest is not None and sha256(path) != digest:
         raise DatasetError(
@@ -383,9 +383,8 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
     if (folder / "meta.pkl").exists():
         tokenizer = nanogpt_tokenizer(folder / "meta.pkl")
         vocab_size = tokenizer.vocab_size
-    content_hash = _hash_ends([train, val])
-    splits = ([_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val))
-    return Dataset(folder, *splits, vocab_size, content_hash, tokenizer)
+    splits = [[_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val)]  # which checks the files
+    return Dataset(folder, *splits, vocab_size, _hash_ends([train, val]), tokenizer)
 
 
 def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenizer:
@@ -405,9 +404,9 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
     characters = tokens[:-1] if eot else tokens
     for i, token in enumerate(characters):
         if not isinstance(token, str) or len(token) != 1:
-            shown = reprlib.repr(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
+            what = short_repr(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
             raise DatasetError(
-                f"{meta}: itos maps the id {i} to {shown}, but Folio reads only single characters: tokenize the text "
+                f"{meta}: itos maps the id {i} to {what}, but Folio reads only single characters: tokenize the text "
                 f"with prepare/text.py instead"
             )
     if len(set(tokens)) != len(tokens):
@@ -422,7 +421,7 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
             )
     rows = table.get("vocab_size", len(tokens))
     if not isinstance(rows, int) or rows < len(tokens):
-        raise DatasetError(f"{meta}: vocab_size is {reprlib.repr(rows)}, but itos has {len(tokens):,} characters")
+        raise DatasetError(f"{meta}: vocab_size is {short_repr(rows)}, but itos has {len(tokens):,} characters")
     if vocab_size not in (None, rows):
         raise DatasetError(
             f"{meta} has a vocabulary of {rows:,}, but the model has one of {vocab_size:,}: replace it with the "
@@ -431,10 +430,6 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
     return CharTokenizer("".join(characters), eot)
 
 
-PLAIN_OPCODES = frozenset(
-    "PROTO FRAME STOP MARK EMPTY_DICT SETITEM SETITEMS MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET "
-    "BININT BININT1 BININT2 BINUNICODE SHORT_BINUNICODE".split()
-)
 PLAIN_BYTES = 1 << 24  # 16 MiB
 
 
@@ -443,20 +438,13 @@ def load_plain_pickle(path: Path) -> dict[str, Any]:
 
     Raises DatasetError for any other opcode, so that the file cannot run code, and for more than 16 MiB.
     """
-    if path.stat().st_size > PLAIN_BYTES:
-        raise DatasetError(f"{path} is larger than {PLAIN_BYTES:,} bytes: it is not nanoGPT's meta.pkl")
-    content = path.read_bytes()
     try:
-        forbidden = set()
-        for opcode, argument, _ in pickletools.genops(content):
-            # An index into the memo allocates that many entries, so it must not exceed what the file can fill.
-            if opcode.name not in PLAIN_OPCODES or (opcode.name.endswith("PUT") and argument > len(content)):
-                forbidden.add(opcode.name)
-        if forbidden:
-            raise DatasetError(f"{path} is not plain data: it uses {', '.join(sorted(forbidden))}; it was not opened")
-        value = pickle.load(io.BytesIO(content))
-    except (ValueError, TypeError, LookupError, EOFError, OverflowError, pickle.UnpicklingError) as error:
-        raise DatasetError(f"{path} cannot be read: {error}") from None
+        check_regular(path, PLAIN_BYTES)
+        content = path.read_bytes()
+        pickles.check(io.BytesIO(content), pickles.PLAIN)
+        value = pickle.loads(content)
+    except (OSError, ValueError, TypeError, LookupError, EOFError, OverflowError, pickle.UnpicklingError) as error:
+        raise DatasetError(f"{path} is not plain data and was not opened: {shorten(str(error))}") from None
     if not isinstance(value, dict):
         raise DatasetError(f"{path} does not contain a dict, as nanoGPT's meta.pkl does")
     return value
@@ -482,11 +470,19 @@ def _open_llmc(folder: Path) -> Dataset:
 
 
 def _has_llmc_header(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with open(path, "rb") as file:
         return file.read(4) == LLMC_MAGIC.to_bytes(4, "little")
 
 
 def _map_llmc(path: Path) -> Shard:
+    try:
+        check_regular(path)
+    except OSError:
+        raise DatasetError(
+            f"{path} is not a file, but a folder, a device or a link to nothing: remove it, or download it again"
+        ) from None
     header = np.fromfile(path, dtype="<i4", count=LLMC_HEADER)
     if len(header) < LLMC_HEADER:
         raise DatasetError(f"{path} is truncated: it has {header.nbytes:,} bytes, fewer than llm.c's header")
@@ -509,7 +505,8 @@ def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
     """Map a file without a header. Raises DatasetError if it is missing, empty or truncated."""
     size = path.stat().st_size if path.is_file() else None
     if not size:
-        raise DatasetError(f"{path} is {'missing' if size is None else 'empty'}; prepare the data set again")
+        problem = "missing, or not a file" if size is None else "empty"
+        raise DatasetError(f"{path} is {problem}; prepare the data set again")
     if size % dtype.itemsize:
         raise DatasetError(f"{path} has {size:,} bytes, not a whole number of {dtype.name} tokens; it is truncated")
     return _map(path, dtype)

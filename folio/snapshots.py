@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from folio import UserError
-from folio.files import atomic_write
+from folio.files import atomic_write, check_regular, step_number
 from folio.schedule import Schedule
 
 
@@ -47,8 +47,8 @@ def is_due(step: int, count: int, schedule: Schedule) -> bool:
 def find_snapshots(out_dir: Path) -> dict[int, Path]:
     """The snapshots in a run's folder by their steps, in order."""
     paths = (out_dir / "snapshots").glob("step-*.safetensors")
-    numbered = {path.stem.removeprefix("step-"): path for path in paths}
-    return dict(sorted((int(step), path) for step, path in numbered.items() if step.isdigit()))
+    numbered = {step_number(path.stem): path for path in paths}
+    return dict(sorted((step, path) for step, path in numbered.items() if step is not None))
 
 
 def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None:
@@ -68,6 +68,7 @@ def write_snapshot(out_dir: Path, step: int, weights: dict[str, Tensor]) -> None
 def read_snapshot(path: Path) -> dict[str, Tensor]:
     """The weights in a snapshot. Raises UserError if it is damaged; older versions wrote nothing to check it with."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is not a dict)
             metadata = file.metadata() or {}

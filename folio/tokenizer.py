@@ -20,7 +20,7 @@ import numpy as np
 
 from folio import UserError
 from folio.fetch import Url, Wheel, fetch
-from folio.files import read_json, sha256
+from folio.files import read_json, read_text, sha256, short_repr, shorten, step_number
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
@@ -408,7 +408,7 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
 def gpt2_ranks(merges: Path) -> list[bytes]:
     """The tokens in GPT-2's vocab.bpe, ordered by id. Hugging Face calls the same file merges.txt."""
     alphabet = byte_alphabet()
-    lines = merges.read_text(encoding="utf-8").splitlines()[1:]  # the first line is the version
+    lines = read_text(merges).splitlines()[1:]  # the first line is the version
     tokens = [*alphabet, *(line.replace(" ", "") for line in lines if line)]
     return [bytes(map(alphabet.__getitem__, token)) for token in tokens]
 
@@ -462,8 +462,8 @@ def from_json(value: Any) -> Tokenizer:
         if kind in KINDS:
             return KINDS[kind].from_json(value)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"this is not a tokenizer: {error}") from None
-    raise UserError(f"unknown kind of tokenizer {kind!r}: this version has {', '.join(KINDS)}")
+        raise UserError(f"this is not a tokenizer: {shorten(str(error))}") from None
+    raise UserError(f"unknown kind of tokenizer {short_repr(kind)}: this version has {', '.join(KINDS)}")
 
 
 def load(path: Path) -> Tokenizer:
@@ -481,10 +481,10 @@ def load(path: Path) -> Tokenizer:
 
 def _newest_checkpoint(run: Path) -> Path:
     """The checkpoint that last.json names, or else the newest one. Raises FileNotFoundError if there is none."""
-    steps = {path.name: path for path in run.glob("step-*") if path.name.removeprefix("step-").isdigit()}
+    steps = {path.name: path for path in run.glob("step-*") if step_number(path.name) is not None}
     try:
         return steps[read_json(run / "last.json")["checkpoint"]]
     except (OSError, ValueError, LookupError, TypeError):
         if not steps:
             raise FileNotFoundError("it contains no tokenizer.json and no checkpoint") from None
-    return max(steps.values(), key=lambda path: int(path.name.removeprefix("step-")))
+    return max(steps.values(), key=lambda path: step_number(path.name))

@@ -11,6 +11,7 @@ SUFFIXES = (".abc",)
 START = re.compile(r"^(?=X:)", re.MULTILINE)
 FIELD = re.compile(r"(?![A-Ga-g]:[|:])([A-Za-z+]):(.*)")  # a line may also begin with a last note and a repeat, "A:|"
 HEADER = "MLK"  # the fields of the header that are kept, in this order, after X
+MAX_DIGITS = 9  # of a number in a meter
 NOTES = re.compile(r"[A-Ga-g]")
 
 
@@ -31,7 +32,7 @@ def split_tunes(text: str) -> Iterator[tuple[str, str]]:
     """Each tune of an ABC file: its number, such as "X:12", and its whole text."""
     for tune in START.split(text):
         if tune.startswith("X:"):
-            yield re.match(r"X: *\d*", tune)[0], tune
+            yield re.match(r"X: *\d{0,9}", tune)[0], tune
 
 
 def reduce_tune(text: str) -> str:
@@ -68,8 +69,10 @@ def _clean(line: str) -> str:
 
 
 def _default_length(meter: str) -> str:
-    """The length of a note without a number if there is no field L: the standard's rule."""
+    """The length of a note without a number if there is no field L: the standard's rule. Raises TuneError."""
     fraction = re.fullmatch(r"(\d+)/(\d+)", meter)
+    if fraction and max(map(len, fraction.groups())) > MAX_DIGITS:
+        raise TuneError(f"its meter, M:, has a number of more than {MAX_DIGITS} digits")
     return "1/16" if fraction and int(fraction[1]) < 0.75 * int(fraction[2]) else "1/8"
 
 

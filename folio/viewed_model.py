@@ -15,7 +15,7 @@ import torch
 
 from folio import UserError, checkpoint, convert, memory
 from folio.checkpoint import Checkpoint
-from folio.files import is_locked
+from folio.files import is_locked, step_number
 from folio.language_model import LanguageModel
 from folio.metrics import read_lines
 from folio.music import EventFormat
@@ -73,7 +73,7 @@ class ViewedModel:
         """The checkpoints and snapshots of the run by their steps, in order, as they are now."""
         if self.run is None:
             return {}
-        complete = {int(path.name.removeprefix("step-")): path for path in checkpoint.directories(self.run)}
+        complete = {step_number(path.name): path for path in checkpoint.directories(self.run)}
         return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
 
     def steps(self) -> list[int]:

@@ -2,15 +2,17 @@ import json
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from runs import blank_state, edit_manifest, edit_state, same_tensors
 
-from folio import checkpoint, convert
+from folio import checkpoint, convert, runs, tokenizer
 from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError
-from folio.files import read_json, sha256, write_json
+from folio.files import is_locked, read_json, sha256, short_repr, write_json
+from folio.snapshots import find_snapshots
 from folio.tokenizer import CharTokenizer
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
@@ -310,6 +312,67 @@ def test_a_later_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="format version 2 is not 1"):
         checkpoint.load(tmp_path)
+
+
+def test_only_regular_files_are_read(tmp_path):
+    """A FIFO without a writer, and a link to /dev/zero, were waited for and read without end."""
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "fifo")
+        thread = threading.Thread(target=is_locked, args=(tmp_path / "fifo",), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to(os.devnull)
+    for path in tmp_path.iterdir():
+        for read in (read_json, sha256):
+            with pytest.raises(OSError, match=f"{path.name} is not a regular file"):
+                read(path)
+    (tmp_path / "file").write_text("[1]")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert read_json(tmp_path / "link") == [1]
+
+
+def test_a_huge_json_file_is_not_read(tmp_path, monkeypatch):
+    with open(tmp_path / "huge.json", "wb") as file:
+        file.truncate(2**34)
+    monkeypatch.setattr(Path, "read_text", lambda *args, **named: pytest.fail("it was read"))
+    with pytest.raises(ValueError, match=r"huge\.json has 17,179,869,184 bytes; the limit for this file is 67,108,864"):
+        read_json(tmp_path / "huge.json")
+
+
+def test_a_foreign_value_is_shortened_in_a_message():
+    """Python does not print an integer of more than 4,300 digits."""
+    assert short_repr(["a", -(10**9), None]) == "['a', -1000000000, None]"
+    for value in ("x" * 10**6, [["x" * 99] * 99] * 99, {"a" * 999: {"b": {"c": 1}}}, 10**400, 10**5000):
+        assert len(short_repr(value)) <= 123
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json", "tokenizer.json"])
+def test_a_checkpoint_with_a_device_in_it_is_refused(name, tmp_path):
+    folder = save(tmp_path, 1)
+    (folder / name).unlink()
+    (folder / name).symlink_to(os.devnull)
+    manifest = read_json(folder / "manifest.json") if name != "manifest.json" else {}
+    for listed in (True, False):  # a stranger's manifest need not list it
+        if not listed and name != "manifest.json":
+            write_json(folder / "manifest.json", {key: value for key, value in manifest.items() if key != name})
+        with pytest.raises(CheckpointError):
+            checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("name", ["step-²", "step-٣", "step-", "step-1x", "step--1"])
+def test_a_folder_with_another_name_is_not_a_checkpoint(name, tmp_path):
+    """'²'.isdigit() is true, and int('²') an error: such a folder in a run ended tools with a traceback."""
+    path = save(tmp_path, 1)
+    (tmp_path / name).mkdir()
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / f"{name}.safetensors").touch()
+    assert checkpoint.directories(tmp_path) == [path] and find_snapshots(tmp_path) == {}
+    assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
+    assert runs.runs_under(tmp_path) == [tmp_path]
+    (tmp_path / "last.json").unlink()
+    assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
 
 
 def test_a_failed_write_keeps_the_earlier_file(tmp_path):

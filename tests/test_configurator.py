@@ -155,6 +155,46 @@ def test_errors_in_a_config_file_name_the_line(write, content, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("\nmax_iters = 0x" + "f" * 4000, "x.py:2: the number has more than 100 digits"),
+        ("max_iters = (10**17) ** 60", "x.py:1: the number has more than 100 digits"),
+        ("max_iters = " + "-" * 900 + "1", "x.py:1: it has more than 50 levels"),
+        ("max_iters = " + "+".join("1" * 900), "x.py:1: it has more than 50 levels"),
+        ("max_iters = " + "-" * 60_000 + "1", "x.py:1: an expression has too many operators or parentheses"),
+        ("start = " + "str(" * 100 + ")" * 100, "x.py:1: it has more than 50 levels"),
+        ("_a = 'x'\n" + "_a = _a + _a\n" * 25, "x.py:18: the text has more than 65,536 characters"),
+        ("x = 1\n" * 1001, "x.py:1001: a config file has at most 1,000 assignments"),
+        ("\n" + "x = " * 1001 + "1", "x.py:2: a config file has at most 1,000 assignments"),
+        ("x = 1\n" * 300_000, "x.py:1: x.py has 1,800,000 bytes; the limit for this file is 65,536"),
+        ("max_iters = '" + "x" * 60_000 + "'", "x.py:1: max_iters=xxxxx"),
+        ("x" * 60_000 + " = 1", "is not a setting"),
+        ("max_iters = " + "open(" + "x" * 60_000 + ")", "is not a constant"),
+    ],
+)
+def test_a_config_file_has_limits(write, content, message):
+    """Such a file ended in a traceback, or took gigabytes or minutes."""
+    with pytest.raises(ConfigError) as error:
+        configurator.load(Config, [write(content)])
+    lines = str(error.value).splitlines()
+    assert message in lines[0] and all(len(line) < 500 for line in lines)
+
+
+def test_what_people_write_is_within_the_limits(write):
+    content = "\n".join(f"_{i} = {i}" for i in range(900)) + "\nmax_iters = " + " + ".join(["1"] * 40)
+    content += "\nstart = " + repr("word " * 9000) + "\nlearning_rate = 10**17 / 10**17"
+    config = configurator.load(Config, [write(content)])
+    assert config.max_iters == 40 and len(config.start) == 45_000
+
+
+def test_a_name_of_a_config_file_that_is_too_long_is_an_error(monkeypatch, tmp_path):
+    """It was a traceback: the system refuses to look for it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no config file aaa.*\.\.\. exists"):
+        configurator.load(Config, ["a" * 5000])
+
+
 def test_all_errors_are_reported_together(write):
     with pytest.raises(ConfigError) as error:
         configurator.load(Config, [write("a = 1\nb = 2"), "--c=3"])

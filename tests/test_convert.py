@@ -3,6 +3,11 @@ import json
 import os
 import pickle
 import random
+import re
+import shutil
+import struct
+import warnings
+import zipfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -437,7 +442,7 @@ TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normal
         (lambda c: c["pre_tokenizer"].update(use_regex=False), NOT_GPT2),
         (lambda c: c.update(normalizer={"type": "Lowercase"}), NOT_GPT2),
         (lambda c: c["model"].update(dropout=0.1), NOT_GPT2),
-        (lambda c: c["model"].update(type="Unigram"), "Unigram is not a byte-level BPE with GPT-2's pre-tokenizer"),
+        (lambda c: c["model"].update(type="Unigram"), "'Unigram' is not a byte-level BPE with GPT-2's pre-tokenizer"),
         (
             lambda c: c["post_processor"].update(special_tokens={"<s>": {}}),
             "a post_processor that adds tokens to each text",
@@ -600,6 +605,197 @@ def test_a_pytorch_model_bin_that_would_run_code_is_refused(folder, capfd):
     with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened: it may run code"):
         convert.load(str(folder))
     assert "this must not run" not in capfd.readouterr().out
+
+
+FOREIGN_FILES = "config.json vocab.json merges.txt tokenizer.json tokenizer_config.json model.safetensors".split()
+FOREIGN_FILES += ["pytorch_model.bin", "model.safetensors.index.json", "shard.safetensors", "ckpt.pt", "x.gguf"]
+
+
+@pytest.mark.parametrize("name", FOREIGN_FILES)
+def test_a_device_in_the_place_of_a_foreign_file_is_refused(name, folder):
+    """A vocab.json that links to /dev/zero was read without end, and weights that are a FIFO were waited for."""
+    init_from = folder / name if name in ("ckpt.pt", "x.gguf") else folder
+    if name in ("pytorch_model.bin", "model.safetensors.index.json", "shard.safetensors"):
+        (folder / "model.safetensors").unlink()
+    if name == "shard.safetensors":
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(os.devnull)
+    with pytest.raises(UserError, match=r"is not a regular file|holds no checkpoint"):
+        convert.load(str(init_from))
+
+
+def text(value: str) -> bytes:
+    """A string as an opcode of a pickle."""
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def doubled(empty: bytes) -> bytes:
+    """A list, b"]", or a tuple, b")", that holds another one twice, which holds another one twice, and so on."""
+    content = empty + b"q\x00"
+    for i in range(60):
+        value = content + b"h" + bytes([i])
+        content = (b"](" + value + b"e" if empty == b"]" else value + b"\x86") + b"q" + bytes([i + 1])
+    return content
+
+
+HUGE_STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"J\xff\xff\xff\x7ftQ"
+HOSTILE_PICKLES = {
+    "a bytearray of 3 GB": (b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R", "it uses 'builtins bytearray'"),
+    "lists that double": (doubled(b"]"), "too many values"),
+    "a key that is a nested tuple": (b"}" + doubled(b")") + b"K\x01s", "a key of a dict is not a string or a number"),
+    "the same in a mark": (b"}(" + doubled(b")") + b"K\x01u", "a key of a dict is not a string or a number"),
+    "an OrderedDict of such items": (
+        b"ccollections\nOrderedDict\n](" + doubled(b")") + b"K\x01\x86e\x85R",
+        "OrderedDict from items",
+    ),
+    "a deep list": (b"]" * 1000 + b"a" * 999, "nested too deeply"),
+    "a list that contains itself": (b"]q\x00h\x00a", "a value contains itself"),
+    "a memo of 2**31 entries": (b"}r\xff\xff\xff\x7f", "LONG_BINPUT with the index 2,147,483,647"),
+    "a storage larger than the file": (b"]" + HUGE_STORAGE + b"a", "its tensors are larger than the file"),
+    "an opcode that torch.save does not write": (b"\x8f", "it uses EMPTY_SET"),
+    "a stack that is empty": (b"]aaa", "it is damaged"),
+    "two million values": (b"](" + b"N" * 2**21 + b"e", "more than 1,048,576 opcodes"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_PICKLES)
+def test_a_hostile_pickle_is_refused_before_torch_opens_it(case, tmp_path, monkeypatch):
+    """torch's unpickler, although it runs no code, allocated gigabytes for such a file, or never came back: computing
+    the hash of a key, or printing a value, takes 2**60 steps.
+    """
+    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
+    content, message = HOSTILE_PICKLES[case]
+    with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
+    with pytest.raises(UserError, match=rf"ckpt\.pt was not opened: .*\(.*{re.escape(message)}.*\); download it again"):
+        convert.load(str(tmp_path / "ckpt.pt"))
+
+
+def zip_records(path: Path, *names: str, **settings) -> None:
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w", **settings) as archive:
+        warnings.simplefilter("ignore")  # about names that occur twice
+        for name in names:
+            archive.writestr(name, b"\x80\x02}.")
+
+
+def write_prefixed(path: Path) -> None:
+    zip_records(path, "archive/data.pkl")
+    path.write_bytes(b"PK\3\4" + path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "write, message",
+    [
+        (lambda path: zip_records(path, "archive/data.pkl", compression=zipfile.ZIP_DEFLATED), "are compressed"),
+        (lambda path: zip_records(path, "archive/data.pkl", "archive/data.pkl"), "have the same name"),
+        (lambda path: zip_records(path, "archive/data.pkl", "other/DATA.pkl"), "have the same name"),
+        (lambda path: zip_records(path, "archive/version"), "or it has no data.pkl"),
+        (write_prefixed, "its first record is not at its beginning"),
+    ],
+)
+def test_a_zip_file_that_torch_save_does_not_write_is_refused(write, message, tmp_path, monkeypatch):
+    """A compressed data.pkl of 1 MB took 3.3 GB."""
+    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
+    write(tmp_path / "ckpt.pt")
+    with pytest.raises(UserError, match=message):
+        convert.load(str(tmp_path / "ckpt.pt"))
+
+
+def test_an_old_file_that_declares_more_data_than_it_has_is_refused(tmp_path, monkeypatch):
+    """The old format allocates what the pickle says, and leaves it uninitialized unless the file lists it."""
+    path = tmp_path / "ckpt.pt"
+    torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    convert.load_pickle(path)
+    content = path.read_bytes()
+    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
+    numel = b"K\x03Nt"  # of the storage
+    assert content.count(numel) == 1
+    for changed, message in (
+        (content.replace(numel, b"J\xff\xff\xff\x7fNt"), "its tensors are larger than the file"),
+        (content[: content.rindex(b"\x80\x02")] + b"\x80\x02].", "its list of storages is not that of its tensors"),
+    ):
+        path.write_bytes(changed)
+        with pytest.raises(UserError, match=message):
+            convert.load(str(path))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_nanogpt_and_its_forks_save_is_read(dtype, zipped, tmp_path):
+    """With an optimizer's state, a GradScaler's, a state_dict that has metadata, tied weights, and values of all kinds.
+    The pickle's check must know every opcode and name that torch.save writes for them.
+    """
+    save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
+    path = tmp_path / "out" / "ckpt.pt"
+    saved = torch.load(path, weights_only=True)
+    arguments = {name: value for name, value in saved["model_args"].items() if name != "dropout"}
+    model = GPT(GPTConfig(**arguments, activation="gelu"), 5).to(dtype)
+    optimizer = torch.optim.AdamW([{"params": [p]} for p in model.parameters()], betas=(0.9, 0.95), fused=True)
+    model(torch.zeros(1, 4, dtype=torch.long))[0].sum().backward()
+    optimizer.step()
+    state = model.state_dict()
+    assert state._metadata
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    state |= {"transformer.h.0.attn.bias": torch.ones(16, 16, dtype=torch.bool)}
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
+    others = {"seed": 2**62, "tokens": -(2**40), "best": None, "shape": torch.Size([2]), "betas": (1, 2, 3, 4), "": []}
+    saved |= {
+        "model": state,
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler,
+        "iter_num": 70_000,
+        "other": others,
+    }
+    saved |= {
+        "rng": torch.get_rng_state(),
+        "device": torch.device("cpu"),
+        "dtype": dtype,
+        "ema": torch.nn.Parameter(torch.ones(2)),
+    }
+    torch.save(saved, path, _use_new_zipfile_serialization=zipped)
+    loaded = convert.load(str(path))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded.model[name], parameter.detach().float())
+
+
+def test_foreign_names_are_shortened_in_messages(folder, theirs, tmp_path):
+    """A key of 1 MB made a message of 1 MB."""
+    long = "x" * 2**17
+    checkpoints = [
+        dict(model_args={long: 1}),
+        dict(model={long: torch.ones(2)}),
+        dict(model={long: "text"}),
+        dict(model_args={"n_layer": long}),
+        dict(config={"dataset": long}),
+    ]
+    paths = []
+    for number, changes in enumerate(checkpoints):
+        paths.append(tmp_path / f"run-{number}" / "out" / "ckpt.pt")
+        save_changed_checkpoint(paths[-1], **changes)
+    for number, (name, changes) in enumerate(
+        [
+            ("config.json", {"model_type": long}),
+            ("config.json", {"n_layer": long}),
+            ("config.json", {"n_layer": [[["text"] * 99] * 99] * 9}),
+            ("vocab.json", {long: 1}),
+            ("tokenizer_config.json", {"added_tokens_decoder": {"1": {"content": long}}}),
+            ("tokenizer.json", {"model": {"type": long, "vocab": {}}}),
+        ]
+    ):
+        paths.append(Path(shutil.copytree(folder, tmp_path / str(number))))
+        change_json(paths[-1], name, **changes)
+    paths.append(Path(shutil.copytree(folder, tmp_path / "tensor")))
+    change_tensors(paths[-1], {long: torch.ones(2)})
+    paths += [
+        write_gguf(theirs, tmp_path / "field.gguf", {"tokenizer.ggml.model": long}),
+        write_gguf(theirs, tmp_path / "token.gguf", {"tokenizer.ggml.tokens": [*TOKENS[:258], long, TOKENS[259]]}),
+        write_gguf(theirs, tmp_path / "merge.gguf", {"tokenizer.ggml.merges": [f"{long} a"]}),
+    ]
+    for path in paths:
+        with pytest.raises(UserError) as refused:
+            convert.load(str(path))
+        assert len(str(refused.value)) < 800 and len(str(refused.value).splitlines()) == 1, path
 
 
 def test_foreign_weights_are_sampled_and_finetuned(folder, tiny, tmp_path):

@@ -174,7 +174,7 @@ def test_a_meta_pkl_without_a_valid_table_of_characters_is_refused(tmp_path, tab
 
 def test_a_deeply_nested_meta_pkl_is_refused(tmp_path):
     nested = b"}K\x00" * 100_000 + b"}" + b"s" * 100_000
-    with pytest.raises(DatasetError, match=r"meta\.pkl: itos maps the id 0 to a dict"):
+    with pytest.raises(DatasetError, match="nested too deeply"):
         open_dataset(nanogpt_folder(tmp_path / "d", b"\x80\x04}\x8c\x04itos" + nested + b"s."))
 
 
@@ -186,7 +186,7 @@ def test_meta_pkl_may_list_its_ids_in_any_order(tmp_path):
 
 def test_a_huge_meta_pkl_is_not_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(shards_module, "PLAIN_BYTES", 10)
-    with pytest.raises(DatasetError, match="larger than 10 bytes"):
+    with pytest.raises(DatasetError, match="the limit for this file is 10"):
         open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": {}})))
 
 
@@ -222,6 +222,33 @@ def test_damaged_llmc_shards_are_refused(tmp_path, shard, message):
     (tmp_path / "x_train_1.bin").write_bytes(b"short")
     with pytest.raises(DatasetError, match="is truncated"):
         open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["gone", os.devnull, "."])
+def test_what_is_not_a_file_among_llmc_shards_is_refused(target, tmp_path):
+    """A folder or a link to nothing was a traceback, and a FIFO was waited for."""
+    for name in ("x_train_1.bin", "x_val_0.bin"):
+        llmc_shard(tmp_path / name, np.arange(100))
+    (tmp_path / "x_train_2.bin").symlink_to(target)
+    with pytest.raises(DatasetError, match=r"x_train_2\.bin is not a file, but a folder, a device or a link"):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.pkl"])
+def test_what_is_not_a_file_in_a_folder_of_nanogpt_is_refused(name, tmp_path):
+    folder = nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": LETTERS}))
+    (folder / name).unlink()
+    (folder / name).symlink_to(os.devnull)
+    with pytest.raises(DatasetError, match=r"not a (regular )?file"):
+        open_dataset(folder)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "meta.json", "tokenizer.json"])
+def test_what_is_not_a_file_in_a_data_set_is_refused(name, folder):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    with pytest.raises(DatasetError, match=r"not a (regular )?file"):
+        open_dataset(folder)
 
 
 def truncate(path: Path, size: int) -> None:

@@ -121,6 +121,19 @@ def test_files_of_your_own_are_tunes_too(tmp_path):
     assert [len(pieces_of(folder, split)) for split in ("val", "train")] == [2, 8]
 
 
+def test_a_tune_with_a_huge_number_is_left_out(tmp_path, capsys):
+    """Python does not convert 5,000 digits to an integer: one such meter ended the preparation with a traceback."""
+    rng = random.Random(10)
+    tunes = [tune(rng) for _ in range(10)]
+    digits = "1" * 5000
+    hostile = [f"X:{digits}\nM:{digits}/4\nK:G\nAB\n", f"X:2\nM:4/{digits}\nK:G\nAB\n"]
+    (tmp_path / "all.abc").write_text("\n".join([*hostile, *tunes]))
+    folder = prepared(tmp_path, str(tmp_path / "all.abc"), name="mine")
+    assert sum(read_json(folder / "report.json")["documents"].values()) == 10
+    line = next(line for line in capsys.readouterr().out.splitlines() if "left out 2 of 12" in line)
+    assert "(its meter, M:, has a number of more than 9 digits)" in line and len(line) < 500 + 2 * len(str(tmp_path))
+
+
 def test_a_file_that_cannot_be_read_is_left_out_and_the_others_are_used(tmp_path, capsys):
     rng, content = random.Random(9), gzip.compress(TUNE.encode())
     (tmp_path / "cut.abc.gz").write_bytes(content[: len(content) // 2])
