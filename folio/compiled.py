@@ -8,16 +8,19 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
-from llvmlite import binding as llvm
 from platformdirs import user_cache_path
+
+from folio import UserError
 
 SOURCES = {  # what the code of each module depends on
     "decode_step": ("decode_step.py", "simd.py", "cpu_records.py"),
@@ -30,22 +33,65 @@ NEVER_CALLED = {
 }
 
 
+class CompileError(UserError):
+    """numba or llvmlite cannot be imported."""
+
+
+@cache
+def llvm() -> ModuleType:
+    """llvmlite's binding. Raises CompileError."""
+    return import_package("llvmlite.binding")
+
+
+def import_package(name: str) -> ModuleType:
+    """Import a module of numba or llvmlite. Raises CompileError."""
+    package = name.partition(".")[0]
+    with as_compile_error(package):
+        return import_module(name)
+
+
+def package_version(name: str) -> str:
+    with as_compile_error(name):
+        return version(name)
+
+
+@contextmanager
+def as_compile_error(package: str) -> Iterator[None]:
+    """Raise CompileError for any error: numba refuses some versions of NumPy and Python with other ones."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CompileError(f"{package} cannot be imported ({first}): pip install -r requirements.txt") from None
+
+
 def cpu_features() -> dict[str, bool]:
     """The CPU's features by LLVM's names."""
-    return dict(llvm.get_host_cpu_features())
+    return dict(llvm().get_host_cpu_features())
+
+
+def why_unavailable(function: str, module: str) -> str | None:
+    """Why a function that depends on no format cannot be compiled here; None if it can."""
+    try:
+        address(function, module=module)
+        return None
+    except CompileError as error:
+        return str(error)
 
 
 @cache
 def address(function: str, format: str | None = None, module: str = "decode_step") -> int:
     """The address of a compiled function of a module of Folio, for a format of weights if it depends on one.
 
-    Arguments and result are int64.
+    Arguments and result are int64. Raises CompileError.
     """
     path = cache_file(function, format, module)
     try:
-        symbol, digest, code = path.read_bytes().split(b"\n", 2)
-        if hashlib.sha256(code).hexdigest() == digest.decode():
-            return load_object(code, symbol.decode())
+        digest, content = path.read_bytes().split(b"\n", 1)
+        if hashlib.sha256(content).hexdigest() == digest.decode():
+            symbol, code = content.split(b"\n", 1)
+            if loaded := load_object(code, symbol.decode()):
+                return loaded
     except (OSError, ValueError):
         pass
     return compile_function(function, format, path, module)
@@ -72,27 +118,34 @@ def cache_key(module: str) -> str:
     digest = hashlib.sha256()
     for source in SOURCES[module]:
         digest.update((Path(__file__).parent / source).read_bytes())
-    parts = (version("numba"), version("llvmlite"), platform.python_version(), platform.platform())
-    digest.update(repr((parts, llvm.get_host_cpu_name(), sorted(cpu_features().items()))).encode())
+    versions = [package_version(name) for name in ("numba", "llvmlite")]
+    parts = (*versions, platform.python_version(), platform.platform())
+    digest.update(repr((parts, llvm().get_host_cpu_name(), sorted(cpu_features().items()))).encode())
     return digest.hexdigest()[:16]
 
 
 @cache
-def engine() -> llvm.ExecutionEngine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+def engine() -> Any:
+    """LLVM's ExecutionEngine, which holds the machine code."""
+    llvm().initialize_native_target()
+    llvm().initialize_native_asmprinter()
     unreachable = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in NEVER_CALLED:
-        if not llvm.address_of_symbol(name):
-            llvm.add_symbol(name, unreachable)
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), jit=True
+        if not llvm().address_of_symbol(name):
+            llvm().add_symbol(name, unreachable)
+    machine = (
+        llvm()
+        .Target.from_default_triple()
+        .create_target_machine(
+            cpu=llvm().get_host_cpu_name(), features=llvm().get_host_cpu_features().flatten(), jit=True
+        )
     )
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    return llvm().create_mcjit_compiler(llvm().parse_assembly(""), machine)
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    engine().add_object_file(llvm.ObjectFileRef.from_data(code))
+    """The address of a function in machine code; 0 if it has no function of that name."""
+    engine().add_object_file(llvm().ObjectFileRef.from_data(code))
     engine().finalize_object()
     return engine().get_function_address(symbol)
 
@@ -101,25 +154,24 @@ _compiled: list = []  # numba frees the code of what nothing refers to
 
 
 def compile_function(function: str, format: str | None, path: Path, module: str = "decode_step") -> int:
-    """Compile with numba, and save the machine code if the cache can be written."""
+    """Compile with numba, and save the machine code if the cache can be written. Raises CompileError."""
+    numba = import_package("numba")
     announce()
-    from numba import cfunc, int64
-
     made = getattr(import_module(f"folio.{module}"), function)
     if format is not None:
         made = made(format)
-    native = cfunc(int64(*[int64] * made.py_func.__code__.co_argcount))(made.py_func)
+    native = numba.cfunc(numba.int64(*[numba.int64] * made.py_func.__code__.co_argcount))(made.py_func)
     _compiled.append(native)
     final = native._library._final_module
     if outside(final) <= NEVER_CALLED:
         code = native._library._get_compiled_object()
-        header = f"{native._wrapper_name}\n{hashlib.sha256(code).hexdigest()}\n"
-        write_file(path, header.encode() + code)
+        content = f"{native._wrapper_name}\n".encode() + code
+        write_file(path, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
     return native.address
 
 
-def outside(module: llvm.ModuleRef) -> set[str]:
-    """The functions that a module calls and neither LLVM, Python, nor the C library defines."""
+def outside(module: Any) -> set[str]:
+    """The functions that a module of LLVM calls and neither LLVM, Python, nor the C library defines."""
     names = {function.name for function in module.functions if function.is_declaration}
     return {name for name in names - {"memcpy", "memmove", "memset"} if not name.startswith(("llvm.", "Py"))}
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from folio import compiled
+from folio.compiled import CompileError
 from folio.cpu_records import LANES, RECORDS
 from folio.quantize import pack_int4, quantize_int8
 from folio.sampling import Sample, Sampling, add_bias
@@ -105,6 +106,16 @@ class CPUDecoder:
         return CPUBatch(self, rows, vocab_size)
 
 
+def why_torch_decodes(model: GPT) -> str | None:
+    """Why the compiled step cannot decode this model; None if it can."""
+    try:
+        if not computes_filters():
+            return "folio/sampling.py was changed"
+        return None if computes_model(model) else "model.py or the model was changed"
+    except CompileError as error:
+        return str(error)
+
+
 @torch.no_grad()
 def computes_model(model: GPT) -> bool:
     """Whether the compiled step computes what the model does, whose model.py or parts may have been changed.
@@ -115,6 +126,8 @@ def computes_model(model: GPT) -> bool:
         small = type(model)(replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TOKENS))
         small.attend = model.attend
         return part_classes(small) == part_classes(model) and not has_hooks(model) and differs_by(small) < 1e-5
+    except CompileError:
+        raise
     except Exception:  # whatever a changed model raises: it has other parts, or other arguments
         return False
 
@@ -181,6 +194,8 @@ def computes_filters() -> bool:
                 if batch.sample(list(range(8)))() != sampler.sample(logits.clone(), list(range(8)))[:, 0].tolist():
                     return False
         return True
+    except CompileError:
+        raise
     except Exception:  # as in computes_model
         return False
 

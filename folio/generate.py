@@ -4,7 +4,9 @@ Dimensions: B batch (rows), V vocabulary.
 """
 
 import codecs
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,22 +34,28 @@ def make_decoder(
     """The decoder for the runtime's device. The model's weights must not change while it is used.
 
     dtype: "int8" or "int4" for a CPU; None: that of the weights. weights: as in CPUDecoder, for int8 and int4. Puts the
-    model into eval mode. If the model or a sampling filter was changed, torch decodes. Raises UserError if that cannot
-    compute in the dtype.
+    model into eval mode. If the model or a sampling filter was changed, or numba is missing, torch decodes, and a line
+    says why. Raises UserError if that cannot compute in the dtype.
     """
     from folio.torch_decoder import TorchDecoder
 
     if runtime.device.type != "cpu":
         return TorchDecoder(model, runtime)
-    from folio.cpu_decoder import CPUDecoder, computes_filters, computes_model
+    from folio.cpu_decoder import CPUDecoder, why_torch_decodes
 
-    if computes_model(model) and computes_filters():
+    reason = why_torch_decodes(model)
+    if reason is None:
         dtype = dtype or str(model.transformer.wte.weight.dtype).removeprefix("torch.")
         return CPUDecoder(model, dtype, weights)
     if dtype:
-        changed = "model.py or folio/sampling.py was changed"
-        raise UserError(f"dtype={dtype}: {changed}, so torch decodes, which cannot compute in it; use --dtype=auto")
+        raise UserError(f"dtype={dtype}: torch decodes, which cannot compute in it, because {reason}; use --dtype=auto")
+    print_once(f"torch decodes, which is slower, because {reason}")
     return TorchDecoder(model, runtime)
+
+
+@cache
+def print_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def generate(

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from folio import UserError
+from folio import UserError, compiled
 from folio import tokenizer as tokenizers
 from folio.blocks import Block, CorpusError, EncodedBlock, characters_of, encode, texts_of
 from folio.commands import STARTED_BY_TRAINING, command
@@ -184,7 +184,14 @@ class _Job:
     def checks_leakage(self) -> bool:
         """Whether to count what validation shares with training."""
         asked = self.cfg.check_leakage
-        return self.corpus.text_bytes <= MOST_CHECKED if asked is None else asked
+        return self.why_no_leakage_check is None if asked is None else asked
+
+    @cached_property
+    def why_no_leakage_check(self) -> str | None:
+        """Why that is not counted unless cfg.check_leakage asks for it; None if it is."""
+        if self.corpus.text_bytes > MOST_CHECKED:
+            return f"the text has more than {MOST_CHECKED / 1e9:g} GB; --check_leakage=True counts it"
+        return compiled.why_unavailable("hash_words", "text_step")
 
     @property
     def signed(self) -> bool:
@@ -599,10 +606,7 @@ def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
         share = overlap["words_in_overlap"] / overlap["words"]
         yield f"{share:.2%} of the words for validation are in {OVERLAP}-grams that occur in training{documents}"
     if not job.checks_leakage and job.cfg.check_leakage is None:
-        yield (
-            f"what validation shares with training was not counted, because the text has more than "
-            f"{MOST_CHECKED / 1e9:g} GB; --check_leakage=True counts it"
-        )
+        yield f"what validation shares with training was not counted, because {job.why_no_leakage_check}"
     elif job.checks_leakage and near["repeated"] is None and sum(report["documents"].values()) > MOST_COMPARED:
         yield (
             f"near duplicates were not counted, because there are more than {MOST_COMPARED:,} documents; "

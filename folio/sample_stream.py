@@ -70,7 +70,10 @@ def stream_samples(engine: Engine, question: GenerationQuestion) -> Iterator[dic
 def wait_for_step(
     completions: list[Completion], rows: list["SampledRow"], step: int, progress: threading.Event
 ) -> None:
-    """Wait until each sample has the token of that step, or has ended. Raises UserError if the engine fails."""
+    """Wait until each sample has the token of that step, or has ended. Raises UserError if the engine failed before it.
+
+    The engine may be some steps ahead: what it sampled before an error is shown.
+    """
     while True:
         progress.clear()
         waiting = [c for row, c in zip(rows, completions, strict=True) if not row.text.ended]
@@ -78,7 +81,7 @@ def wait_for_step(
             break
         progress.wait()
     for completion in waiting:
-        if completion.finish_reason == "error":
+        if completion.finish_reason == "error" and len(completion.tokens) <= step:
             raise UserError(completion.error)
 
 

@@ -1,5 +1,6 @@
 """The cache of machine code. "widen" is the function that is compiled fastest."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from repository import ROOT
 
 from folio import compiled, decode_step
+from folio.shards import open_dataset
 
 FUNCTIONS = [(name, None) for name in ("step", "help", "run_part")] + [
     (name, format) for name in ("linear", "widen") for format in ("float32", "bfloat16", "int8", "int4")
@@ -62,19 +64,81 @@ def test_machine_code_is_read_from_the_cache(cache, monkeypatch):
     assert names == ["widen"] and len(list(cache.iterdir())) == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "no text", "a line"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "no text", "a line", "symbol", "another symbol"])
 def test_a_damaged_file_is_compiled_again(damage, cache, monkeypatch):
     compiled.address("widen", "float32")
     (path,) = cache.iterdir()
     content = path.read_bytes()
     changed = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
     damaged = {"truncated": content[:-1], "empty": b"", "changed": changed, "no text": b"\xff\n" * 9, "a line": b"x\n"}
+    _, symbol, code = content.split(b"\n", 2)
+    damaged["symbol"] = content.replace(symbol, b"x" + symbol[1:], 1)  # its address was 0, and each start crashed
+    unknown = b"unknown\n" + code
+    damaged["another symbol"] = hashlib.sha256(unknown).hexdigest().encode() + b"\n" + unknown
     path.write_bytes(damaged[damage])
     compiled.address.cache_clear()
     names = count_compiled(monkeypatch)
     assert compiled.address("widen", "float32") and names == ["widen"]
     compiled.address.cache_clear()
     assert compiled.address("widen", "float32") and names == ["widen"]  # it was saved again
+
+
+HIDE = """
+import sys
+from types import SimpleNamespace
+
+def find_spec(name, *arguments):
+    if name.partition(".")[0] == {package!r}:
+        raise {error}
+
+sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))
+"""
+
+
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_without_numba_torch_decodes_and_a_line_says_so(package, tmp_path):
+    """It said that it was compiling, and that model.py was changed."""
+    error = 'SystemError("numba needs NumPy 2.3 or less\\nGot 2.9")'  # it is not always an ImportError
+    code = """
+from decoding import random_model
+from folio import UserError
+from folio.generate import make_decoder
+from folio.runtime import resolve_runtime
+runtime = resolve_runtime("cpu", "float32", False)
+for _ in range(2):
+    print(type(make_decoder(random_model(1), runtime)).__name__)
+try:
+    make_decoder(random_model(1), runtime, "int4")
+except UserError as error:
+    print(error)
+"""
+    done = run(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
+    reason = f"{package} cannot be imported (numba needs NumPy 2.3 or less): pip install -r requirements.txt"
+    refusal = f"dtype=int4: torch decodes, which cannot compute in it, because {reason}; use --dtype=auto"
+    assert done.stdout.splitlines() == ["TorchDecoder", "TorchDecoder", refusal]
+    assert done.stderr == f"torch decodes, which is slower, because {reason}\n"
+
+
+def test_without_numba_a_text_is_prepared_and_near_duplicates_are_an_error(tmp_path):
+    """Both ended in a traceback."""
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_text(f"some words of {name} that are not like any others\n" * 30)
+    code = f"""
+from folio import UserError
+from prepare.text import TextConfig, main
+settings = dict(inputs=({str(tmp_path)!r},), data_dir={str(tmp_path / "data")!r}, name="x", overwrite=True)
+main(TextConfig(**settings))
+for asked in (dict(dedup="near"), dict(check_leakage=True)):
+    try:
+        main(TextConfig(**settings, **asked))
+    except UserError as error:
+        print(error)
+"""
+    done = run(HIDE.format(package="numba", error='ImportError("gone")') + code, XDG_CACHE_HOME=str(tmp_path / "c"))
+    reason = "numba cannot be imported (gone): pip install -r requirements.txt"
+    assert f"what validation shares with training was not counted, because {reason}" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [reason, reason] and not done.stderr
+    assert open_dataset(tmp_path / "data" / "x")
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(cache, monkeypatch):

@@ -19,7 +19,7 @@ from repository import ROOT
 import model as model_file
 from folio import UserError, compiled, cpu_decoder, decode_step, sampling, torch_decoder
 from folio.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
-from folio.generate import generate, make_decoder
+from folio.generate import generate, make_decoder, print_once
 from folio.quantize import quantized
 from folio.runtime import resolve_runtime
 from folio.sampling import Sample, Sampling
@@ -277,14 +277,17 @@ def failing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change", [other_epsilon, other_order_of_layers, swapped_norms, other_activation, other_scale, failing_parts]
 )
-def test_changed_models_are_not_computed(change, monkeypatch):
+def test_changed_models_are_not_computed(change, monkeypatch, capsys):
     """They are decoded with torch. Two layers and all vectors had equal weights, so that a change of their order was
     not noticed, nor was one of the epsilon.
     """
     change(monkeypatch)
     assert not computes_model(random_model(1))
+    print_once.cache_clear()
     assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
-    with pytest.raises(UserError, match=r"dtype=int8: model\.py or folio/sampling\.py was changed"):
+    line = "torch decodes, which is slower, because model.py or the model was changed\n"
+    assert capsys.readouterr().err == line  # sampling was 12 times slower without a word
+    with pytest.raises(UserError, match=r"dtype=int8: torch decodes, .*, because model\.py or the model was changed"):
         make_decoder(random_model(1), CPU, "int8")
 
 
