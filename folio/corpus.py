@@ -602,28 +602,59 @@ def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None)
     return sources, rows
 
 
+def _column_chunks(metadata: Any, field: str) -> list[Any]:
+    """The footer's entry for the text of each row group."""
+    column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
+    return [metadata.row_group(i).column(column) for i in range(metadata.num_row_groups)]
+
+
 def _parquet_text_bytes(source: Source, field: str) -> int:
     """The bytes of text in the file, as its footer says."""
-    metadata = open_parquet(source, field).metadata
-    column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    return sum(group.column(column).total_uncompressed_size for group in groups)
+    return sum(chunk.total_uncompressed_size for chunk in _column_chunks(open_parquet(source, field).metadata, field))
+
+
+def _has_dictionary_only(chunk: Any) -> bool:
+    """Whether each row is the number of a text in a dictionary: the file then says nothing about the bytes of text.
+
+    A writer that finds its dictionary too large continues with texts, which take more bytes per row than numbers.
+    """
+    if not chunk.has_dictionary_page:
+        return False
+    dictionary_bytes = chunk.data_page_offset - chunk.dictionary_page_offset
+    return chunk.total_compressed_size - dictionary_bytes <= 8 * chunk.num_values + 1024
 
 
 def _parquet_rows(source: Source, field: str) -> Iterator[RowBlock]:
     import pyarrow
+    from pyarrow import parquet
 
-    file = open_parquet(source, field)
-    rows = file.metadata.num_rows
-    text_bytes = _parquet_text_bytes(source, field)
-    done = 0
-    batches = file.iter_batches(max(1, min(1 << 14, rows * BLOCK_BYTES // max(1, text_bytes))), columns=[field])
+    chunks = _column_chunks(open_parquet(source, field).metadata, field)
+    rows, done = sum(chunk.num_values for chunk in chunks), 0
     try:
-        for batch in batches:
-            done += batch.num_rows
-            yield RowBlock(source.bytes * done // rows, source.name, batch.column(0), done - batch.num_rows)
+        for is_encoded, numbered in itertools.groupby(enumerate(chunks), lambda item: _has_dictionary_only(item[1])):
+            groups, run = zip(*numbered, strict=True)
+            text_bytes = 0 if is_encoded else sum(chunk.total_uncompressed_size for chunk in run)
+            batch_rows = BLOCK_BYTES * sum(chunk.num_values for chunk in run) // max(1, text_bytes)
+            encoded = [field] if is_encoded else None
+            file = parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES, read_dictionary=encoded)
+            for batch in file.iter_batches(max(1, min(1 << 14, batch_rows)), groups, columns=[field]):
+                column = batch.column(0)
+                for texts in _decoded(column) if is_encoded else [column]:
+                    done += len(texts)
+                    yield RowBlock(source.bytes * done // rows, source.name, texts, done - len(texts))
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; download it again") from None
+
+
+def _decoded(column: Any) -> Iterator[Any]:
+    """The texts of an Arrow array that is encoded by a dictionary, in arrays of about BLOCK_BYTES."""
+    from pyarrow import compute
+
+    sizes = compute.binary_length(column.dictionary).take(column.indices).fill_null(0)
+    total = np.cumsum(sizes.to_numpy(), dtype=np.int64)
+    cuts = np.flatnonzero(np.diff(total // BLOCK_BYTES)) + 1
+    for begin, end in itertools.pairwise([0, *cuts.tolist(), len(column)]):
+        yield column.slice(begin, end - begin).dictionary_decode()
 
 
 # --- an example text --------------------------------------------------------------------------------------------------

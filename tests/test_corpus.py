@@ -309,6 +309,24 @@ def test_null_in_parquet_is_an_empty_document(tmp_path):
     assert documents_of(Corpus(find_sources([str(tmp_path / "x.parquet")]))) == ["a", "", "b"]
 
 
+def test_parquet_with_a_dictionary_is_read_in_blocks_of_the_text_that_comes_out(tmp_path):
+    """A file of 0.4 MB with 800 MB of text was one block, because its footer counts each different text once. Its
+    tokenization took 13 GB.
+    """
+    long = [character * 100_000 for character in "abc"]
+    texts = [long[k % 3] for k in range(400)] + [None] + [f"{k}" * 50 for k in range(20_000)]
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=401)
+    blocks = list(Corpus(find_sources([str(path)])).blocks())
+    assert [text for block in blocks for text in block.documents()] == [text or "" for text in texts]
+    assert max(block.content.nbytes for block in blocks) < corpus.BLOCK_BYTES + 500_000
+    starts = [block.first for block in blocks]
+    assert starts == [0, *np.cumsum([len(block.content) for block in blocks])[:-1]]
+    large_strings = pyarrow.table({"text": pyarrow.array(texts, pyarrow.large_string())})
+    parquet.write_table(large_strings, path)
+    assert documents_of(Corpus(find_sources([str(path)]))) == [text or "" for text in texts]
+
+
 def test_errors_in_parquet_files_give_the_location_and_the_reason(tmp_path):
     path = tmp_path / "x.parquet"
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
