@@ -4,11 +4,13 @@ A document is a file, a JSON line, a row, or the text between two separators. A 
 that is larger than a block comes in parts, cut where every tokenizer gives the same ids as for the whole text.
 """
 
+import codecs
 import csv
 import glob
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,14 +130,16 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
     """The files that one input names. Raises CorpusError if there are none."""
     path = Path(os.path.expanduser(name))
     if os.path.isdir(path):  # os.path's functions return False if the name is too long, Path's methods raise OSError
-        files = sorted(_files_under(path))
+        files = others = sorted(_files_under(path))
         if suffixes:
             files = [p for p in files if p.suffix.lower() in suffixes]
         elif not format:
             files = [p for p in files if format_of(p)]
         if not files:
-            kind = ", ".join(suffixes) if suffixes else f"text files ({', '.join(FORMATS)}, also .gz or .zst)"
-            raise CorpusError(f"{name}: this folder has no {kind}")
+            if suffixes:
+                raise CorpusError(f"{name}: this folder has no {', '.join(suffixes)}")
+            kind = f"text files ({', '.join(FORMATS)}, also .gz or .zst)"
+            raise CorpusError(f"{name}: this folder has no {kind}{_suggest_pattern(path, others)}")
         return files
     if os.path.isfile(path):
         return [path]
@@ -146,6 +150,29 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
         shown = name if len(name) < 200 else f"{name[:200]}..."
         raise CorpusError(f"{shown}: there is no such file")
     return files
+
+
+def _suggest_pattern(folder: Path, files: list[Path]) -> str:
+    """For an error: the quoted pattern of the most files in a folder that have the same suffix and are text."""
+    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    for suffix, count in Counter(path.suffix for path in visible if path.suffix).most_common():
+        paths = [path for path in visible if path.suffix == suffix]
+        if _is_text(paths[0]):
+            is_nested = any(path.parent != folder for path in paths)
+            pattern = os.path.join(glob.escape(str(folder)), "**" if is_nested else "", f"*{glob.escape(suffix)}")
+            files_of_kind = f"{count:,} {suffix} files" if count > 1 else f"{suffix} file"
+            return f'; for its {files_of_kind}, use the pattern "{pattern}"'
+    return ""
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file can be read and begins with UTF-8 text."""
+    try:
+        with open(path, "rb") as file:
+            text = codecs.getincrementaldecoder("utf-8")().decode(file.read(4096))  # the last character may be cut
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(text) and "\0" not in text
 
 
 def _files_under(folder: Path) -> Iterator[Path]:
@@ -549,6 +576,8 @@ def _csv_rows(source: Source, field: str) -> Iterator[RowBlock]:
     texts, size, first = [], 0, 0
     try:
         columns = reader.fieldnames or [field]
+        if columns.count(field) > 1:
+            raise CorpusError(f"{source.name}: several columns have the name {field!r}; rename the others")
         if field not in columns:
             raise CorpusError(
                 f"{source.name}: there is no column {field!r}, only {', '.join(columns)}; set --field=NAME"
