@@ -245,6 +245,8 @@ def _open_part_folder(job: _Job) -> None:
     if notes is None or notes["version"] != PROGRESS_VERSION or notes["recipe"] != job.recipe:
         shutil.rmtree(job.part, ignore_errors=True)
     job.part.mkdir(parents=True, exist_ok=True)
+    for path in job.part.glob(".*.tmp"):  # files that a killed process was writing
+        path.unlink()
 
 
 def _saved_notes(part: Path) -> dict[str, Any] | None:
