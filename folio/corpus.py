@@ -4,11 +4,13 @@ A document is a file, a JSON line, a row, or the text between two separators. A 
 that is larger than a block comes in parts, cut where every tokenizer gives the same ids as for the whole text.
 """
 
+import codecs
 import csv
 import glob
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,14 +130,16 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
     """The files that one input names. Raises CorpusError if there are none."""
     path = Path(os.path.expanduser(name))
     if os.path.isdir(path):  # os.path's functions return False if the name is too long, Path's methods raise OSError
-        files = sorted(_files_under(path))
+        files = others = sorted(_files_under(path))
         if suffixes:
             files = [p for p in files if p.suffix.lower() in suffixes]
         elif not format:
             files = [p for p in files if format_of(p)]
         if not files:
-            kind = ", ".join(suffixes) if suffixes else f"text files ({', '.join(FORMATS)}, also .gz or .zst)"
-            raise CorpusError(f"{name}: this folder has no {kind}")
+            if suffixes:
+                raise CorpusError(f"{name}: this folder has no {', '.join(suffixes)}")
+            kind = f"text files ({', '.join(FORMATS)}, also .gz or .zst)"
+            raise CorpusError(f"{name}: this folder has no {kind}{_suggest_pattern(path, others)}")
         return files
     if os.path.isfile(path):
         return [path]
@@ -146,6 +150,29 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
         shown = name if len(name) < 200 else f"{name[:200]}..."
         raise CorpusError(f"{shown}: there is no such file")
     return files
+
+
+def _suggest_pattern(folder: Path, files: list[Path]) -> str:
+    """For an error: the quoted pattern of the most files in a folder that have the same suffix and are text."""
+    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    for suffix, count in Counter(path.suffix for path in visible if path.suffix).most_common():
+        paths = [path for path in visible if path.suffix == suffix]
+        if _is_text(paths[0]):
+            is_nested = any(path.parent != folder for path in paths)
+            pattern = os.path.join(glob.escape(str(folder)), "**" if is_nested else "", f"*{glob.escape(suffix)}")
+            files_of_kind = f"{count:,} {suffix} files" if count > 1 else f"{suffix} file"
+            return f'; for its {files_of_kind}, use the pattern "{pattern}"'
+    return ""
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file can be read and begins with UTF-8 text."""
+    try:
+        with open(path, "rb") as file:
+            text = codecs.getincrementaldecoder("utf-8")().decode(file.read(4096))  # the last character may be cut
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(text) and "\0" not in text
 
 
 def _files_under(folder: Path) -> Iterator[Path]:
@@ -549,6 +576,8 @@ def _csv_rows(source: Source, field: str) -> Iterator[RowBlock]:
     texts, size, first = [], 0, 0
     try:
         columns = reader.fieldnames or [field]
+        if columns.count(field) > 1:
+            raise CorpusError(f"{source.name}: several columns have the name {field!r}; rename the others")
         if field not in columns:
             raise CorpusError(
                 f"{source.name}: there is no column {field!r}, only {', '.join(columns)}; set --field=NAME"
@@ -602,28 +631,59 @@ def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None)
     return sources, rows
 
 
+def _column_chunks(metadata: Any, field: str) -> list[Any]:
+    """The footer's entry for the text of each row group."""
+    column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
+    return [metadata.row_group(i).column(column) for i in range(metadata.num_row_groups)]
+
+
 def _parquet_text_bytes(source: Source, field: str) -> int:
     """The bytes of text in the file, as its footer says."""
-    metadata = open_parquet(source, field).metadata
-    column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    return sum(group.column(column).total_uncompressed_size for group in groups)
+    return sum(chunk.total_uncompressed_size for chunk in _column_chunks(open_parquet(source, field).metadata, field))
+
+
+def _has_dictionary_only(chunk: Any) -> bool:
+    """Whether each row is the number of a text in a dictionary: the file then says nothing about the bytes of text.
+
+    A writer that finds its dictionary too large continues with texts, which take more bytes per row than numbers.
+    """
+    if not chunk.has_dictionary_page:
+        return False
+    dictionary_bytes = chunk.data_page_offset - chunk.dictionary_page_offset
+    return chunk.total_compressed_size - dictionary_bytes <= 8 * chunk.num_values + 1024
 
 
 def _parquet_rows(source: Source, field: str) -> Iterator[RowBlock]:
     import pyarrow
+    from pyarrow import parquet
 
-    file = open_parquet(source, field)
-    rows = file.metadata.num_rows
-    text_bytes = _parquet_text_bytes(source, field)
-    done = 0
-    batches = file.iter_batches(max(1, min(1 << 14, rows * BLOCK_BYTES // max(1, text_bytes))), columns=[field])
+    chunks = _column_chunks(open_parquet(source, field).metadata, field)
+    rows, done = sum(chunk.num_values for chunk in chunks), 0
     try:
-        for batch in batches:
-            done += batch.num_rows
-            yield RowBlock(source.bytes * done // rows, source.name, batch.column(0), done - batch.num_rows)
+        for is_encoded, numbered in itertools.groupby(enumerate(chunks), lambda item: _has_dictionary_only(item[1])):
+            groups, run = zip(*numbered, strict=True)
+            text_bytes = 0 if is_encoded else sum(chunk.total_uncompressed_size for chunk in run)
+            batch_rows = BLOCK_BYTES * sum(chunk.num_values for chunk in run) // max(1, text_bytes)
+            encoded = [field] if is_encoded else None
+            file = parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES, read_dictionary=encoded)
+            for batch in file.iter_batches(max(1, min(1 << 14, batch_rows)), groups, columns=[field]):
+                column = batch.column(0)
+                for texts in _decoded(column) if is_encoded else [column]:
+                    done += len(texts)
+                    yield RowBlock(source.bytes * done // rows, source.name, texts, done - len(texts))
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; download it again") from None
+
+
+def _decoded(column: Any) -> Iterator[Any]:
+    """The texts of an Arrow array that is encoded by a dictionary, in arrays of about BLOCK_BYTES."""
+    from pyarrow import compute
+
+    sizes = compute.binary_length(column.dictionary).take(column.indices).fill_null(0)
+    total = np.cumsum(sizes.to_numpy(), dtype=np.int64)
+    cuts = np.flatnonzero(np.diff(total // BLOCK_BYTES)) + 1
+    for begin, end in itertools.pairwise([0, *cuts.tolist(), len(column)]):
+        yield column.slice(begin, end - begin).dictionary_decode()
 
 
 # --- an example text --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from folio.commands import STARTED_BY_TRAINING, command, short_path
 from folio.configurator import ROOT
 from folio.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
 from folio.windows import Mixture, parse_mixture
+from folio.workers import child_options
 
 SCRIPTS_FOR_ANY_INPUT = ("text", "pairs")  # in prepare/; the others are each named like the data set that they prepare
 
@@ -108,6 +109,6 @@ def run_script(script: Path, root: Path) -> None:
         prepare = command(name, *_data_dir_option(root))
         raise DatasetError(f"dataset={script.stem}: prepare it before the processes start: {prepare}")
     print(f"{script.stem} is not prepared yet; running {name}", flush=True)
-    environment = {**os.environ, STARTED_BY_TRAINING: "1"}
-    if subprocess.run([sys.executable, str(script), f"--data_dir={root}"], env=environment).returncode:
+    options = child_options(**{STARTED_BY_TRAINING: "1"})
+    if subprocess.run([sys.executable, str(script), f"--data_dir={root}"], **options).returncode:
         raise DatasetError(f"{name} failed; fix the error above, or run the script by itself")

@@ -1,6 +1,8 @@
 """The words of a text and their n-grams as 64-bit hashes, and the n-grams that validation shares with training.
 
-Case and punctuation do not count, as in the measure of GPT-3 (Brown et al. 2020, appendix C).
+Case and punctuation do not count, as in the measure of GPT-3 (Brown et al. 2020, appendix C). Case is
+folded for characters up to U+1FFF (Latin, Greek, Cyrillic, Armenian, Georgian) where the folded character has as many
+bytes (not ß, which becomes ss).
 
 Dimensions: N bytes of a text, W words, G n-grams.
 """

@@ -54,7 +54,7 @@ MOST_TOKENS = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 toke
 LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
 MOST_CHECKED = 1_000_000_000  # bytes of text up to which what validation shares with training is counted by default
 MOST_COMPARED = 100_000  # documents up to which near duplicates are counted by default, in about 5 s and 300 MB
-PROGRESS_VERSION = 4  # of progress.json, and of how a corpus is divided into blocks
+PROGRESS_VERSION = 5  # of progress.json, and of how a corpus is divided into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MOST_TOKENS)]
@@ -252,6 +252,8 @@ def _open_part_folder(job: _Job) -> None:
     if notes is None or notes["version"] != PROGRESS_VERSION or notes["recipe"] != job.recipe:
         shutil.rmtree(job.part, ignore_errors=True)
     job.part.mkdir(parents=True, exist_ok=True)
+    for path in job.part.glob(".*.tmp"):  # files that a killed process was writing
+        path.unlink()
 
 
 def _saved_notes(part: Path) -> dict[str, Any] | None:

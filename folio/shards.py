@@ -485,7 +485,7 @@ def _map_llmc(path: Path) -> Shard:
         ) from None
     header = np.fromfile(path, dtype="<i4", count=LLMC_HEADER)
     if len(header) < LLMC_HEADER:
-        raise DatasetError(f"{path} is truncated: it has {header.nbytes:,} bytes, fewer than llm.c's header")
+        raise DatasetError(f"{path} is truncated: it has {path.stat().st_size:,} bytes, fewer than llm.c's header")
     magic, version, tokens = (int(n) for n in header[:3])
     if magic != LLMC_MAGIC or version != LLMC_VERSION:
         raise DatasetError(

@@ -184,6 +184,17 @@ VALUES = np.array(
 )
 
 
+def folded(code: int) -> int:
+    """The lowercase of a character for which case does not count, or itself if that has another number of bytes."""
+    lower = chr(code).casefold()
+    has_same_size = len(lower) == 1 and len(lower.encode()) == len(chr(code).encode())
+    return ord(lower) if has_same_size else code
+
+
+# Latin, Greek, Cyrillic, Armenian, Georgian, Cherokee: the characters of two bytes, and those of three up to U+1FFF.
+FOLDED = np.array([folded(code) for code in range(0x2000)], np.uint16)
+
+
 @compiled
 def mix(hashed):
     """As in folio/ngrams.py."""
@@ -196,7 +207,7 @@ def hash_words(data_at, size, hashes_at):
     """Write the hash of each word of a text, as folio/ngrams.py defines them. Returns how many there are."""
     data, hashes = octets(data_at, size), unsigned(hashes_at, size + 1)
     count = signs_end = 0  # the end of the last character that is not in a word, though its bytes look so
-    in_word = 0
+    in_word = character = character_end = 0  # the last folded character and where its bytes end
     hashed, power = np.uint64(0), np.uint64(1)
     for k in range(size):
         byte = data[k]
@@ -210,6 +221,14 @@ def hash_words(data_at, size, hashes_at):
                 hashes[count] = hashed
                 count += 1
                 hashed, power = np.uint64(0), np.uint64(1)
+            if k < character_end and byte < 0xC0:
+                value = np.uint64(0x81 + ((character >> 6 * (character_end - 1 - k)) & 0x3F))
+            elif 0xC3 <= byte < 0xE0 and k + 1 < size:
+                character = np.int64(FOLDED[((byte & 0x1F) << 6) | (data[k + 1] & 0x3F)])
+                character_end, value = k + 2, np.uint64(0xC1 + (character >> 6))
+            elif byte == 0xE1 and k + 2 < size:
+                character = np.int64(FOLDED[0x1000 | ((data[k + 1] & 0x3F) << 6) | (data[k + 2] & 0x3F)])
+                character_end, value = k + 3, np.uint64(0xE1 + (character >> 12))
             if k < signs_end:
                 value = np.uint64(0)
         hashes[count] = hashed  # without a branch, because whether a word ends cannot be predicted

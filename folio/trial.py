@@ -1,6 +1,5 @@
 """One trial of a sweep: train.py in a process of its own, followed by what it writes."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from folio.configurator import ROOT
 from folio.files import read_json, write_json
 from folio.metrics import read_lines
 from folio.runs import Run
+from folio.workers import child_options
 
 POLL_SECONDS = 0.5
 OUTPUT = "output.txt"  # what train.py prints, in the trial's folder
@@ -43,10 +43,9 @@ def run_training(
         began = output.tell()  # after what an earlier attempt printed
         process = subprocess.Popen(
             train_command(folder, arguments),
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            **child_options(**environment),
             start_new_session=True,  # Ctrl-C is for the sweep, which then stops its trials
         )
         stopping = False

@@ -13,6 +13,7 @@ import numpy as np
 from folio.randomness import hash64, permute
 from folio.shards import Dataset, DatasetError, PromptFormat, Shard
 
+SHARE_UNITS = 1 << 20  # of a mixture: shares are whole numbers of these, and the smallest one is 1
 Location = tuple[int, int]  # where a window begins: the number of the shard, and the index of the token in it
 
 
@@ -203,7 +204,7 @@ class Mixture:
                     f"cannot be mixed; prepare it again with --tokenizer={first.folder}"
                 )
         self.weights = [weight / total for _, weight in datasets]
-        self.shares = [max(1, round(weight * (1 << 20))) for weight in self.weights]  # integers, for exact results
+        self.shares = [max(1, round(weight * SHARE_UNITS)) for weight in self.weights]  # integers, for exact results
         self.training = [TrainingWindows(d.train, block_size, d.vocab_size, seed, sampling) for d, _ in datasets]
         self.validation = {
             d.folder.name: ValidationWindows(d.val, block_size, d.vocab_size, max_val_windows) for d, _ in datasets
@@ -306,4 +307,12 @@ def parse_mixture(dataset: str) -> list[tuple[str, float]]:
             mixture.append((part.strip(), 1.0))
     if any(not name or not 0 < weight < float("inf") for name, weight in mixture):
         raise DatasetError(f"dataset={dataset}: write NAME, or several as NAME:WEIGHT,NAME:WEIGHT with weights above 0")
+    total, (name, smallest) = sum(weight for _, weight in mixture), min(mixture, key=lambda item: item[1])
+    if total == float("inf"):
+        raise DatasetError(f"dataset={dataset}: the sum of the weights is infinite; write smaller ones")
+    if smallest * SHARE_UNITS < total:
+        raise DatasetError(
+            f"dataset={dataset}: {name} would give less than 1 of {SHARE_UNITS:,} sequences, the smallest share; "
+            f"use a larger weight, or leave it out"
+        )
     return mixture

@@ -1,6 +1,12 @@
-"""Applies a function to a stream of items in several processes, and returns the results in order."""
+"""Applies a function to a stream of items in several processes, and returns the results in order.
 
+Also ends the processes that the project starts when their parent ends, even by SIGKILL: they would keep its standard
+output open, and a pipe would never end.
+"""
+
+import functools
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -14,6 +20,7 @@ from typing import Any, TypeVar
 from folio import UserError
 
 Item = TypeVar("Item")
+ENDS_WITH_PARENT = "FOLIO_ENDS_WITH_PARENT"  # environment variable of a script whose standard input is a parent's pipe
 
 
 def cores() -> int:
@@ -102,9 +109,51 @@ def _start_worker(function: Callable, arguments: tuple[Any, ...]) -> None:
     """Store in a worker process what it applies to each item."""
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the main process handles Ctrl-C
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
     _work = function, arguments
+
+
+def _exit_after_parent() -> None:
+    """Wait until the process that started this worker has ended, and exit."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def _apply(item: Any) -> Any:
     function, arguments = _work
     return function(item, *arguments)
+
+
+# --- scripts that are started as processes ----------------------------------------------------------------------------
+
+
+@functools.cache
+def _open_pipe() -> tuple[int, int]:
+    """A pipe of this process, into which nothing is written. It ends when the process ends."""
+    return os.pipe()
+
+
+def child_options(**environment: str) -> dict[str, Any]:
+    """Arguments of subprocess.Popen for one of the project's scripts, which ends when this process does.
+
+    environment: variables besides those of this process.
+    """
+    return {"stdin": _open_pipe()[0], "env": {**os.environ, **environment, ENDS_WITH_PARENT: "1"}}
+
+
+def end_with_parent() -> None:
+    """In a process that was started with `child_options`: receive SIGTERM when the parent has ended.
+
+    Standard input becomes empty, so that other processes do not inherit the pipe.
+    """
+    if not os.environ.pop(ENDS_WITH_PARENT, None):
+        return
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), 0)
+
+    def wait_for_end() -> None:
+        os.read(pipe, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()

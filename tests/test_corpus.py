@@ -303,10 +303,67 @@ def test_csv_with_every_kind_of_line_end(block_bytes, tmp_path, monkeypatch):
     assert documents_of(Corpus(find_sources([str(tmp_path / "x.csv")]))) == ["a", "b\r\nc", "d", "e\0"]
 
 
+def test_a_csv_file_with_two_columns_of_the_name_is_refused(tmp_path):
+    """It took the last one without a word."""
+    (tmp_path / "x.csv").write_text("text,n,text\na,1,b\n")
+    rows = Corpus(find_sources([str(tmp_path / "x.csv")]))
+    with pytest.raises(CorpusError, match=r"x\.csv: several columns have the name 'text'; rename the others"):
+        documents_of(rows)
+    assert documents_of(Corpus(rows.sources, field="n")) == ["1"]
+
+
+def test_a_folder_without_text_files_names_the_pattern_for_what_it_contains(tmp_path, monkeypatch):
+    """The message said only that there are no text files, and nothing about a folder of Python files."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "src/a.py": b"a",
+        "src/b.py": b"\xc3\xa4" * 4000,
+        "src/.git/c.c": b"c",
+        "src/sub/d.js": b"d",
+        "photos[1]/a.jpg": b"\xff\xd8",
+        "photos[1]/b.jpg": b"\0" * 9,
+        "photos[1]/sub/about.html": b"a",
+        "binary/x.jpg": b"\xff\xd8",
+    }.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+    for folder, shown, names in [
+        ("src", '2 .py files, use the pattern "src/*.py"', ["a.py", "b.py"]),
+        ("src/sub", '.js file, use the pattern "src/sub/*.js"', ["d.js"]),
+        ("photos[1]", '.html file, use the pattern "photos[[]1]/**/*.html"', ["about.html"]),
+    ]:
+        with pytest.raises(CorpusError) as refused:
+            find_sources([folder])
+        assert shown.replace("/", os.sep) in str(refused.value)
+        pattern = str(refused.value).split('"')[1]
+        assert [source.path.name for source in find_sources([pattern])] == names
+    with pytest.raises(CorpusError, match="no text files") as refused:
+        find_sources(["binary"])
+    assert "pattern" not in str(refused.value)
+
+
 def test_null_in_parquet_is_an_empty_document(tmp_path):
     """It was None, which gave a traceback in tools/evaluate.py."""
     parquet.write_table(pyarrow.table({"text": ["a", None, "b"]}), tmp_path / "x.parquet")
     assert documents_of(Corpus(find_sources([str(tmp_path / "x.parquet")]))) == ["a", "", "b"]
+
+
+def test_parquet_with_a_dictionary_is_read_in_blocks_of_the_text_that_comes_out(tmp_path):
+    """A file of 0.4 MB with 800 MB of text was one block, because its footer counts each different text once. Its
+    tokenization took 13 GB.
+    """
+    long = [character * 100_000 for character in "abc"]
+    texts = [long[k % 3] for k in range(400)] + [None] + [f"{k}" * 50 for k in range(20_000)]
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=401)
+    blocks = list(Corpus(find_sources([str(path)])).blocks())
+    assert [text for block in blocks for text in block.documents()] == [text or "" for text in texts]
+    assert max(block.content.nbytes for block in blocks) < corpus.BLOCK_BYTES + 500_000
+    starts = [block.first for block in blocks]
+    assert starts == [0, *np.cumsum([len(block.content) for block in blocks])[:-1]]
+    large_strings = pyarrow.table({"text": pyarrow.array(texts, pyarrow.large_string())})
+    parquet.write_table(large_strings, path)
+    assert documents_of(Corpus(find_sources([str(path)]))) == [text or "" for text in texts]
 
 
 def test_errors_in_parquet_files_give_the_location_and_the_reason(tmp_path):

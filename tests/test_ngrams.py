@@ -7,7 +7,7 @@ import pytest
 
 from folio.ngrams import BOUNDARY, BOUNDARY_WORD, HashFilter, HashSet, mix, ngrams_within_documents, word_hashes
 
-CHARACTERS = [*"abXYZ019", *" .,;\n-_", *"éßЖ", *"中日カ한", "\u2019", "\u201c", "\u2013", "\u00a0", "«", "🎉"]
+CHARACTERS = [*"abXYZ019", *" .,;\n-_", *"éÉßẞЖжΣςσỆệᲐა中日カ한", "\u2019", "\u201c", "\u2013", "\u00a0", "«", "🎉"]
 
 
 def is_separator(character: str) -> bool:
@@ -20,7 +20,9 @@ def is_separator(character: str) -> bool:
 def words_of(text: str) -> list[str]:
     words, in_word = [], False
     for character in text:
-        character = character.lower() if character.isascii() else character
+        lower = character.casefold()
+        if ord(character) < 0x2000 and (len(lower), len(lower.encode())) == (1, len(character.encode())):
+            character = lower
         if is_separator(character):
             in_word = False
         elif in_word and not 0x3000 <= ord(character) < 0x10000:  # Chinese, Japanese, and Korean
@@ -49,6 +51,15 @@ def test_case_and_punctuation_do_not_count():
     )
     assert len(word_hashes(b"")) == len(word_hashes(b" ?!")) == len(word_hashes("…".encode())) == 0
     assert len(word_hashes(b"\xe2")) == 1  # a part of a character
+
+
+@pytest.mark.parametrize(
+    "text", ["Мороз и солнце; день чудесный", "Ὠδή στη χαρά της άνοιξης", "Trăm năm trong cõi người", "été"]
+)
+def test_case_does_not_count_in_other_alphabets(text):
+    """Only ASCII was folded: a Russian text in capitals shared no words with the same text in small letters."""
+    upper, lower = word_hashes(text.upper().encode()), word_hashes(text.lower().encode())
+    assert upper.tolist() == lower.tolist() and len(set(upper)) == len(text.split())
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 13])

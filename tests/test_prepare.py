@@ -700,11 +700,14 @@ def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_p
         part = tmp_path / "data" / f".{name}.part"
         assert not (tmp_path / "data" / name).exists()
         assert part.exists() == ("the same command resumes after them" in capsys.readouterr().err)
+        if part.exists():
+            (part / ".progress.json.123.tmp").touch()  # of a process that was killed; it stayed in the data set
         full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
         stop_after = None
         folder = prepare(config(tmp_path, **settings), documents, name)
         assert content(folder) == content(straight)
         assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
         assert all((folder / path.name).stat().st_mtime_ns == before for path, before in full_shards.items())
         if full_shards:
             assert blocks < total + block_number

@@ -282,6 +282,14 @@ def test_a_damaged_data_set_is_refused_with_the_reason(folder, damage, message):
         open_dataset(folder)
 
 
+def test_a_shard_of_llmc_without_a_full_header_is_refused_with_its_size(tmp_path):
+    """A file of 3 bytes "has 0 bytes"."""
+    for split in ("train", "val"):
+        (tmp_path / f"x_{split}_000.bin").write_bytes(b"abc")
+    with pytest.raises(DatasetError, match="is truncated: it has 3 bytes, fewer than"):
+        open_dataset(tmp_path)
+
+
 def test_masks_beside_shards_of_nanogpt_and_llmc(tmp_path):
     folder = nanogpt_folder(tmp_path / "d", None)
     (folder / "train_mask.bin").write_bytes(bytes([0, 1] * 20))

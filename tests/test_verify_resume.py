@@ -16,7 +16,7 @@ from tools.verify_resume import VerifyConfig, compare, kill_and_resume, main
 from train import train
 
 
-def start_forked(command, stdin, stdout, stderr):
+def start_forked(command, stdout, stderr, **options):
     """Start a process as subprocess.Popen does, in less time."""
     process = processes.start(command[1:], [os.devnull, stdout.name, stderr.name])
     process.poll, process.wait = lambda: process.exitcode, lambda: processes.wait(process)
@@ -25,7 +25,7 @@ def start_forked(command, stdin, stdout, stderr):
 
 def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, monkeypatch):
     """A short form of the verified runs in docs/reproducibility.md."""
-    monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked, DEVNULL=None))
+    monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked))
     cfg = tiny(max_iters=300, eval_interval=20, eval_iters=1, patience=1000)
     main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
     out = capsys.readouterr().out

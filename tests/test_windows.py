@@ -200,6 +200,29 @@ def test_parse_mixture_returns_names_and_weights(text, expected):
     assert parse_mixture(text) == expected
 
 
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a:1e308,b:1e308", "the sum of the weights is infinite; write smaller ones"),
+        ("a:1,b:1e-9", "b would give less than 1 of 1,048,576 sequences, the smallest share; use a larger weight"),
+        ("a:0.9e-6,b:1", "a would give less"),
+        ("a:5e-324,b:1e308", "a would give less"),
+    ],
+)
+def test_weights_without_a_share_are_refused(text, message):
+    """With an infinite sum, all shares were 0, and a run trained to "best validation loss 0.0000". A weight of 1e-9
+    acted as 2^-20.
+    """
+    with pytest.raises(DatasetError, match=message):
+        parse_mixture(text)
+
+
+def test_the_smallest_share_gives_one_sequence_of_a_million():
+    (_, small), (_, large) = parse_mixture(f"a:1,b:{2**20 - 1}")
+    assert (small, large) == (1, 2**20 - 1)
+    assert parse_mixture("a:1e-9") == [("a", 1e-9)] and parse_mixture("a:1e307,b:1e307")
+
+
 @pytest.mark.parametrize("text", ["", "a,,b", "a:0", "a:-1", "a:inf", "a:nan", ":1"])
 def test_invalid_mixtures_are_refused(text):
     with pytest.raises(DatasetError, match="NAME:WEIGHT"):

@@ -33,7 +33,7 @@ from folio.files import read_json  # noqa: E402
 from folio.shards import open_dataset  # noqa: E402
 from folio.tokenizer import gpt2_tokenizer  # noqa: E402
 from folio.windows import Mixture  # noqa: E402
-from folio.workers import cores  # noqa: E402
+from folio.workers import child_options, cores  # noqa: E402
 from tools.bench_baselines import memmap_batch  # noqa: E402
 from tools.bench_timing import time_calls  # noqa: E402
 
@@ -98,7 +98,7 @@ def bench_preparation(source: Path, split_on: str, repeats: int, folder: Path) -
     print(f"\n{source.name}: {size:,.1f} MB, {len(documents):,} documents, {tokens:,} tokens, {cores()} cores\n")
     print_preparation(runs, twice, tokens)
     shutil.rmtree(dataset.parent)  # with twice the text; the batches are drawn from the text itself
-    subprocess.run([sys.executable, *commands["folio"]], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *commands["folio"]], check=True, stdout=subprocess.DEVNULL, **child_options())
     return dataset
 
 
@@ -128,7 +128,8 @@ def measure_command(command: list[str], folder: Path) -> Usage:
     """Run a Python script that writes into `folder`, and measure it with all its processes."""
     size_before = folder_size(folder)
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, *command], **pipes, **child_options())
     peaks = {"memory": 0.0, "disk": 0.0}
     finished = threading.Event()
 

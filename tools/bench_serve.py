@@ -38,6 +38,7 @@ from folio.configurator import NonNegativeInt, PositiveInt, comma_separated, run
 from folio.generate import TextStream  # noqa: E402
 from folio.language_model import GenerationConfig, LanguageModel  # noqa: E402
 from folio.tokenizer import CharTokenizer  # noqa: E402
+from folio.workers import child_options  # noqa: E402
 from tools.bench_baselines import run_llama, write_llama_model  # noqa: E402
 from tools.bench_timing import BenchConfig, busy_processes, describe_device, not_integers, unknown_names  # noqa: E402
 from tools.bench_view import write_run  # noqa: E402
@@ -122,7 +123,7 @@ def serving(run: str | Path, device: str, dtype: str) -> Iterator[ApiServer]:
     """tools/serve.py in a process of its own, on a free port. Raises UserError."""
     options = ["--port=0", f"--device={device}", f"--dtype={dtype}"]
     words = [sys.executable, str(ROOT / "tools" / "serve.py"), str(run), *options]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, encoding="utf-8", **child_options())
     try:
         address = next((word for line in process.stdout for word in line.split() if word.startswith("http://")), None)
         if address is None:

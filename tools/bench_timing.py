@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 
 from folio import UserError
-from folio.configurator import NonNegativeInt, PositiveInt, Settings, comma_separated
+from folio.configurator import ROOT, NonNegativeInt, PositiveInt, Settings, comma_separated
+from folio.workers import child_options
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def time_calls(action: Callable[[], object], count: int) -> float:
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Run `count` processes that each keep one core busy until the block ends."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    code = "from folio.workers import end_with_parent\nend_with_parent()\nwhile True: pass"
+    command = [sys.executable, "-c", code]
+    processes = [subprocess.Popen(command, cwd=ROOT, **child_options()) for _ in range(count)]
     try:
         yield
     finally:

@@ -13,7 +13,6 @@ profile: where the time of one of Folio's training steps goes.
 
 import json
 import math
-import os
 import re
 import statistics
 import subprocess
@@ -37,6 +36,7 @@ from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.optim import make_optimizer  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import data_root, open_dataset  # noqa: E402
+from folio.workers import child_options  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_baselines import (  # noqa: E402
     NANOGPT_A100_LOSS,
@@ -132,14 +132,13 @@ def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
     """Run a Python script in a folder. Returns each line that it prints, with the seconds since the start."""
     began = time.perf_counter()
     lines = []
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        **child_options(PYTHONUNBUFFERED="1"),
     ) as process:
         for line in process.stdout:
             lines.append((time.perf_counter() - began, line.rstrip()))

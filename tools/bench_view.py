@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, checkpoint  # noqa: E402
 from folio.configurator import comma_separated, run_script  # noqa: E402
 from folio.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
+from folio.workers import child_options  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_timing import (  # noqa: E402
     BenchConfig,
@@ -112,7 +113,7 @@ def serving(run: Path, cfg: ViewBenchConfig) -> Iterator[str]:
     """The address of tools/view.py while it runs."""
     options = [str(run), "--open=False", "--port=0", f"--device={cfg.device}", "--text=To be"]
     command = [sys.executable, str(ROOT / "tools" / "view.py"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **child_options())
     try:
         address = process.stdout.readline().split()
         if not address:

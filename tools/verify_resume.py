@@ -36,6 +36,7 @@ from folio.configurator import PositiveInt  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
 from folio.start import versions  # noqa: E402
 from folio.state import Progress  # noqa: E402
+from folio.workers import child_options  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all but speed and memory
@@ -107,7 +108,7 @@ def start(cfg: VerifyConfig, out_dir: Path) -> subprocess.Popen:
     with open(f"{out_dir}.log", "ab") as log:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cfg.processes}"]
         command = [sys.executable, *(launcher if cfg.processes > 1 else []), str(ROOT / "train.py"), *arguments]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(command, stdout=log, stderr=log, **child_options())
 
 
 def finish(process: subprocess.Popen, out_dir: Path) -> None:
