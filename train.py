@@ -254,7 +254,7 @@ def train(given: TrainConfig) -> Result:
         check_memory(cfg, start, gpt_config, runtime, data)
 
         # --- model ---
-        model, net = wrap(start.build_model(), gpt_config, cfg, runtime)
+        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loss_fn = compile_loss(net, runtime)
         print(
             f"{model.num_params()['total']:,} parameters, {model.config.position} positions, dropout {cfg.dropout}, "
@@ -435,7 +435,7 @@ def check_memory(cfg: TrainConfig, start: Start, gpt_config: GPTConfig, runtime:
     if available is not None and not cfg.eval_only:
         shards = runtime.group.size if cfg.parallel == "fsdp" else 1
         memory.refuse_too_large(gpt_config, cfg.optimizer, available, shards)
-    vocab_size = start.checkpoint.state["model"]["vocab_size"] if start.checkpoint else gpt_config.vocab_size
+    vocab_size = max(gpt_config.vocab_size, start.checkpoint.state["model"]["vocab_size"] if start.checkpoint else 0)
     with torch.device("meta"):
         planned = GPT(replace(gpt_config, vocab_size=vocab_size))
     resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device))

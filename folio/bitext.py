@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
-from folio.blocks import CorpusError, decode_utf8
-from folio.corpus import COMPRESSIONS, LONGEST_RECORD, Source
+from folio.blocks import CorpusError
+from folio.corpus import COMPRESSIONS, Source, read_lines
 from folio.pairs import Texts, translation
 from folio.prepare_pairs import Column, read_pair
 
@@ -53,20 +53,6 @@ def translation_pair(languages: Texts | None, value: dict[str, Any]) -> dict[str
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def read_lines(source: Source) -> Iterator[str]:
-    """The lines of a text file, without line ends. Raises CorpusError."""
-    buffer, number = b"", 1
-    for chunk, _ in source.read():
-        *complete, buffer = (buffer + chunk).split(b"\n")
-        for line in complete:
-            yield decode_utf8(line, f"{source.name}, line {number},", 0).removesuffix("\r")
-            number += 1
-        if len(buffer) > LONGEST_RECORD:
-            raise CorpusError(f"{source.name}:{number}: this line has more than {LONGEST_RECORD:,} bytes")
-    if buffer:
-        yield decode_utf8(buffer, f"{source.name}, line {number},", 0).removesuffix("\r")
 
 
 def read_table(source: Source) -> Iterator[Texts]:

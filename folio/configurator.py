@@ -323,6 +323,15 @@ def find_config(name: str) -> Path | None:
     return next((path for path in (Path(name), ROOT / name) if os.path.isfile(path)), None)
 
 
+def read_config(name: str) -> dict[str, Any]:
+    """The settings that a config file assigns. Raises ConfigError."""
+    errors: list[str] = []
+    assignments = _parse(find_config(name), name, {}, errors)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return {name: value for name, value, _ in assignments}
+
+
 def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
     if "out_dir" in hints and name and os.path.isdir(name):
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"

@@ -543,7 +543,21 @@ def _too_long(record: str) -> CorpusError:
     return CorpusError(f"{record} has more than {LONGEST_RECORD:,} bytes; save a text of this size as a .txt file")
 
 
-class _CsvLines:
+def read_lines(source: Source) -> Iterator[str]:
+    """The lines of a text file, without line ends. Raises CorpusError."""
+    buffer, number = b"", 1
+    for chunk, _ in source.read():
+        *complete, buffer = (buffer + chunk).split(b"\n")
+        for line in complete:
+            yield decode_utf8(line, f"{source.name}, line {number},", 0).removesuffix("\r")
+            number += 1
+        if len(buffer) > LONGEST_RECORD:
+            raise CorpusError(f"{source.name}:{number}: this line has more than {LONGEST_RECORD:,} bytes")
+    if buffer:
+        yield decode_utf8(buffer, f"{source.name}, line {number},", 0).removesuffix("\r")
+
+
+class CsvLines:
     """The decoded lines of a CSV file."""
 
     def __init__(self, source: Source):
@@ -571,7 +585,7 @@ class _CsvLines:
 
 def _csv_rows(source: Source, field: str) -> Iterator[RowBlock]:
     csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
-    lines = _CsvLines(source)
+    lines = CsvLines(source)
     reader = csv.DictReader(lines, strict=True)
     texts, size, first = [], 0, 0
     try:

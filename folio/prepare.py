@@ -27,7 +27,7 @@ from folio import UserError, compiled
 from folio import tokenizer as tokenizers
 from folio.blocks import Block, CorpusError, EncodedBlock, characters_of, encode, texts_of
 from folio.commands import STARTED_BY_TRAINING, command
-from folio.configurator import NonNegativeInt, Settings
+from folio.configurator import NonNegativeInt, Settings, read_config
 from folio.corpus import Corpus
 from folio.dataset_builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.files import locked, read_json, replace_folder, write_json
@@ -175,10 +175,15 @@ class _Job:
         """A value, as read from JSON, that changes if the data set would be another one."""
         tokenizer = self.tokenizer.hash if self.tokenizer else self.cfg.tokenizer
         if tokenizer not in TOKENIZERS and os.path.exists(tokenizer):
-            tokenizer = tokenizers.load(Path(tokenizer)).hash
+            tokenizer = self.load_tokenizer().hash
         settings = {name: getattr(self.cfg, name) for name in ("vocab_size", "on_unknown", "dedup", "shard_tokens")}
         documents = {"val_fraction": self.val_fraction, **self.corpus.fingerprint()}
         return json.loads(json.dumps({"tokenizer": tokenizer, **settings, **documents}))
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer in the folder that cfg.tokenizer names. Pairs need an end-of-text token, and add it."""
+        loaded = tokenizers.load(Path(self.cfg.tokenizer))
+        return loaded.with_eot() if self.corpus.masked else loaded
 
     @property
     def checks_leakage(self) -> bool:
@@ -333,7 +338,10 @@ def _make_tokenizer(job: _Job) -> Tokenizer:
         return TOKENIZERS[name](job)
     if not os.path.exists(name):  # unlike Path.exists, it returns False for a name that is too long
         raise UserError(f"tokenizer={name}: use {', '.join(TOKENIZERS)}, or the folder of a data set or of a run")
-    return tokenizers.load(Path(name))
+    loaded = job.load_tokenizer()
+    if tokenizers.load(Path(name)).eot is None and loaded.eot is not None:
+        print(f"the tokenizer of {name} has no end-of-text token; it is added, with the id {loaded.eot:,}")
+    return loaded
 
 
 def _make_char(job: _Job) -> CharTokenizer:
@@ -627,6 +635,19 @@ def _print_hints(job: _Job) -> None:
             print(f"{purpose}: {command('train.py', *settings, *data_dir)}")
 
 
+FINETUNING_EPOCHS = 16  # about 300 steps on texts of 75,000 characters, as measured in _next_runs
+FEWEST_STEPS = 10
+
+
+def _length(job: _Job, recipe: str) -> list[str]:
+    """The option for as many steps as finetuning on this text needs, if they are fewer than the recipe's."""
+    settings = {"batch_size": 12, "block_size": 1024, "gradient_accumulation_steps": 1, **read_config(recipe)}
+    step_tokens = settings["batch_size"] * settings["block_size"] * settings["gradient_accumulation_steps"]
+    tokens = sum(shard["tokens"] for shard in read_json(job.folder / "meta.json")["splits"]["train"])
+    steps = max(FEWEST_STEPS, -(-FINETUNING_EPOCHS * tokens // step_tokens))
+    return [f"--max_iters={steps}"] if steps < settings["max_iters"] else []
+
+
 def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
     """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
     recipe, name, source = job.cfg.config_file, job.folder.name, job.cfg.tokenizer
@@ -635,12 +656,13 @@ def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint
         # About a tenth of the recipe's rates. On two texts of 75,000 characters, 300 steps from a run on Shakespeare
         # reached losses of 1.53 and 1.19; with the recipe's rates 1.60 and 1.23, with 1e-4 and adamw 1.77 and 1.37.
-        rates = ["--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
-        yield f"finetune {source} on it", [recipe, f"--init_from={source}", data, *rates, f"{out_dir}-finetuned"]
+        settings = [data, *_length(job, recipe), "--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
+        yield f"finetune {source} on it", [recipe, f"--init_from={source}", *settings, f"{out_dir}-finetuned"]
         return
     yield "train on it", [recipe, data, out_dir]
     if source == "gpt2":
-        yield "or finetune GPT-2", ["config/finetune_shakespeare.py", data, f"{out_dir}-finetuned"]
+        recipe = "config/finetune_shakespeare.py"
+        yield "or finetune GPT-2", [recipe, data, *_length(job, recipe), f"{out_dir}-finetuned"]
     if is_folder:
         other = dataset_name(Path(source), job.folder.parent)
         if other != name and "," not in other:

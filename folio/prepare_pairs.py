@@ -1,5 +1,6 @@
 """Prepares a data set from prompts and completions, with those for validation in a file beside the shards."""
 
+import csv
 import json
 import os
 import tempfile
@@ -14,7 +15,7 @@ import numpy as np
 from folio import UserError
 from folio.blocks import CorpusError, document_hash
 from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt
-from folio.corpus import Corpus, Source, find_sources
+from folio.corpus import Corpus, CsvLines, Source, find_sources, read_lines
 from folio.dataset_builder import split_by_number
 from folio.files import atomic_write
 from folio.pairs import HELD_OUT, Texts, document_of, pair_segments, write_pairs
@@ -111,6 +112,59 @@ def _texts_of_row(path: Path, row: dict[str, Any], columns: Sequence[Column]) ->
     return first, second
 
 
+HEADERS = [  # names of the columns of a prompt and its completion, in any order
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("input", "output"),
+    ("source", "target"),
+]
+
+
+def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
+    """The pairs in .tsv and .csv files, of two columns or with a header of HEADERS. Raises CorpusError.
+
+    A completion begins with a space unless there is white space already.
+    """
+    for source in sources:
+        columns = None
+        for number, row in _table_rows(source):
+            if columns is None:
+                names = [name.strip().lower() for name in row]
+                header = next((header for header in HEADERS if all(names.count(name) == 1 for name in header)), None)
+                columns = [names.index(name) for name in header] if header else [0, 1]
+                if header:
+                    continue
+                if len(row) != 2:
+                    raise CorpusError(
+                        f"{source.name}: it has {len(row):,} columns; give two, the prompt and the completion, or a "
+                        f"first line with the names prompt and completion"
+                    )
+            if len(row) <= max(columns):
+                raise CorpusError(f"{source.name}:{number}: this row ends before its column {max(columns) + 1}")
+            prompt, completion = (row[column] for column in columns)
+            has_space = not prompt or not completion or prompt[-1].isspace() or completion[0].isspace()
+            yield {"prompt": prompt, "completion": completion if has_space else f" {completion}"}
+
+
+def _table_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .tsv or .csv file that are not blank, and the numbers of their (last) lines. Raises CorpusError."""
+    if ".tsv" in {suffix.lower() for suffix in source.path.suffixes}:
+        yield from ((n, line.split("\t")) for n, line in enumerate(read_lines(source), start=1) if line.strip())
+        return
+    csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
+    lines = CsvLines(source)
+    reader = csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            lines.row_bytes = 0
+            if any(row):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise CorpusError(f"{source.name}:{reader.line_num}: this is not CSV: {error}") from None
+
+
 # --- the data set -----------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +202,7 @@ def prepare_pairs(
             groups.append(document_hash(group.encode("utf-8", "replace")))
             yield pair
 
-    with _as_file(usable_pairs(), name, made_of) as sources:
+    with pairs_as_file(usable_pairs(), name, made_of) as sources:
         if left_out:
             print(f"{left_out:,} pairs with an empty text were left out")
         chosen = choose_validation(groups, cfg.val_fraction) if validation is None else np.arange(validation)
@@ -171,7 +225,7 @@ def _document(value: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _as_file(pairs: Iterable[dict[str, Any]], name: str, made_of: Any) -> Iterator[list[Source]]:
+def pairs_as_file(pairs: Iterable[dict[str, Any]], name: str, made_of: Any) -> Iterator[list[Source]]:
     """Write the pairs as a temporary file of JSON lines. Raises UserError."""
     key = document_hash(json.dumps(made_of).encode())
     with tempfile.TemporaryDirectory() as folder:

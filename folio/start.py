@@ -17,6 +17,7 @@ from folio.files import locked
 from folio.runs import resolve
 from folio.runtime import Runtime
 from folio.schedule import STEP_COUNTS, Schedule
+from folio.tokenizer import Tokenizer
 from folio.windows import Mixture
 from model import GPT, GPTConfig
 
@@ -116,7 +117,7 @@ class Start(Generic[Config]):
         if not self.checkpoint:
             return
         saved, tokenizer, dataset = self.checkpoint, data.tokenizer, self.cfg.dataset
-        if saved.tokenizer.hash != tokenizer.hash:
+        if saved.tokenizer.hash != tokenizer.hash and not (self.adds_eot(tokenizer) and not self.resuming):
             raise UserError(
                 f"the checkpoint {saved.path} was trained with another tokenizer ({saved.tokenizer.kind}, "
                 f"{saved.tokenizer.vocab_size:,} tokens) than {dataset} ({tokenizer.kind}, "
@@ -129,11 +130,22 @@ class Start(Generic[Config]):
                 f"--init_from={self.cfg.out_dir} and another --out_dir"
             )
 
-    def build_model(self) -> GPT | None:
-        """The checkpoint's model, with the run's dropout and block_size; None from scratch."""
+    def adds_eot(self, tokenizer: Tokenizer) -> bool:
+        """Whether the data's tokenizer is the checkpoint's with an end-of-text token, and different otherwise."""
+        before = self.checkpoint.tokenizer
+        return before.eot is None and before.with_eot().hash == tokenizer.hash
+
+    def build_model(self, tokenizer: Tokenizer) -> GPT | None:
+        """The checkpoint's model, with the run's dropout and block_size, and a row for an end-of-text token that the
+        data's tokenizer adds; None from scratch.
+        """
         if not self.checkpoint:
             return None
         model = self.checkpoint.build(**{name: getattr(self.cfg, name) for name in DROPOUT})
+        if self.adds_eot(tokenizer) and model.config.vocab_size < tokenizer.vocab_size:
+            model = with_vocab_size(model, tokenizer.vocab_size, self.cfg.seed)
+            if distributed.rank_from_env() == 0:
+                print(f"the data has an end-of-text token, which the model learns as id {tokenizer.eot:,}")
         trained, block_size = model.config.block_size, self.cfg.block_size
         if block_size != trained:
             used = f"the model was trained with {trained}"
@@ -162,6 +174,16 @@ class Start(Generic[Config]):
         shown = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
         print(f"resuming from {self.checkpoint.path}{shown}{'' if entry['exact'] else '; not bitwise identical'}")
         return [*earlier.get("resumes", []), entry]
+
+
+def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
+    """A model with rows for more ids, which have the initial values of a new model's; the others are unchanged."""
+    larger = GPT(replace(model.config, vocab_size=vocab_size), seed)
+    tensors = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, p in larger.named_parameters():
+            p[: len(tensors[name])] = tensors[name]
+    return larger
 
 
 def with_run_named(given: Config) -> Config:

@@ -84,6 +84,11 @@ class Tokenizer(ABC):
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
+    def with_eot(self) -> "Tokenizer":
+        """This tokenizer with an end-of-text token, whose id comes after all others; itself if it has one."""
+        assert self.eot is not None  # only CharTokenizer may lack it
+        return self
+
     @cached_property
     def hash(self) -> str:
         """The sha256 of the JSON form. Two tokenizers with the same hash give the same ids."""
@@ -113,6 +118,9 @@ class CharTokenizer(Tokenizer):
     def of(cls, text: Iterable[str], eot: bool = False) -> "CharTokenizer":
         """A tokenizer for the characters that occur in `text`, sorted by code point."""
         return cls("".join(sorted(set(text))), eot)
+
+    def with_eot(self) -> "CharTokenizer":
+        return self if self.eot is not None else CharTokenizer(self.characters, eot=True)
 
     def look_up(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """For each character of `text` its id, and whether it is unknown: (T,) each. An unknown one has any id."""

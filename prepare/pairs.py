@@ -3,12 +3,16 @@
     python prepare/pairs.py pairs.jsonl
     python prepare/pairs.py chats.jsonl --name=chat --tokenizer=out-mine
 
-A line is {"prompt": "...", "completion": "..."}, or {"messages": [{"role": "user", "content": "..."}, ...]}, which
-becomes "User: ...", a blank line, "Assistant: ...". The loss is taken over the completion, or over what the assistant
-says, and the end-of-text token after it. The rest is only context.
+    python prepare/pairs.py questions.tsv
+
+A line of JSON is {"prompt": "...", "completion": "..."}, or {"messages": [{"role": "user", "content": "..."}, ...]},
+which becomes "User: ...", a blank line, "Assistant: ...". A row of a .tsv or .csv file is a prompt and its completion:
+two columns, or those that a first line calls prompt and completion, or question and answer. The loss is taken over the
+completion, or over what the assistant says, and the end-of-text token after it. The rest is only context.
 """
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,27 +20,27 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
+from folio import UserError, configurator  # noqa: E402
 from folio.blocks import Segments  # noqa: E402
-from folio.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
+from folio.corpus import JSON_LINES, Corpus, Source, find_sources  # noqa: E402
 from folio.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
+from folio.prepare_pairs import pairs_as_file, read_pair_tables  # noqa: E402
+
+TABLES, JSON = {".tsv", ".csv"}, {".jsonl", ".ndjson", ".json", ""}  # suffixes
+FORMATS = "JSON lines (.jsonl), or two columns (.tsv, .csv), also as .gz or .zst"
 
 
 @dataclass(frozen=True)
 class PairsConfig(PrepareConfig):
     # --- the pairs ---
-    inputs: tuple[str, ...] = ()  # .jsonl files (also .gz or .zst), folders of them, or patterns
+    inputs: tuple[str, ...] = ()  # .jsonl, .tsv or .csv files (also .gz or .zst), folders of them, or patterns
     tokenizer: str = "gpt2"  # char, byte, gpt2, bpe, or the folder of the run to finetune
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
         if not self.inputs:
-            problems.append(("inputs", "name a .jsonl file"))
-        if tables := [name for name in self.inputs if {".csv", ".parquet"} & {*Path(name).suffixes}]:
-            problems.append(
-                ("inputs", f"{tables[0]} is not JSON lines; docs/change-it.md has a script for two columns")
-            )
+            problems.append(("inputs", f"name files of prompts and completions: {FORMATS}"))
         return problems
 
 
@@ -47,9 +51,24 @@ def segments(value: dict[str, Any]) -> Segments:
 
 def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
-    sources = find_sources(cfg.inputs, "jsonl", JSON_LINES)
-    corpus = Corpus(sources, document=segments, masked=True, prompt_format=prompt_format_of(sources))
-    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
+    sources = find_sources(cfg.inputs, "jsonl", (*JSON_LINES, *sorted(TABLES)))
+    kinds = {suffix_of(source) for source in sources}
+    if others := kinds - {*TABLES, *JSON}:
+        raise UserError(f"{' '.join(cfg.inputs)}: {min(others)} is none of the formats of pairs, which are {FORMATS}")
+    if TABLES & kinds and not kinds <= TABLES:
+        raise UserError(f"{' '.join(cfg.inputs)}: some files are tables and some JSON; prepare each kind by itself")
+    tables = sources if TABLES & kinds else []
+    name = cfg.name or default_name(cfg.inputs)
+    made_of = [(str(table.path), table.bytes, table.path.stat().st_mtime_ns) for table in tables]
+    with pairs_as_file(read_pair_tables(tables), name, made_of) if tables else nullcontext(sources) as sources:
+        corpus = Corpus(sources, document=segments, masked=True, prompt_format=prompt_format_of(sources))
+        prepare(cfg, corpus, name)
+
+
+def suffix_of(source: Source) -> str:
+    """The suffix of a file's name, without that of a compression."""
+    path = source.path.with_suffix("") if source.compression else source.path
+    return path.suffix.lower()
 
 
 if __name__ == "__main__":

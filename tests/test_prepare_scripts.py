@@ -508,12 +508,6 @@ def test_only_answers_and_the_end_of_text_tokens_after_them_count(tmp_path):
     )
 
 
-def test_a_table_of_pairs_is_not_read_as_json():
-    """faq.csv:1: this line is not JSON ... fix it or remove it"""
-    problems = PairsConfig(inputs=("faq.csv.gz",)).problems()
-    assert problems == [("inputs", "faq.csv.gz is not JSON lines; docs/change-it.md has a script for two columns")]
-
-
 def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
     lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
     name = write_lines(tmp_path / "pairs.jsonl", lines)

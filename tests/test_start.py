@@ -1,19 +1,29 @@
 """folio/start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
 
+import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 from filelock import FileLock
 from runs import assert_same_run, edit_state, read_metrics, same_tensors
 from simulated import SimulatedMachine
 
-from folio import UserError, checkpoint, configurator
+from folio import UserError, checkpoint, configurator, load
+from folio.generate import generate, make_decoder
 from folio.metrics import Metrics
+from folio.pairs import validation_pairs
+from folio.runtime import resolve_runtime
+from folio.sampling import Sampling
 from folio.session import TrainingError
+from folio.shards import open_dataset
 from folio.start import resumed
+from model import GPT
+from prepare import pairs as prepare_pairs
 from train import TrainConfig, main, train
 
 # --- the folder of a run ----------------------------------------------------------------------------------------------
@@ -307,6 +317,45 @@ def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path,
     train(tiny(**finetune, block_size=16, overwrite=True))
     assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
     assert "block_size 16: the first 16 of the 32 trained positions are used" in capsys.readouterr().out
+
+
+def test_a_character_model_is_finetuned_on_pairs(tiny, tmp_path, data_dir, capsys):
+    """Its tokenizer has no end-of-text token: pairs ran into each other, and the model's answers were garbage."""
+    base = tiny(max_iters=30)
+    train(base)
+    before = {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
+    lines = [
+        json.dumps({"prompt": f"the {word} ", "completion": "swear"}) for word in "sword vow fair night".split()
+    ]
+    (tmp_path / "vows.jsonl").write_text("\n".join(lines * 6))
+    settings = dict(inputs=(str(tmp_path / "vows.jsonl"),), tokenizer=base.out_dir, data_dir=str(tmp_path))
+    prepare_pairs.main(prepare_pairs.PairsConfig(**settings))
+    out = capsys.readouterr().out
+    assert f"the tokenizer of {base.out_dir} has no end-of-text token; it is added, with the id 43" in out
+    assert re.search(r"finetune .* --max_iters=10 ", out)  # the recipe's 2,700 steps were 21,600 epochs of such a text
+    dataset = open_dataset(tmp_path / "vows")
+    assert dataset.load_tokenizer().eot == 43 and [pair.completion for pair in validation_pairs(dataset)]
+
+    new = dict(dataset="vows", data_dir=str(tmp_path), init_from=base.out_dir, out_dir=str(tmp_path / "new"))
+    train(tiny(**new, max_iters=1, learning_rate=0.0, min_lr=0.0))
+    loaded, old = checkpoint.load(tmp_path / "new"), checkpoint.load(Path(base.out_dir), "best")
+    runtime, sampling = resolve_runtime("cpu", "float32", False), Sampling(temperature=0.0)
+    decoders = [make_decoder(saved.build(), runtime) for saved in (loaded, old)]
+    steps = [generate(decoder, [[1, 2, 3]], max_new_tokens=9, sampling=sampling, vocab_size=43) for decoder in decoders]
+    assert all(torch.equal(a.logits[:, :43], b.logits) for a, b in zip(*steps, strict=True))
+    assert all(torch.equal(loaded.model[name][: len(tensor)], tensor) for name, tensor in old.model.items())
+    table = loaded.model["transformer.wte.weight"]
+    fresh = GPT(loaded.config(), base.seed).transformer.wte.weight
+    assert table.shape == (44, 32) and torch.equal(table[43], fresh[43])
+
+    train(tiny(**new, overwrite=True, max_iters=80, learning_rate=1e-2, dropout=0.0))
+    assert load(str(tmp_path / "new")).generate("the vow ", max_new_tokens=50, temperature=0.0) == "swear"
+    train(tiny(**{**new, "init_from": "resume"}, max_iters=82, learning_rate=1e-2, dropout=0.0))
+    assert before == {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="was trained with another tokenizer"):  # the other way round
+        train(tiny(init_from=str(tmp_path / "new"), out_dir=str(tmp_path / "other")))
+    with pytest.raises(UserError, match="was trained with another tokenizer"):
+        train(tiny(**{**new, "init_from": "resume", "out_dir": base.out_dir}, max_iters=40))
 
 
 def test_a_new_run_from_a_runs_weights_says_that_it_is_new(tiny, tmp_path, capsys):

@@ -83,7 +83,7 @@ class Training(NamedTuple):
         """Set up as in train.train."""
         cfg = start.cfg
         gpt_config = GPTConfig(vocab_size=data.vocab_size, **{name: getattr(cfg, name) for name in MODEL_SETTINGS})
-        model, net = wrap(start.build_model(), gpt_config, cfg, runtime)
+        model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         schedule = cfg.schedule(cfg.step_counts, part.decisions)
         return cls(cfg, runtime, build_state(start, model, net, runtime), compile_loss(net, runtime), loader, schedule)
