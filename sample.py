@@ -27,6 +27,7 @@ from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Step
 from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
+from folio.number_format import counted
 from folio.tokenizer import MidiTokenizer
 
 
@@ -79,7 +80,9 @@ class Sampler(LanguageModel):
     def speed(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0
         after = f"the first after {1000 * self.first:.0f} ms"
-        speed = f"{self.tokens:,} tokens, {rate:,.0f} tokens/s, {after}, in {self.dtype} on {self.runtime.device}"
+        speed = (
+            f"{counted(self.tokens, 'token')}, {rate:,.0f} tokens/s, {after}, in {self.dtype} on {self.runtime.device}"
+        )
         return f"{speed}, by {self.path}" if self.path else speed
 
 

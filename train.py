@@ -47,6 +47,7 @@ from folio.guard import StepGuard
 from folio.kernels import adapt, compile_loss, describe_attention
 from folio.loader import BatchLoader, resident_bytes
 from folio.metrics import add_lost_sample
+from folio.number_format import counted
 from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
 from folio.randomness import derive_seed
 from folio.runs import LATEST
@@ -513,11 +514,11 @@ def time_budget(
     remaining = 60 * cfg.minutes - spent
     batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
     counts = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches)
-    print(f"{cfg.minutes:g} minutes, at {1000 * step_seconds:,.1f} ms per step: {counts}")
+    print(f"{counted(cfg.minutes, 'minute')}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
     wanted = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, 0.0, cfg.origins, batches)
     if counts.evaluations < wanted.evaluations:
         print(
-            f"an evaluation takes {evaluation:.2g} s, so the run evaluates {counts.evaluations} times, not "
+            f"an evaluation takes {evaluation:.2g} s, so the run evaluates {counted(counts.evaluations, 'time')}, not "
             f"{wanted.evaluations:,}; --eval_iters makes evaluations shorter"
         )
     return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)

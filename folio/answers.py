@@ -29,7 +29,8 @@ def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: s
     prompts = [model.encode_prompt(pair.prompt, "skip").ids for pair in pairs]
     context = model.model.config.block_size
     if long := sum(len(prompt) > context for prompt in prompts):
-        print(f"{name}: {long:,} prompts are longer than the context; the model sees their ends", file=sys.stderr)
+        longer = "1 prompt is longer" if long == 1 else f"{long:,} prompts are longer"
+        print(f"{name}: {longer} than the context; the model sees only the end", file=sys.stderr)
     most = 2 * max(len(model.tokenizer.encode(pair.completion)) for pair in pairs) + 1
     config = GenerationConfig(temperature=0.0, max_new_tokens=most, stop=stop, batch_size=BATCH_SIZE, on_unknown="skip")
     order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # prompts of one length are computed together
@@ -102,7 +103,7 @@ def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) 
 def mean_measure(source: str, name: str, unit: str, documents: np.ndarray, values: np.ndarray) -> Measure:
     """The mean of values (n,) over pairs, with an interval over documents (n,)."""
     _, group = np.unique(documents, return_inverse=True)
-    return Measure(source, name, unit, np.bincount(group, values), np.bincount(group), better="higher")
+    return Measure(source, name, unit, np.bincount(group, values), np.bincount(group), better="higher", is_share=True)
 
 
 def group_rows(

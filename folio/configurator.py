@@ -332,9 +332,21 @@ def read_config(name: str) -> dict[str, Any]:
     return {name: value for name, value, _ in assignments}
 
 
+OF_NANOGPT = {  # its config files that have another name here, or are options
+    "train_shakespeare_char.py": "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py",
+    "train_gpt2.py": "config/gpt2_124m.py",
+    "eval_gpt2.py": "--init_from=gpt2 --dataset=openwebtext --eval_only=True",
+    "eval_gpt2_medium.py": "--init_from=gpt2-medium --dataset=openwebtext --eval_only=True",
+    "eval_gpt2_large.py": "--init_from=gpt2-large --dataset=openwebtext --eval_only=True",
+    "eval_gpt2_xl.py": "--init_from=gpt2-xl --dataset=openwebtext --eval_only=True",
+}
+
+
 def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
     if "out_dir" in hints and name and os.path.isdir(name):
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
+    if "init_from" in hints and (meant := OF_NANOGPT.get(Path(name).name)):
+        return f"{COMMAND_LINE}: no config file {shorten(name)} exists; write {meant}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
     return f"command line: no config file {shorten(name)} exists{hint}"

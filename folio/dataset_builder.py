@@ -12,6 +12,7 @@ from folio import UserError
 from folio.blocks import Block, DocumentPart, EncodedBlock
 from folio.files import read_json, write_json
 from folio.near_duplicates import PERMUTATIONS, SimilarDocuments, count_near_duplicates
+from folio.number_format import counted
 from folio.shards import SPLITS, ShardWriter
 from folio.tokenizer import OnUnknown, Tokenizer
 
@@ -79,7 +80,10 @@ def describe_unknown(unknown: int, characters: int, on_unknown: OnUnknown) -> st
     share = unknown / characters
     shown = f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
     outcome = "left out" if on_unknown == "skip" else "replaced by U+FFFD"
-    return f"{unknown:,} of {characters:,} characters ({shown}) are not in the vocabulary and were {outcome}"
+    are, were = ("is", "was") if unknown == 1 else ("are", "were")
+    return (
+        f"{unknown:,} of {counted(characters, 'character')} ({shown}) {are} not in the vocabulary and {were} {outcome}"
+    )
 
 
 # --- the builder ------------------------------------------------------------------------------------------------------

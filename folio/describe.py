@@ -4,6 +4,7 @@ from typing import Any
 
 from folio.configurator import COMMAND_LINE
 from folio.loader import BatchLoader
+from folio.number_format import counted
 from folio.schedule import Schedule
 from folio.start import Start
 from folio.state import TrainState
@@ -35,8 +36,8 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
             f"learn at muon_learning_rate={cfg.muon_learning_rate:g}"
         )
     step = (
-        f"per step: {cfg.batch_size} sequences x {cfg.block_size} tokens x {cfg.accumulation} micro-batches = "
-        f"{cfg.step_tokens:,} tokens"
+        f"per step: {counted(cfg.batch_size, 'sequence')} x {counted(cfg.block_size, 'token')} x "
+        f"{counted(cfg.accumulation, 'micro-batch', 'micro-batches')} = {counted(cfg.step_tokens, 'token')}"
     )
     if cfg.total_batch_tokens not in (None, cfg.step_tokens):
         step += f" (the nearest to total_batch_tokens={cfg.total_batch_tokens:,})"
@@ -64,10 +65,10 @@ def reason_to_end(cfg: Any, state: TrainState, schedule: Schedule) -> str | None
         steps = f"{state.step:,} of {schedule.max_iters:,} steps are done"
         if state.step > schedule.max_iters:
             steps = f"{state.step:,} steps are done, more than max_iters={schedule.max_iters:,}"
-        return f"the {cfg.minutes:g} minutes are used up, {steps}" if cfg.minutes else steps
+        return f"the time of {counted(cfg.minutes, 'minute')} is used up, {steps}" if cfg.minutes else steps
     if state.is_out_of(cfg.patience):
         return (
-            f"the validation loss did not improve in {state.evaluations_since_best:,} evaluations "
+            f"the validation loss did not improve in {counted(state.evaluations_since_best, 'evaluation')} "
             f"(patience={cfg.patience})"
         )
     return None

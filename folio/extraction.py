@@ -143,7 +143,8 @@ def passages_row(
     exact = (reproduced == P).astype(np.int64)
     row = share_row(source, f"next {P} tokens reproduced", "passages", exact, np.ones_like(exact))
     mean = estimate_mean(reproduced)
-    before_error = {"value": mean.value, "low": mean.low, "high": mean.high}
+    low, high = (None, None) if mean.low is None else (max(0.0, mean.low), min(float(P), mean.high))
+    before_error = {"value": mean.value, "low": low, "high": high}
     return {**row, "prefix": P, "occurrences": [fewest, most], "tokens_before_error": before_error}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from folio.pairs import Pair
-from folio.statistics import estimate_ratio, ratio_influence
+from folio.statistics import estimate_ratio, ratio_influence, share_interval
 from folio.tokenizer import Tokenizer
 
 LOSS = "loss, nats per token"
@@ -26,6 +26,7 @@ class Measure:
     weights: np.ndarray  # (n,)
     better: str = "lower"  # or "higher"
     transform: Callable[[float], float] = float  # from the ratio to the reported value
+    is_share: bool = False  # each value is between 0 and its weight
 
     @property
     def ratio(self) -> float:
@@ -40,15 +41,25 @@ class Measure:
         """Its part of a row of the table."""
         estimate = estimate_ratio(self.ratio, self.influence)
         known = estimate.half_width is not None
+        low, high = estimate.low, estimate.high
+        if known and self.is_share:
+            low, high = self._interval_of_share(low, high)
         return {
             "of": self.source,
             "measure": self.name,
             "value": self.transform(self.ratio),
-            "low": self.transform(estimate.low) if known else None,
-            "high": self.transform(estimate.high) if known else None,
+            "low": self.transform(low) if known else None,
+            "high": self.transform(high) if known else None,
             "n": len(self.values),
             "over": self.unit,
         }
+
+    def _interval_of_share(self, low: float, high: float) -> tuple[float, float]:
+        """An interval within 0 and 1: of hits and misses by Wilson's method, which also has a width if all are hits."""
+        shares = self.values / self.weights if self.weights.all() else np.array([0.5])
+        if len({*self.weights}) == 1 and np.isin(shares, (0, 1)).all():
+            return share_interval(int(shares.sum()), len(shares))
+        return max(0.0, low), min(1.0, high)
 
 
 def halvings(context: int) -> list[tuple[int, int]]:

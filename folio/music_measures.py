@@ -180,7 +180,8 @@ def table_row(
 def measure_shares(source: str, name: str, shares: Sequence[Share]) -> list[Measure]:
     """One share over all pieces, or nothing if there is nothing to count."""
     values, weights = np.array(shares, dtype=np.float64).reshape(-1, 2).T  # (P,) each
-    return [Measure(source, name, "pieces", values, weights, better="higher")] if weights.sum() else []
+    measure = Measure(source, name, "pieces", values, weights, better="higher", is_share=True)
+    return [measure] if weights.sum() else []
 
 
 def in_key(piece: Piece) -> Share:

@@ -4,8 +4,17 @@ from typing import Any
 
 
 def format_value(value: Any) -> str:
-    """A setting or another value; a number that is not an integer with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A setting or another value; a number with four digits, unless a person has written it with some more."""
+    if not isinstance(value, float):
+        return str(value)
+    text = f"{value:.10g}"
+    return text if float(text) == value else f"{value:.4g}"
+
+
+def counted(n: float, noun: str, plural: str | None = None) -> str:
+    """A number of things: 1 minute, 2,000 steps. plural: None: the noun with an s."""
+    number = f"{n:,}" if isinstance(n, int) else f"{n:g}"
+    return f"{number} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def format_tokens(tokens: int) -> str:

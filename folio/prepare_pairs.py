@@ -18,6 +18,7 @@ from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt
 from folio.corpus import Corpus, CsvLines, Source, find_sources, read_lines
 from folio.dataset_builder import split_by_number
 from folio.files import atomic_write
+from folio.number_format import counted
 from folio.pairs import HELD_OUT, Texts, document_of, pair_segments, write_pairs
 from folio.prepare import PrepareConfig, VocabSize, prepare, refuse_inputs_inside
 from folio.shards import data_root
@@ -204,7 +205,7 @@ def prepare_pairs(
 
     with pairs_as_file(usable_pairs(), name, made_of) as sources:
         if left_out:
-            print(f"{left_out:,} pairs with an empty text were left out")
+            print(f"left out: {counted(left_out, 'pair')} with an empty text")
         chosen = choose_validation(groups, cfg.val_fraction) if validation is None else np.arange(validation)
         corpus = Corpus(
             sources,

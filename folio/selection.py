@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folio import UserError
-from folio.configurator import CommaSeparated, NonEmptyStr, PositiveInt, Settings
+from folio.configurator import COMMAND_LINE, CommaSeparated, NonEmptyStr, PositiveInt, Settings
 from folio.number_format import format_value
 from folio.runs import UNCOMPARED, Run
 from folio.schedule import STEP_COUNTS
@@ -167,16 +167,28 @@ def sort_runs(runs: list[Run], sort: str) -> list[Run]:
         return (True, value) if isinstance(value, str) else (False, value)
 
     known.sort(key=key, reverse=sort.startswith("-") != (column == "date"))
+    if column == "loss":  # losses on different data do not compare
+        order = list(dict.fromkeys(map(data_of, known)))
+        known.sort(key=lambda run: order.index(data_of(run)))
     return [*known, *(run for run in runs if values[id(run)] is None)]
+
+
+def data_of(run: Run) -> str | None:
+    """What identifies the data that a run's losses are on; None if there is no checkpoint yet."""
+    return run.state.get("dataset", {}).get("hash")
 
 
 def different_settings(runs: list[Run]) -> list[str]:
     """The settings that differ between the runs whose settings are known, the most telling ones first.
 
-    Those are the ones in which most runs differ from the commonest value. At the end are settings that split the runs
-    as another one does, and max_iters; without the other counts of steps if they are in proportion to it.
+    Those are the data set, what the run started from, and what was set on a command line, in the order of how many
+    runs differ from the commonest value; then the others. At the end are settings that split the runs as another one
+    does, and max_iters; without the other counts of steps if they are in proportion to it, or a time budget chose them.
     """
-    configs = [run.config for run in runs if run.config]
+    runs = [run for run in runs if run.config]
+    configs = [run.config for run in runs]
+    asked = {name for run in runs for name, origin in run.state.get("origins", {}).items() if origin == COMMAND_LINE}
+    first = {"dataset": 2, "init_from": 2, **dict.fromkeys(asked - {"dataset", "init_from"}, 1)}
     deviating: dict[str, int] = {}  # setting -> how many runs do not have the commonest value
     following, splits = [], set()
     for name in dict.fromkeys(name for config in configs for name in config if name not in UNLISTED):
@@ -184,12 +196,20 @@ def different_settings(runs: list[Run]) -> list[str]:
         split = tuple(map(values.index, values))
         if len({*split}) == 1 or (name == "init_from" and {*values} <= {'"scratch"', '"resume"'}):
             continue
+        if name in STEP_COUNTS and all(is_scaled_by_budget(run, name) for run in runs):
+            continue
         if name == "max_iters" or split in splits:
             following.append(name)
         elif name not in STEP_COUNTS or not in_proportion(name, configs):
             splits.add(split)
             deviating[name] = len(values) - Counter(values).most_common(1)[0][1]
-    return [*sorted(deviating, key=deviating.get, reverse=True), *following]
+    shown = sorted(deviating, key=lambda name: (first.get(name, 0), deviating[name]), reverse=True)
+    return [*shown, *following]
+
+
+def is_scaled_by_budget(run: Run, name: str) -> bool:
+    """Whether a time budget chose this count of steps."""
+    return bool(run.config.get("minutes")) and run.state.get("origins", {}).get(name) != COMMAND_LINE
 
 
 def in_proportion(name: str, configs: list[dict[str, Any]]) -> bool:

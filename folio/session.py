@@ -21,6 +21,7 @@ from folio.describe import reason_to_end
 from folio.distributed import Requests
 from folio.guard import Step
 from folio.metrics import Clock, Metrics, NullMetrics
+from folio.number_format import counted
 from folio.runtime import Runtime
 from folio.schedule import Schedule
 from folio.snapshots import is_due, remove_snapshots
@@ -389,7 +390,8 @@ class Session:
         if max_iters != before and not self.said_replan:
             budget = self.budget
             self.metrics.say(
-                f"step {step:,}: {budget.minutes:g} minutes are {max_iters:,} steps now, not {before:,} "
+                f"step {step:,}: the run has {counted(max_iters, 'step')} now, not {before:,}, "
+                f"in {counted(budget.minutes, 'minute')} "
                 f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
             )
             self.said_replan = True

@@ -93,6 +93,7 @@ class ResumeRecord(TypedDict):
     """One resume of a run."""
 
     step: NonNegativeInt
+    after: str
     changes: dict[str, tuple[Any, Any]]  # setting -> before, now
     exact: bool
 

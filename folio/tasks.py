@@ -48,7 +48,7 @@ def lambada(questions: Sequence[Question], scores: list[list[Score]]) -> list[Me
     greedy = np.array([float(score.greedy) for (score,) in scores])
     ones = np.ones(len(scores))
     return [
-        Measure("lambada", "accuracy", "passages", greedy, ones, better="higher"),
+        Measure("lambada", "accuracy", "passages", greedy, ones, better="higher", is_share=True),
         Measure("lambada", "loss of the word, nats", "passages", nats, ones),
         Measure("lambada", "perplexity of the word", "passages", nats, ones, transform=math.exp),
     ]
@@ -62,7 +62,7 @@ def hellaswag(questions: Sequence[Question], scores: list[list[Score]]) -> list[
     measures = []
     for name, costs in (("acc", nats), ("acc_norm", nats / sizes)):
         hits = (costs.argmin(axis=1) == correct).astype(float)
-        measures.append(Measure("hellaswag", name, "scenes", hits, np.ones(len(hits)), better="higher"))
+        measures.append(Measure("hellaswag", name, "scenes", hits, np.ones(len(hits)), better="higher", is_share=True))
     return measures
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from folio import UserError
 from folio.fetch import Url, Wheel, fetch
 from folio.files import read_json, read_text, sha256, short_repr, shorten, step_number
+from folio.number_format import counted
 
 EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
 REPLACEMENT = "\ufffd"
@@ -141,7 +142,7 @@ class CharTokenizer(Tokenizer):
             return np.where(unknown, self.table[ord(REPLACEMENT)], ids)
         at = int(np.argmax(unknown))
         what = f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at:,} is not among the "
-        what += f"{len(self.characters)} characters of this tokenizer"
+        what += f"{counted(len(self.characters), 'character')} of this tokenizer"
         if self.on_unknown == "replace":
             raise UserError(f"{what}, and neither is U+FFFD, which would replace it: set --on_unknown=skip")
         or_replace = " or --on_unknown=replace" if REPLACEMENT in self.characters else ""

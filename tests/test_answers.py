@@ -113,14 +113,14 @@ def test_groups():
         "",
         "| target | date | unit |",
         "|---|---|---|",
-        "| de | 0.5000 ± 6.3531 (2) | 1.0000 ± unknown (1) |",
+        "| de | 0.5000 ± 0.4055 (2) | 1.0000 ± unknown (1) |",
         "| fr | 0.0000 ± unknown (1) | none |",
     ]
     (table,) = format_groups([{"run": "out", **row} for row in group_rows("x", pairs, ["a"] * 4, ["kind"])])
     assert table.splitlines()[2:] == [
         "| kind | exact match |",
         "|---|---|",
-        "| date | 1.0000 ± 0.0000 (3) |",
+        "| date | 1.0000 ± 0.2807 (3) |",
         "| unit | 1.0000 ± unknown (1) |",
     ]
     assert group_rows("x", pairs, ["a"] * 4, ["missing"]) == []

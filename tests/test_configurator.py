@@ -421,3 +421,14 @@ def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, m
         configurator.load(TrainConfig, [""])
     with pytest.raises(ConfigError, match=r"out-novel is a folder, not a config file; name a run with --out_dir=out-n"):
         configurator.load(SampleConfig, ["out-novel"])
+
+
+def test_nanogpts_config_files_that_have_another_name_are_answered_with_it():
+    """config/train_shakespeare_char.py was answered with "did you mean config/shakespeare_char.py"."""
+    for name, meant in (
+        ("config/train_shakespeare_char.py", "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py"),
+        ("train_gpt2.py", "config/gpt2_124m.py"),
+        ("config/eval_gpt2_xl.py", "--init_from=gpt2-xl --dataset=openwebtext --eval_only=True"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"no config file {name} exists; write {meant}")):
+            configurator.load(TrainConfig, [name])

@@ -359,9 +359,10 @@ def test_nothing_is_said_about_unknown_characters_if_there_are_none(lines, tmp_p
     assert "not in the vocabulary" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("unknown, shown", [(1, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
+@pytest.mark.parametrize("unknown, shown", [(2, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
 def test_the_share_of_unknown_characters_is_rounded(unknown, shown):
     assert f" ({shown}) are not" in describe_unknown(unknown, 100_000, "skip")
+    assert describe_unknown(1, 1, "skip") == "1 of 1 character (100.0%) is not in the vocabulary and was left out"
 
 
 @pytest.mark.parametrize("files", [1, 3])

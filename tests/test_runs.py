@@ -414,6 +414,30 @@ def test_a_column_for_what_was_sorted_by(four, capsys):
     assert " seed " not in listed(capsys) and " seed " in listed(capsys, "--sort=seed")
 
 
+def test_what_a_person_set_comes_first_and_counts_of_a_time_budget_are_left_out(tmp_path):
+    """The data set and the learning rate that was asked for came after eval_interval, which --minutes had scaled."""
+    asked = {"learning_rate": "command line", "minutes": "command line"}
+    for n in range(4):
+        counts = dict(minutes=1.0, max_iters=100 + n, eval_interval=10 + 3 * n, warmup_iters=n)
+        settings = dict(beta2=0.9 + 0.01 * n, learning_rate=0.1 if n else 0.2, dataset="b" if n == 3 else "a", **counts)
+        write_run(tmp_path / f"{n}", {1: 2.0}, **settings)
+        edit_state(tmp_path / f"{n}" / "step-000001", lambda state: state.update(origins=asked))
+    found = [Run.of(tmp_path / f"{n}") for n in range(4)]
+    assert different_settings(found) == ["dataset", "learning_rate", "beta2"]
+
+
+def test_losses_on_different_data_are_not_in_one_ranking(tmp_path, capsys):
+    for name, loss, data in (("a", 1.0, "x"), ("b", 1.5, "y"), ("c", 2.0, "x"), ("d", 1.2, "y")):
+        write_run(tmp_path / name, {1: loss}, dataset=data)
+        edit_state(tmp_path / name / "step-000001", lambda state, data=data: state["dataset"].update(hash=data))
+    main(RunsConfig(folders=(str(tmp_path),), sort="loss"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[0] for line in lines[1:5]] == ["a", "c", "d", "b"] or [line[0] for line in lines[2:6]] == [*"acdb"]
+    assert "losses on different data do not compare: the runs on each data set are sorted by themselves" in lines
+    main(RunsConfig(folders=(str(tmp_path / "a"), str(tmp_path / "c")), sort="loss"))
+    assert "do not compare" not in capsys.readouterr().out
+
+
 def test_which_settings_differ(tmp_path):
     """Not those of the records; first those that many runs have changed; a resumed run is like one from scratch."""
     settings = [dict(n_layer=n % 3, n_head=n % 3, bias=n == 0, keep_last=n, out_dir=f"{n}") for n in range(6)]

@@ -324,9 +324,7 @@ def test_a_character_model_is_finetuned_on_pairs(tiny, tmp_path, data_dir, capsy
     base = tiny(max_iters=30)
     train(base)
     before = {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
-    lines = [
-        json.dumps({"prompt": f"the {word} ", "completion": "swear"}) for word in "sword vow fair night".split()
-    ]
+    lines = [json.dumps({"prompt": f"the {word} ", "completion": "swear"}) for word in "sword vow fair night".split()]
     (tmp_path / "vows.jsonl").write_text("\n".join(lines * 6))
     settings = dict(inputs=(str(tmp_path / "vows.jsonl"),), tokenizer=base.out_dir, data_dir=str(tmp_path))
     prepare_pairs.main(prepare_pairs.PairsConfig(**settings))

@@ -1,9 +1,11 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from folio.measures import Measure
 from folio.statistics import (
     Estimate,
     _tukey,
@@ -145,3 +147,14 @@ def test_settings_without_an_effect_do_not_differ():
     assert [e.p for e in differences_to_best(losses)[:2]] == [1.0, 1.0]
     assert differences_to_best(losses)[2].low > 0
     assert differences_to_best(losses[:, :1])[1] == Estimate(0.0, None, 1.0)
+
+
+def test_the_interval_of_a_share_stays_within_0_and_1():
+    """An accuracy of 19 out of 20 had the interval 0.85 to 1.05."""
+    hits = Measure("x", "accuracy", "questions", np.array([1.0] * 19 + [0.0]), np.ones(20), "higher", is_share=True)
+    copies = replace(hits, values=3 * hits.values, weights=3 * hits.weights)
+    for row in (hits.row(), copies.row()):
+        interval = stats.binomtest(19, 20).proportion_ci(method="wilson")
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+    scores = replace(hits, values=np.array([0.97] * 19 + [0.5])).row()
+    assert 0.85 < scores["low"] < scores["value"] < scores["high"] <= 1

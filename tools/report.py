@@ -98,8 +98,10 @@ def settings_table(runs: list[Run]) -> str:
         [name, *(json.dumps(run.config[name]) if name in run.config else "" for run in runs)]  # "": not known yet
         for name in names
     ]
+    if "max_iters" in names:  # which a signal, a budget or patience may have ended earlier
+        rows.append(["steps that were run", *(f"{run.step:,}" for run in runs)])
     head = ["setting", *(run.name for run in runs)]
-    if len(runs) > len(names):
+    if len(runs) > len(rows):
         head, *rows = map(list, zip(["run", *head[1:]], *rows, strict=True))
     return "<h2>Settings that differ</h2>\n" + table(head, rows)
 
@@ -143,7 +145,12 @@ def settings_section(run: Run) -> str:
     """The run's environment and all its settings."""
     environment = {**run.state.get("versions", {}), **run.state.get("resolved", {})}
     sections = []
-    for heading, values in (("environment", environment), ("all settings", run.state.get("config", {}))):
+    settings = {}
+    for name, value in run.state.get("config", {}).items():
+        settings[name] = value
+        if name == "max_iters":
+            settings["(steps that were run)"] = run.step
+    for heading, values in (("environment", environment), ("all settings", settings)):
         rows = [[name, json.dumps(value)] for name, value in values.items()]
         sections.append(details(f"{run.name}: {heading}", table([heading, "value"], rows)))
     return "\n".join(sections)

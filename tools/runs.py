@@ -34,6 +34,7 @@ from folio.selection import (  # noqa: E402
     Selection,
     check_column,
     column_value,
+    data_of,
     different_settings,
 )
 
@@ -65,6 +66,8 @@ def main(cfg: RunsConfig) -> None:
     names += cfg.columns or [name for name in different_settings(runs) if name != "max_iters"]  # which steps shows
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
+    if by == "loss" and len({data_of(run) for run in runs if run.state}) > 1:
+        print("losses on different data do not compare: the runs on each data set are sorted by themselves")
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
     states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
     print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")
