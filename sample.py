@@ -9,7 +9,6 @@ python sample.py --out_dir=out-chorales --start=FILE:piece.mid --start_tokens=10
 """
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +27,7 @@ from folio.corpus import Corpus, find_sources
 from folio.generate import Step
 from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
 from folio.number_format import counted
+from folio.progress import note
 from folio.tokenizer import MidiTokenizer
 
 
@@ -102,15 +102,15 @@ def main(cfg: SampleConfig) -> None:
         else:
             write(sampler, cfg, read_prompt("start", cfg.start, sampler.tokenizer))
             if isinstance(sampler.tokenizer, MidiTokenizer):
-                print("to save a MIDI file instead: --save=piece.mid", file=sys.stderr)
+                note("to save a MIDI file instead: --save=piece.mid")
     except KeyboardInterrupt:
-        print(sampler.speed(), file=sys.stderr)
+        note(sampler.speed())
         raise
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
         raise UserError(f"batch_size={cfg.batch_size}: memory ran out; use a smaller --batch_size") from None
-    print(sampler.speed(), file=sys.stderr)
+    note(sampler.speed())
 
 
 def load_sampler(cfg: SampleConfig) -> Sampler:
@@ -132,10 +132,10 @@ def encode_prompt(sampler: Sampler, cfg: SampleConfig, start: str, name: str = "
         done = "left out" if cfg.on_unknown == "skip" else "replaced"
         count = f"{prompt.unknown:,} of {len(start):,} characters"
         characters = " ".join(dict.fromkeys(repr(c) for c in start if sampler.tokenizer.count_unknown(c)))
-        print(f"{done} {count} of {name}, not in the vocabulary: {characters}", file=sys.stderr)
+        note(f"{done} {count} of {name}, not in the vocabulary: {characters}")
     if len(prompt.ids) > sampler.model.config.block_size:
         seen = sampler.model.config.block_size
-        print(f"{name} has {len(prompt.ids):,} tokens, of which the model sees the last {seen:,}", file=sys.stderr)
+        note(f"{name} has {len(prompt.ids):,} tokens, of which the model sees the last {seen:,}")
     return prompt
 
 
@@ -244,13 +244,13 @@ def converse(sampler: Sampler, cfg: SampleConfig) -> None:
             print()
             raise
         except UnicodeDecodeError:
-            print("error: that line is not UTF-8", file=sys.stderr)
+            note("error: that line is not UTF-8")
             continue
         try:
             with suppress(KeyboardInterrupt):
                 write(sampler, cfg, start)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            note(f"error: {error}")
 
 
 def answer_file(sampler: Sampler, cfg: SampleConfig, path: Path) -> None:

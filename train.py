@@ -257,6 +257,8 @@ def train(given: TrainConfig) -> Result:
         # --- model ---
         model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loss_fn = compile_loss(net, runtime)
+        if runtime.compile:
+            print("compiling the model: the first step and the first evaluation take up to some minutes", flush=True)
         print(
             f"{model.num_params()['total']:,} parameters, {model.config.position} positions, dropout {cfg.dropout}, "
             f"attention by {describe_attention(runtime, model)}"

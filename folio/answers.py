@@ -4,7 +4,6 @@ Dimensions: n pairs; D documents, which are the pairs or, if pairs name the same
 """
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from folio.language_model import GenerationConfig, LanguageModel
 from folio.measures import Measure
 from folio.pairs import Pair, document_of
-from folio.progress import progress_bar
+from folio.progress import note, progress_bar
 from folio.statistics import leave_one_out_influence
 
 EXACT = "exact match"
@@ -30,7 +29,7 @@ def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: s
     context = model.model.config.block_size
     if long := sum(len(prompt) > context for prompt in prompts):
         longer = "1 prompt is longer" if long == 1 else f"{long:,} prompts are longer"
-        print(f"{name}: {longer} than the context; the model sees only the end", file=sys.stderr)
+        note(f"{name}: {longer} than the context; the model sees only the end")
     most = 2 * max(len(model.tokenizer.encode(pair.completion)) for pair in pairs) + 1
     config = GenerationConfig(temperature=0.0, max_new_tokens=most, stop=stop, batch_size=BATCH_SIZE, on_unknown="skip")
     order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # prompts of one length are computed together

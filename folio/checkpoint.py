@@ -46,6 +46,7 @@ from folio.files import (
     sync,
     write_json,
 )
+from folio.progress import note
 from folio.shards import PromptFormat
 from folio.snapshots import write_snapshot
 from folio.state import wrong_values
@@ -172,7 +173,7 @@ def save(
     try:
         folder.write_pointers()
     except OSError as error:
-        print(f"{final} is saved, but not all pointers to checkpoints could be written ({error})", file=sys.stderr)
+        note(f"{final} is saved, but not all pointers to checkpoints could be written ({error})")
         return final
     keep = {final} if replace else {*folder.newest_first()[:keep_last], *folder.named("best")}
     for path in folder.paths:
@@ -236,7 +237,7 @@ def restore_pointers(out_dir: Path) -> None:
     folder = RunFolder(out_dir)
     for pointer in POINTERS:
         if problem := folder.pointer_problem(pointer):
-            print(f"{problem}; it is written again", file=sys.stderr)
+            note(f"{problem}; it is written again")
     folder.write_pointers()
 
 
@@ -516,7 +517,7 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool 
     if not folder.paths:
         raise NoCheckpointError(path)
     if problem := folder.pointer_problem(which):
-        print(problem, file=sys.stderr)
+        note(problem)
     candidates = folder.candidates(which)
     for number, candidate in enumerate(candidates, start=1):
         try:
@@ -524,7 +525,7 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool 
         except CheckpointError as error:
             if number == len(candidates):
                 raise
-            print(f"{error}; loading {candidates[number].name}", file=sys.stderr)
+            note(f"{error}; loading {candidates[number].name}")
     raise AssertionError("there was a candidate")
 
 

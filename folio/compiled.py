@@ -7,7 +7,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -21,6 +20,7 @@ import numpy as np
 from platformdirs import user_cache_path
 
 from folio import UserError
+from folio.progress import note
 
 SOURCES = {  # what the code of each module depends on
     "decode_step": ("decode_step.py", "simd.py", "cpu_records.py"),
@@ -178,7 +178,7 @@ def outside(module: Any) -> set[str]:
 
 @cache
 def announce() -> None:
-    print("compiling for this CPU, once, for some seconds", file=sys.stderr)
+    note("compiling for this CPU, once, for some seconds")
 
 
 @cache

@@ -28,6 +28,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from folio import UserError
 from folio.files import read_text, short_repr, shorten
+from folio.progress import note, visible
 from folio.workers import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -302,11 +303,12 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
     gc.freeze()  # keeps imported modules out of full collections, which scan torch's objects for 60 ms each
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have other encodings
+    sys.stdout = visible(sys.stdout)
     end_with_parent()
     try:
         main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

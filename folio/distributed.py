@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from folio import UserError
+from folio.progress import note
 
 TIMEOUT = timedelta(hours=2)  # for work that one rank does alone, such as writing to a slow disk
 
@@ -178,7 +179,7 @@ def stop_torchrun(error: UserError) -> None:
     """Stop torchrun, which would restart a run that fails every time; no exit code can tell it not to."""
     left = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) - int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if under_torchrun() and left > 0:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # first, because torchrun ends this process too
+        note(f"error: {error}", flush=True)  # first, because torchrun ends this process too
         os.kill(os.getppid(), signal.SIGTERM)
         raise SystemExit(error.exit_code)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from folio import UserError
 from folio.files import atomic_write, sha256
+from folio.progress import note
 
 TIMEOUT = 5  # seconds without an answer before the next source is tried
 WAITS = (1, 2, 4)  # seconds to wait before each retry, after a connection broke or a server was busy
@@ -45,7 +46,7 @@ class Url:
             except Interrupted as error:
                 if wait is None:
                     raise
-                print(f"{self.url}: {error}; trying again in {wait} s", file=sys.stderr)
+                note(f"{self.url}: {error}; trying again in {wait} s")
                 time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from folio import UserError
+from folio.progress import note
 
 MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file that is read as a whole; the largest tokenizer.json have about 35 MB
 STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint's folder, and a snapshot's without its suffix
@@ -42,7 +43,7 @@ def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOTSUP):
             raise
-        print(f"{path.parent}: its file system has no locks, so do not start another run there", file=sys.stderr)
+        note(f"{path.parent}: its file system has no locks, so do not start another run there")
     held = _identity(path)
     try:
         yield

@@ -4,7 +4,6 @@ Dimensions: B batch (rows), V vocabulary.
 """
 
 import codecs
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from folio import UserError
+from folio.progress import note
 from folio.runtime import Runtime
 from folio.sampling import Sampling
 from folio.scheduler import Completion, Decoder, Scheduler
@@ -55,7 +55,7 @@ def make_decoder(
 
 @cache
 def print_once(line: str) -> None:
-    print(line, file=sys.stderr)
+    note(line)
 
 
 def generate(

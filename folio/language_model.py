@@ -18,6 +18,7 @@ from torch import Tensor
 from folio import UserError, configurator, convert, memory, music
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
 from folio.generate import Step, TextStream, default_prompt, generate, make_decoder
+from folio.progress import note
 from folio.runs import resolve
 from folio.runtime import DTYPES, Runtime, resolve_runtime
 from folio.sampling import Sampling
@@ -267,7 +268,7 @@ class LanguageModel:
         fit = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))
         if fit < wanted:
             shown = f"batch_size={batch_size:,}: {memory.format_bytes(available)} of memory is free"
-            print(f"{shown}, so {fit:,} texts are generated at a time", file=sys.stderr)
+            note(f"{shown}, so {fit:,} texts are generated at a time")
         return min(fit, wanted)
 
     def texts(

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from folio import UserError
 from folio.files import atomic_write
-from folio.progress import progress_bar
+from folio.progress import note, progress_bar
 
 
 class Clock:
@@ -145,7 +145,7 @@ class Metrics:
             try:
                 self.wandb.finish(exit_code=0 if exception[0] is None else 1)
             except Exception as error:  # any answer of the service
-                print(f"wandb could not finish ({error}); the run's own files are complete", file=sys.stderr)
+                note(f"wandb could not finish ({error}); the run's own files are complete")
 
 
 class NullMetrics(Metrics):

@@ -33,7 +33,7 @@ from folio.dataset_builder import DatasetBuilder, Dedup, describe_unknown, split
 from folio.files import locked, read_json, replace_folder, write_json
 from folio.near_duplicates import signatures_of
 from folio.ngrams import OVERLAP, ngram_overlap
-from folio.progress import progress_bar
+from folio.progress import note, progress_bar
 from folio.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
 from folio.tokenizer import (
     EOT_TEXT,
@@ -279,7 +279,7 @@ def _cleanup_after_errors(job: _Job) -> Iterator[None]:
         outcome = _keep_full_shards(job.part)
         raise UserError(f"{job.folder} could not be written ({error}); {outcome}") from None
     except KeyboardInterrupt:
-        print(f"\nstopped; {_keep_full_shards(job.part)}", file=sys.stderr)
+        note(f"\nstopped; {_keep_full_shards(job.part)}")
         raise
     except CorpusError:  # once it is fixed, it is another corpus
         shutil.rmtree(job.part, ignore_errors=True)

@@ -21,6 +21,7 @@ from folio.files import atomic_write
 from folio.number_format import counted
 from folio.pairs import HELD_OUT, Texts, document_of, pair_segments, write_pairs
 from folio.prepare import PrepareConfig, VocabSize, prepare, refuse_inputs_inside
+from folio.progress import progress_bar
 from folio.shards import data_root
 
 Column = tuple[str, str | None]  # of a parquet file, and the field in it if the column is a struct
@@ -203,7 +204,8 @@ def prepare_pairs(
             groups.append(document_hash(group.encode("utf-8", "replace")))
             yield pair
 
-    with pairs_as_file(usable_pairs(), name, made_of) as sources:
+    print(f"making the pairs of {name}", flush=True)
+    with pairs_as_file(progress_bar(iterable=usable_pairs(), unit=" pairs", leave=False), name, made_of) as sources:
         if left_out:
             print(f"left out: {counted(left_out, 'pair')} with an empty text")
         chosen = choose_validation(groups, cfg.val_fraction) if validation is None else np.arange(validation)

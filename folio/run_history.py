@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from folio import UserError, checkpoint, configurator, convert, distributed
 from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError, precedes
 from folio.configurator import Config, ConfigError
 from folio.files import read_json, step_number
+from folio.progress import note
 from folio.runs import LOGGED, is_logged, read_metrics
 from folio.runtime import Runtime
 from folio.start import INEXACT, versions
@@ -93,7 +93,7 @@ class History(Generic[Config]):
             except CheckpointError as error:
                 problem = f"{path} was removed" if isinstance(error, NoCheckpointError) else error
                 if distributed.rank_from_env() == 0:
-                    print(f"{problem}; replaying from an earlier step", file=sys.stderr)
+                    note(f"{problem}; replaying from an earlier step")
                 continue
             if precedes(saved.state, self.newest.state):
                 return saved

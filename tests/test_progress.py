@@ -47,3 +47,55 @@ def test_counts_and_values():
     assert [format_value(x) for x in (0.99, 0.9900001, 1e-3, 0.1 + 0.2, 1 / 3, 3)] == [
         *("0.99", "0.9900001", "0.001", "0.3", "0.3333", "3")
     ]
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\rX\x9b1A\x7f\u202egnp.exe\ttab é"
+SHOWN = "␛]0;title␇␛[2J␍X\\x9b1A␡\\u202egnp.exe\ttab é"
+
+
+def in_terminal(code: str) -> str:
+    """What a program writes to a terminal."""
+    import pty
+
+    parent, child = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=child, stderr=child)
+    os.close(child)
+    written = b""
+    while True:
+        try:
+            part = os.read(parent, 1 << 16)
+        except OSError:  # the program has ended
+            break
+        if not part:
+            break
+        written += part
+    process.wait()
+    os.close(parent)
+    return written.decode()
+
+
+CODE_OF_A_SCRIPT = f"""
+import sys
+from folio import UserError
+from folio.configurator import run_script
+from folio.progress import note
+
+def main(arguments):
+    print({HOSTILE!r})
+    note({HOSTILE!r})
+    raise UserError({HOSTILE!r})
+
+sys.argv = ["x"]
+run_script(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_shows_control_characters_as_symbols():
+    """A model's text, a file's name or an error could rename the window, and hide what was printed before."""
+    assert in_terminal(CODE_OF_A_SCRIPT) == f"{SHOWN}\r\n{SHOWN}\r\nerror: {SHOWN}\r\n"
+
+
+def test_files_and_pipes_receive_the_exact_text():
+    done = subprocess.run([sys.executable, "-c", CODE_OF_A_SCRIPT], cwd=ROOT, capture_output=True)
+    assert done.stdout.decode() == f"{HOSTILE}\n" and done.stderr.decode() == f"{HOSTILE}\nerror: {HOSTILE}\n"

@@ -80,6 +80,7 @@ from folio.music_measures import (  # noqa: E402
 )
 from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
 from folio.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
+from folio.progress import note  # noqa: E402
 from folio.quantize import quantized  # noqa: E402
 from folio.runs import find_runs  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
@@ -255,7 +256,7 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
     is_quantized = cfg.dtype in QUANTIZED
     runtime = resolve_runtime(cfg.device, "float32" if is_quantized else cfg.dtype, False)
-    print(f"{saved.path}: {runtime.description}", file=sys.stderr)
+    note(f"{saved.path}: {runtime.description}")
     model = saved.build().eval().to(runtime.device)
     adapt(model, runtime)
     if cfg.block_size:
@@ -289,7 +290,7 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
             if is_quantized:
                 before = measure_text(as_saved, tokenizer, runtime, text.name, text.streams, stride)[0].ratio
                 shift = f"{measures[0].ratio - before:+.4f} nats from {before:.4f}"
-                print(f"{text.name}: weights in {cfg.dtype} change the loss by {shift}", file=sys.stderr)
+                note(f"{text.name}: weights in {cfg.dtype} change the loss by {shift}")
             evaluation.measures += measures
     return evaluation
 
@@ -368,7 +369,7 @@ def measure_memorized(cfg: EvaluateConfig) -> None:
             model = LanguageModel(quantized(saved.build(), cfg.dtype), saved.tokenizer, cfg.device, "float32")
         else:
             model = LanguageModel(saved.build(), saved.tokenizer, cfg.device, cfg.dtype)
-        print(f"{saved.path}: {model.runtime.description}", file=sys.stderr)
+        note(f"{saved.path}: {model.runtime.description}")
         config = GenerationConfig(max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
         if cfg.temperature is not None:
             config = replace(config, temperature=cfg.temperature)
@@ -451,7 +452,7 @@ def search_training_data(text: Text, run: str, saved: Checkpoint, cfg: EvaluateC
         if not (probes := choose_probes(ids, document)):
             raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
     except UserError as error:
-        print(f"{text.name}: could not check whether {run} was trained on this text: {error}", file=sys.stderr)
+        note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
         return text.reading
     matches, complete = count_matches(probes, training)
     where = f"the training data of {run}"
@@ -461,12 +462,12 @@ def search_training_data(text: Text, run: str, saved: Checkpoint, cfg: EvaluateC
         how_much = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
         line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {where}: it was trained on "
         line += f"{how_much}, so its values here say little about new text"
-        print(f"{text.name}: {line}", file=sys.stderr)
+        note(f"{text.name}: {line}")
     elif not complete:
-        print(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {where}", file=sys.stderr)
+        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {where}")
     elif (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
         line = f"could not check whether {base} was trained on it, from which {run} started"
-        print(f"{text.name}: {line}", file=sys.stderr)
+        note(f"{text.name}: {line}")
     return replace(text.reading, probes=len(probes), probes_matched=matches)
 
 

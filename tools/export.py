@@ -50,6 +50,7 @@ from folio.language_model import encode_prompt, read_prompt  # noqa: E402
 from folio.measures import LOSS  # noqa: E402
 from folio.overlap import open_training_data  # noqa: E402
 from folio.pairs import Pair, validation_pairs  # noqa: E402
+from folio.progress import progress_bar  # noqa: E402
 from folio.runs import resolve  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
@@ -233,9 +234,11 @@ def export_html(cfg: ExportConfig, output: Path) -> None:
     losses, languages, index, content = [], None, None, weights.content
     try:
         datasets = open_training_data(viewed.saved, cfg.data_dir)
-        losses = [measure_losses(dataset, viewed.opened, stored) for dataset in datasets]
+        print("measuring the loss of the stored weights, and writing the file", flush=True)
+        losses = [measure_losses(dataset, viewed.opened, stored) for dataset in progress_bar(iterable=datasets)]
         languages = html_file.find_languages(held_out_pairs(datasets))
         if cfg.with_index:
+            print("making the index of the training data", flush=True)
             search = html_file.index_training_data(datasets, viewed.tokenizer)
             index, of_index = html_file.pack_index(search, len(content))
             content += of_index

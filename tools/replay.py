@@ -31,7 +31,7 @@ from folio.kernels import compile_loss  # noqa: E402
 from folio.loader import BatchLoader  # noqa: E402
 from folio.number_format import format_seconds  # noqa: E402
 from folio.overlap import open_training_mixture  # noqa: E402
-from folio.progress import progress_bar  # noqa: E402
+from folio.progress import note, progress_bar  # noqa: E402
 from folio.replay import Comparison, StepRecorder  # noqa: E402
 from folio.replay_page import page  # noqa: E402
 from folio.replay_report import Report  # noqa: E402
@@ -248,7 +248,7 @@ def main(cfg: ReplayConfig) -> None:
         replay(cfg)
     except KeyboardInterrupt:
         if distributed.rank_from_env() == 0:
-            print("stopped; nothing was written", file=sys.stderr)
+            note("stopped; nothing was written")
         raise SystemExit(130) from None
     distributed.destroy_process_group()
 

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError  # noqa: E402
 from folio.configurator import NonEmptyStr, run_script  # noqa: E402
 from folio.number_format import format_seconds  # noqa: E402
+from folio.progress import note  # noqa: E402
 from folio.runs import Run, find_runs, runs_of  # noqa: E402
 from folio.selection import Selection, different_settings  # noqa: E402
 from folio.static_page import COLORS, details, figures, page, table  # noqa: E402
@@ -200,7 +201,7 @@ def main(cfg: ReportConfig) -> None:
     runs = [run for run in selected if run.lines]
     for run in selected:
         if not run.lines and len(selected) > 1:
-            print(f"{run.folder} is left out, because the run has not logged a step yet", file=sys.stderr)
+            note(f"{run.folder} is left out, because the run has not logged a step yet")
     if not runs:
         folder = selected[0].folder
         if selected[0].state:
