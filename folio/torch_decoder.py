@@ -3,9 +3,9 @@
 Dimensions: B batch (rows), T time, V vocabulary.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from folio.scheduler import Prefix
 from model import GPT
 
 STEPS_AHEAD = {"cuda": 1}
+SMALL = 2**26  # bytes of weights times rows, for which one thread is enough
 GREEDY = Sampling(temperature=0)
 
 
@@ -28,6 +29,8 @@ class TorchDecoder:
 
         # torch's CPU kernel for one query and many keys is 2 to 5 times as fast in float32 as in bfloat16.
         self.cache_dtype = torch.float32 if runtime.device.type == "cpu" else runtime.dtype
+        self.weight_bytes = sum(p.nbytes for p in model.parameters())
+        default_threads()
 
     @property
     def row_bytes(self) -> int:
@@ -47,7 +50,7 @@ class TorchBatch:
     chunk, keeps_rows = None, False
 
     def __init__(self, decoder: TorchDecoder, rows: int, vocab_size: int | None = None):
-        self.model, self.runtime = decoder.model, decoder.runtime
+        self.model, self.runtime, self.weight_bytes = decoder.model, decoder.runtime, decoder.weight_bytes
         model, runtime = self.model, self.runtime
         self.sampler = TokenSampler(rows, model.config.vocab_size, vocab_size, runtime.device)
         self.steps_ahead = STEPS_AHEAD.get(runtime.device.type, 0)
@@ -116,15 +119,40 @@ class TorchBatch:
             self.stepping = rows
         for row in rows:
             self.lengths[row] += 1
-        with inference_context(self.model, self.runtime):
+        with inference_context(self.model, self.runtime), self.threads(len(rows)):
             logits = self.forward(self.chosen[: self.width(max(rows) + 1)])[0][:, 0].float()
         index = self.sampler.index(rows)
         self.logits = self.logits.index_copy(0, index, logits[index])
         return self.sample(rows)
 
+    def threads(self, rows: int) -> AbstractContextManager:
+        """On a CPU, one thread for a small step, and one core left to other processes for a large one.
+
+        Threads wait for the slowest of them, and much longer if another process has its core. On two cores, one thread
+        samples as fast as two, and beside a busy process 2 to 7 times as fast (docs/performance.md).
+        """
+        if self.runtime.device.type != "cpu":
+            return nullcontext()
+        return using_threads(1 if self.weight_bytes * rows < SMALL else max(1, default_threads() - 1))
+
     def width(self, rows: int) -> int:
         """How many rows to compute: a power of two or all for CUDA graphs, of which there are then few."""
         return min(len(self.lengths), 1 << (rows - 1).bit_length()) if self.capturable else rows
+
+
+@cache
+def default_threads() -> int:
+    """How many threads torch used before the first step."""
+    return torch.get_num_threads()
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(default_threads())
 
 
 def inference_context(model: GPT, runtime: Runtime) -> AbstractContextManager:

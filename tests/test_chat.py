@@ -122,7 +122,7 @@ def test_in_a_mixture_with_text_prompts_remain_prompts(train_on, data_dir, tmp_p
 
 
 def test_the_last_training_counts_and_resuming_keeps_it(train_on, tmp_path, data_dir):
-    write_json(tmp_path / "tokenizer.json", CharTokenizer(CHARACTERS).to_json())  # without an end-of-text token
+    write_json(tmp_path / "tokenizer.json", CharTokenizer(CHARACTERS).to_json())
     prepare(tmp_path, "chats", CHATS, str(tmp_path / "tokenizer.json"))
     text = [{"prompt": "", "completion": json.dumps(chat)} for chat in CHATS]
     prepare(tmp_path, "text", text, str(tmp_path / "tokenizer.json"))
@@ -131,11 +131,19 @@ def test_the_last_training_counts_and_resuming_keeps_it(train_on, tmp_path, data
     write_json(tmp_path / "text" / "meta.json", meta)  # as older versions wrote it
     assert open_dataset(tmp_path / "text").prompt_format is None
     template = chat_template(train_on("chats"))
-    assert template == ChatTemplate("chat", has_eot=False) and template.stop == ("User:",)
-    assert template.prompt(CHAT[1:4]) == "User: Who\nare you?\n\nAssistant: Me.User: And I?\n\nAssistant:"
+    assert template == ChatTemplate("chat", has_eot=True)
     assert chat_template(train_on("chats", init_from="resume", max_iters=4)) == template
     assert chat_template(train_on("text", "fine", init_from=str(tmp_path / "out"))) is None
     assert chat_template(train_on("chats", "back", init_from=str(tmp_path / "fine"))) == template
+
+
+def test_a_model_of_older_data_may_have_no_end_of_text_token(tmp_path):
+    model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
+    gpt = LanguageModel(model, CharTokenizer(CHARACTERS))
+    gpt.prompt_format = "chat"
+    template = chat_template(gpt)
+    assert template == ChatTemplate("chat", has_eot=False) and template.stop == ("User:",)
+    assert template.prompt(CHAT[1:4]) == "User: Who\nare you?\n\nAssistant: Me.User: And I?\n\nAssistant:"
 
 
 @pytest.mark.parametrize("dataset", [{}, {"prompt_format": "a format of the future"}, {"prompt_format": ["chat"]}, 5])

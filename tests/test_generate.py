@@ -442,3 +442,22 @@ def test_an_incomplete_character_at_the_end_becomes_a_replacement_character():
 def test_the_default_prompt_is_a_line_break_or_the_end_of_text():
     assert default_prompt(CharTokenizer("\nab")) == [0] and default_prompt(CharTokenizer("ab\n")) == [2]
     assert default_prompt(CharTokenizer("ab")) == [0] and default_prompt(bpe()) == [261]
+
+
+def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch):
+    """Its threads waited for each other: beside a busy process, 999 tokens per second became 10."""
+    used, forward = [], GPT.forward
+    monkeypatch.setattr(
+        GPT, "forward", lambda *args, **kw: used.append(torch.get_num_threads()) or forward(*args, **kw)
+    )
+    monkeypatch.setattr(torch_decoder, "default_threads", lambda: 4)
+    before = torch.get_num_threads()
+    try:
+        for small, expected in ((2**26, 1), (1, 3)):
+            monkeypatch.setattr(torch_decoder, "SMALL", small)
+            decoder = torch_decoder.TorchDecoder(random_model(1), resolve_runtime("cpu", "float32", False))
+            for _ in generate(decoder, [[1]], max_new_tokens=3):
+                pass
+            assert used[-1] == expected and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)

@@ -141,7 +141,7 @@ def test_empty_texts_are_left_out_and_fields_and_items_kept(tmp_path, capsys):
     lines += [{"document": " ", "summary": "a"}, {"document": "a", "summary": None}, {"prompt": "a", "completion": ""}]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, lines)))
     made = run_script(tmp_path, str(tmp_path / "s.jsonl"))
-    assert "3 pairs with an empty text were left out" in capsys.readouterr().out
+    assert "left out: 3 pairs with an empty text" in capsys.readouterr().out
     assert pairs_in(made) == EXPECTED
     held_out = validation_pairs(open_dataset(made))
     assert {pair.fields["kind"] for pair in held_out} == {"x"}
