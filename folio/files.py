@@ -182,7 +182,7 @@ def shorten(text: str, limit: int = 300) -> str:
 def short_repr(value: Any) -> str:
     """The repr of a value from a stranger's file, for a message: at most 120 characters, whatever its size."""
     short = reprlib.Repr()
-    short.maxlevel, short.maxstring, short.maxother, short.maxlong = 2, 80, 80, 80
+    short.maxlevel, short.maxstring, short.maxother, short.maxlong = 4, 80, 80, 80
     try:
         return shorten(short.repr(value), 120)
     except ValueError:  # Python does not print an integer of more than 4,300 digits

@@ -79,6 +79,7 @@ def serve(tmp_path) -> Iterator[Callable[..., str]]:
 def save_run(folder: Path, models: dict[int, GPT]) -> str:
     """A run whose last model is a checkpoint, and the others snapshots."""
     *snapshots, last = sorted(models)
+    folder.mkdir()
     for step in snapshots:
         write_snapshot(folder, step, dict(models[step].named_parameters()))
     state = blank_state(last, model=asdict(models[last].config))
