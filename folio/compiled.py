@@ -156,7 +156,7 @@ _compiled: list = []  # numba frees the code of what nothing refers to
 def compile_function(function: str, format: str | None, path: Path, module: str = "decode_step") -> int:
     """Compile with numba, and save the machine code if the cache can be written. Raises CompileError."""
     numba = import_package("numba")
-    announce()
+    announce(path.parent)
     made = getattr(import_module(f"folio.{module}"), function)
     if format is not None:
         made = made(format)
@@ -177,8 +177,13 @@ def outside(module: Any) -> set[str]:
 
 
 @cache
-def announce() -> None:
-    note("compiling for this CPU, once, for some seconds")
+def announce(folder: Path) -> None:
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        note("compiling for this CPU, once, for some seconds")
+    else:
+        note(f"compiling for this CPU, for some seconds, at every start: {folder} cannot be written")
 
 
 @cache

@@ -181,3 +181,14 @@ def test_several_processes_start_at_once(tmp_path):
     ]
     assert [process.communicate()[0] for process in processes] == [b"True\n"] * 3
     assert all(path.suffix == ".o" for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_the_line_says_whether_the_next_start_compiles_again(tmp_path, capfd, is_writable):
+    """A file in the place of the cache's folder stops root, too."""
+    folder = tmp_path / "cache"
+    if not is_writable:
+        folder.write_text("")
+    compiled.announce(folder / "folio")
+    line = capfd.readouterr().err
+    assert ("once" in line) == is_writable and ("every start" in line and str(folder) in line) != is_writable
