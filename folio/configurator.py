@@ -6,6 +6,7 @@ options apply from left to right. The dataclass lists the settings with their ty
 
 import ast
 import difflib
+import errno
 import functools
 import gc
 import inspect
@@ -298,7 +299,8 @@ def _describe_bound(rule: Rule) -> str:
 def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
     """Call `main` with the command line's settings, or, without a class, with its arguments.
 
-    A UserError prints its message and exits with its code.
+    A UserError prints its message and exits with its code. So does a path that the system refuses: one with a name that
+    is too long, or in a folder that this user may not search.
     """
     gc.freeze()  # keeps imported modules out of full collections, which scan torch's objects for 60 ms each
     for stream in (sys.stdout, sys.stderr):
@@ -315,6 +317,11 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
     except BrokenPipeError:  # the reader of the output has exited, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):
+            raise
+        note(f"error: {shorten(str(error.filename))}: {error.strerror}")
+        raise SystemExit(UserError.exit_code) from None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -518,6 +518,15 @@ def test_ctrl_c_ends_the_text_and_exits_with_130(trained, monkeypatch, capsys):
     assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", err)[1].replace(",", "")) > 0
 
 
+@pytest.mark.parametrize("option", ["--start=FILE:", "--prompts=", "--out_dir=", "--save="])
+def test_a_name_that_is_too_long_for_the_system_is_one_line(option, trained, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["sample.py", f"--out_dir={trained}", option + "x" * 256])
+    with pytest.raises(SystemExit) as end:
+        configurator.run_script(main, SampleConfig)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: xxx") and error.endswith("File name too long\n")
+
+
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
 def test_interactive_mode_ends_with_ctrl_d_or_with_ctrl_c_at_the_prompt(end, trained, monkeypatch):
     """Ctrl-C without a text to end exited with 0, too."""
