@@ -13,8 +13,10 @@ from waiting import wait_until
 from folio.configurator import ROOT
 
 HEADER = f"""
-import sys, time
+import signal, sys, time
 from pathlib import Path
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, which processes inherit
 sys.path[:0] = [{str(ROOT)!r}]
 from folio.configurator import run_script
 """
