@@ -21,13 +21,13 @@ from annotated_types import Ge
 
 from folio import UserError, configurator, music, tunes
 from folio.blocks import CorpusError
-from folio.checkpoint import NoCheckpointError
 from folio.configurator import line_breaks
 from folio.corpus import Corpus, find_sources
 from folio.generate import Step
 from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
 from folio.number_format import counted
 from folio.progress import note
+from folio.run_folder import NoCheckpointError
 from folio.tokenizer import MidiTokenizer
 
 

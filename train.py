@@ -28,7 +28,7 @@ import folio.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, configurator, distributed, memory
+from folio import UserError, configurator, distributed, forecast, memory
 from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, seconds_per_step, until, with_time_budget
 from folio.configurator import (
     COMMAND_LINE,
@@ -42,6 +42,7 @@ from folio.configurator import (
 )
 from folio.describe import describe_resumed_schedule, describe_run, format_losses, reason_to_end
 from folio.find_data import open_mixture
+from folio.find_runs import LATEST
 from folio.generate import Sampling, default_prompt, generate, make_decoder, stream_text
 from folio.guard import StepGuard
 from folio.kernels import adapt, compile_loss, describe_attention
@@ -50,7 +51,6 @@ from folio.metrics import add_lost_sample
 from folio.number_format import counted
 from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
 from folio.randomness import derive_seed
-from folio.runs import LATEST
 from folio.runtime import Length, Runtime, resolve_runtime
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
 from folio.session import Session
@@ -58,6 +58,7 @@ from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions
 from folio.state import TrainState
 from folio.tokenizer import Tokenizer
 from folio.windows import Mixture, ValidationWindows
+from folio.workers import under_torchrun
 from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
@@ -434,15 +435,15 @@ def find_runtime(cfg: TrainConfig, start: Start, gpt_config: GPTConfig) -> Runti
 
 def check_memory(cfg: TrainConfig, start: Start, gpt_config: GPTConfig, runtime: Runtime, data: Mixture) -> None:
     """Print what training will take. Raises UserError if far too little memory is free."""
-    available = memory.available_to_process(runtime)
+    available = forecast.available_to_process(runtime)
     if available is not None and not cfg.eval_only:
         shards = runtime.group.size if cfg.parallel == "fsdp" else 1
-        memory.refuse_too_large(gpt_config, cfg.optimizer, available, shards)
+        forecast.refuse_too_large(gpt_config, cfg.optimizer, available, shards)
     vocab_size = max(gpt_config.vocab_size, start.checkpoint.state["model"]["vocab_size"] if start.checkpoint else 0)
     with torch.device("meta"):
         planned = GPT(replace(gpt_config, vocab_size=vocab_size))
     resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device))
-    print(memory.memory_report(cfg, planned, runtime, resident))
+    print(forecast.memory_report(cfg, planned, runtime, resident))
 
 
 def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: TrainConfig, runtime: Runtime) -> tuple[GPT, nn.Module]:
@@ -605,7 +606,7 @@ def main(cfg: TrainConfig) -> None:
         sample_script = str(Path(sys.argv[0]).with_name("sample.py"))
         print(f"sample:   {shlex.join(['python', sample_script, f'--out_dir={cfg.out_dir}'])}")
         print(f"continue: {continue_command(cfg, result)}")
-    if result.stopped_by and not distributed.under_torchrun():  # torchrun would take it for a failure
+    if result.stopped_by and not under_torchrun():  # torchrun would take it for a failure
         raise SystemExit(128 + result.stopped_by)
 
 

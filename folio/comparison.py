@@ -9,7 +9,7 @@ import numpy as np
 
 from folio import UserError, convert, statistics
 from folio.measures import LOSS, Evaluation, Measure
-from folio.runs import UNCOMPARED
+from folio.start import UNCOMPARED
 from folio.statistics import Estimate, estimate_ratio
 from folio.tasks import TASKS
 

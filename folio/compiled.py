@@ -12,9 +12,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from platformdirs import user_cache_path
@@ -22,15 +23,20 @@ from platformdirs import user_cache_path
 from folio import UserError
 from folio.progress import note
 
-SOURCES = {  # what the code of each module depends on
-    "decode_step": ("decode_step.py", "simd.py", "cpu_records.py"),
-    "text_step": ("text_step.py", "simd.py", "near_duplicates.py"),
-}
+LANES = 16  # floats that are computed together; LLVM divides them among the CPU's registers
+GROUP = 32  # inputs whose weights share a scale in int4
 # What the code of an error would call. There are no errors in our functions, and they allocate nothing.
 NEVER_CALLED = {
     *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
     *("numba_gil_release", "numba_runtime_build_excinfo_struct", "numba_unpickle"),
 }
+
+
+class CompiledModule(NamedTuple):
+    """A module with functions that numba compiles."""
+
+    name: str  # full, such as "folio.decode_step"
+    imports: tuple[str, ...]  # the modules that its machine code depends on, besides this one and simd
 
 
 class CompileError(UserError):
@@ -70,22 +76,22 @@ def cpu_features() -> dict[str, bool]:
     return dict(llvm().get_host_cpu_features())
 
 
-def why_unavailable(function: str, module: str) -> str | None:
+def why_unavailable(module: CompiledModule, function: str) -> str | None:
     """Why a function that depends on no format cannot be compiled here; None if it can."""
     try:
-        address(function, module=module)
+        address(module, function)
         return None
     except CompileError as error:
         return str(error)
 
 
 @cache
-def address(function: str, format: str | None = None, module: str = "decode_step") -> int:
-    """The address of a compiled function of a module of Folio, for a format of weights if it depends on one.
+def address(module: CompiledModule, function: str, format: str | None = None) -> int:
+    """The address of a compiled function, for a format of weights if it depends on one.
 
     Arguments and result are int64. Raises CompileError.
     """
-    path = cache_file(function, format, module)
+    path = cache_file(module, function, format)
     try:
         digest, content = path.read_bytes().split(b"\n", 1)
         if hashlib.sha256(content).hexdigest() == digest.decode():
@@ -94,10 +100,10 @@ def address(function: str, format: str | None = None, module: str = "decode_step
                 return loaded
     except (OSError, ValueError):
         pass
-    return compile_function(function, format, path, module)
+    return compile_function(module, function, format, path)
 
 
-def cache_file(function: str, format: str | None, module: str) -> Path:
+def cache_file(module: CompiledModule, function: str, format: str | None) -> Path:
     """The file in the user's cache for the machine code of a function."""
     key = hashlib.sha256(f"{function} {format} {cache_key(module)}".encode()).hexdigest()[:32]
     return user_cache_path("folio", appauthor=False) / f"{key}.o"
@@ -113,11 +119,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @cache
-def cache_key(module: str) -> str:
+def cache_key(module: CompiledModule) -> str:
     """What the machine code of a module depends on, as a hash."""
     digest = hashlib.sha256()
-    for source in SOURCES[module]:
-        digest.update((Path(__file__).parent / source).read_bytes())
+    for name in (module.name, *module.imports, "folio.simd", __name__):
+        digest.update(Path(find_spec(name).origin).read_bytes())
     versions = [package_version(name) for name in ("numba", "llvmlite")]
     parts = (*versions, platform.python_version(), platform.platform())
     digest.update(repr((parts, llvm().get_host_cpu_name(), sorted(cpu_features().items()))).encode())
@@ -153,11 +159,11 @@ def load_object(code: bytes, symbol: str) -> int:
 _compiled: list = []  # numba frees the code of what nothing refers to
 
 
-def compile_function(function: str, format: str | None, path: Path, module: str = "decode_step") -> int:
+def compile_function(module: CompiledModule, function: str, format: str | None, path: Path) -> int:
     """Compile with numba, and save the machine code if the cache can be written. Raises CompileError."""
     numba = import_package("numba")
     announce(path.parent)
-    made = getattr(import_module(f"folio.{module}"), function)
+    made = getattr(import_module(module.name), function)
     if format is not None:
         made = made(format)
     native = numba.cfunc(numba.int64(*[numba.int64] * made.py_func.__code__.co_argcount))(made.py_func)
@@ -187,9 +193,9 @@ def announce(folder: Path) -> None:
 
 
 @cache
-def function(name: str, module: str = "decode_step", arguments: int = 1) -> Callable[..., int]:
-    """A compiled function with this number of arguments, for Python."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address(name, module=module))
+def function(module: CompiledModule, name: str, arguments: int = 1) -> Callable[..., int]:
+    """A compiled function with this number of arguments, for Python. Raises CompileError."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address(module, name))
 
 
 def addresses(*arrays: np.ndarray) -> list[int]:

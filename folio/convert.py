@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from folio import checkpoint, foreign_tokenizers, memory, pickles
-from folio.checkpoint import Checkpoint, CheckpointError, LazyTensors
+from folio.checkpoint import Checkpoint, LazyTensors
 from folio.fetch import hub_model
 from folio.files import MAX_TEXT_BYTES, check_regular, read_json, short_repr, shorten
 from folio.foreign_tokenizers import check_fields
+from folio.run_folder import CheckpointError
 from folio.tokenizer import Tokenizer
 from model import ACTIVATIONS, GPT, GPTConfig
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from folio import compiled
-from folio.compiled import CompileError
-from folio.cpu_records import LANES, RECORDS
+from folio.compiled import LANES, CompileError
+from folio.cpu_records import DECODE_STEP, RECORDS
 from folio.quantize import pack_int4, quantize_int8
 from folio.sampling import Sample, Sampling, add_bias
 from folio.scheduler import Prefix
@@ -46,13 +46,13 @@ class CPUDecoder:
         format = "bfloat16 pairs" if in_pairs else dtype
         self.cache_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         cache_format = str(self.cache_dtype).removeprefix("torch.")
-        self.run_step, self.run_help = compiled.function("step"), compiled.function("help")
+        self.run_step, self.run_help = compiled.function(DECODE_STEP, "step"), compiled.function(DECODE_STEP, "help")
         self.functions = {
-            "linear": compiled.address("linear", format),
-            "widen": compiled.address("widen", format),
-            "score": compiled.address("linear", cache_format),
-            "mix": compiled.address("mix", cache_format),
-            "run_part": compiled.address("run_part"),
+            "linear": compiled.address(DECODE_STEP, "linear", format),
+            "widen": compiled.address(DECODE_STEP, "widen", format),
+            "score": compiled.address(DECODE_STEP, "linear", cache_format),
+            "mix": compiled.address(DECODE_STEP, "mix", cache_format),
+            "run_part": compiled.address(DECODE_STEP, "run_part"),
         }
         self.x_bytes = 2 if in_pairs else 4  # per input of a linear layer
         self.multiple = 2 * LANES if in_pairs or dtype == "int4" else LANES  # of inputs

@@ -6,8 +6,9 @@ What is not a number is an address, 0 if it is not used. Strides are in bytes.
 
 import numpy as np
 
-LANES = 16  # floats that are computed together; LLVM divides them among the CPU's registers
-GROUP = 32  # inputs whose weights share a scale in int4
+from folio.compiled import CompiledModule
+
+DECODE_STEP = CompiledModule("folio.decode_step", imports=("folio.cpu_records",))
 
 
 def _record(*names: str, **others: str) -> np.dtype:

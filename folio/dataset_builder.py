@@ -11,9 +11,10 @@ import numpy as np
 from folio import UserError
 from folio.blocks import Block, DocumentPart, EncodedBlock
 from folio.files import read_json, write_json
-from folio.near_duplicates import PERMUTATIONS, SimilarDocuments, count_near_duplicates
+from folio.near_duplicates import SimilarDocuments, count_near_duplicates
 from folio.number_format import counted
 from folio.shards import SPLITS, ShardWriter
+from folio.text_kernels import PERMUTATIONS
 from folio.tokenizer import OnUnknown, Tokenizer
 
 # --- which documents are for validation -------------------------------------------------------------------------------

@@ -21,13 +21,9 @@ from torch import Tensor, nn
 
 from folio import UserError
 from folio.progress import note
+from folio.workers import under_torchrun
 
 TIMEOUT = timedelta(hours=2)  # for work that one rank does alone, such as writing to a slow disk
-
-
-def under_torchrun() -> bool:
-    """Whether torchrun, or anything that sets the same variables, started this process."""
-    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def rank_from_env() -> int:

@@ -11,7 +11,7 @@ from folio.commands import STARTED_BY_TRAINING, command, short_path
 from folio.configurator import ROOT
 from folio.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
 from folio.windows import Mixture, parse_mixture
-from folio.workers import child_options
+from folio.workers import child_options, under_torchrun
 
 SCRIPTS_FOR_ANY_INPUT = ("text", "pairs")  # in prepare/; the others are each named like the data set that they prepare
 
@@ -102,8 +102,6 @@ def _data_dir_option(root: Path) -> list[str]:
 
 def run_script(script: Path, root: Path) -> None:
     """Prepare a data set with its script. Raises DatasetError under torchrun, or if the script fails."""
-    from folio.distributed import under_torchrun  # imports torch, which preparing a data set does not need
-
     name = f"prepare/{script.name}"
     if under_torchrun():
         prepare = command(name, *_data_dir_option(root))

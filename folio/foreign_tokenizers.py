@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from folio.checkpoint import CheckpointError
 from folio.files import read_json, read_text, short_repr, shorten
+from folio.run_folder import CheckpointError
 from folio.shards import nanogpt_tokenizer
 from folio.tokenizer import (
     EOT_TEXT,

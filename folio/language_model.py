@@ -17,9 +17,9 @@ from torch import Tensor
 
 from folio import UserError, configurator, convert, memory, music
 from folio.configurator import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
+from folio.find_runs import resolve
 from folio.generate import Step, TextStream, default_prompt, generate, make_decoder
 from folio.progress import note
-from folio.runs import resolve
 from folio.runtime import DTYPES, Runtime, resolve_runtime
 from folio.sampling import Sampling
 from folio.shards import PromptFormat
@@ -158,6 +158,27 @@ def resolve_precision(model: GPT, device: str, dtype: str) -> tuple[Runtime, str
     return runtime, dtype if dtype in QUANTIZED else str(runtime.dtype).removeprefix("torch.")
 
 
+BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 18 / 32}  # of a matrix
+
+
+def decoding_memory(model: GPT, dtype: str) -> int:
+    """Bytes that the weights take for decoding in a dtype. model: also on the meta device."""
+    parts = model.num_params()
+    of_matrices = parts["embeddings"] + parts["attention"] + parts["MLP"]
+    others = 4 if dtype in ("int8", "int4") else BYTES_PER_WEIGHT[dtype]
+    return round(BYTES_PER_WEIGHT[dtype] * of_matrices + others * (parts["total"] - of_matrices))
+
+
+def refuse_too_large_to_decode(model: GPT, dtype: str, device: torch.device, available: int | None) -> None:
+    """Raise UserError if the weights in the dtype take more than the memory that was free, None if it is not known."""
+    remedies = ["a smaller model"]
+    for smaller in ("int4", "int8", "bfloat16") if device.type == "cpu" else ():
+        if (size := decoding_memory(model, smaller)) <= available:
+            remedies.append(f"--dtype={smaller}, which takes {memory.format_bytes(size)}")
+    what = f"dtype={dtype}: the {model.num_params()['total']:,} weights"
+    memory.require_free(decoding_memory(model, dtype), what, remedies[-1], available)
+
+
 class LanguageModel:
     """A GPT and its tokenizer, ready to continue any prompt.
 
@@ -206,7 +227,7 @@ class LanguageModel:
         runtime, chosen = resolve_precision(model, device, dtype)
         if runtime.device.type != "cpu":
             available = memory.free(runtime.device)
-        memory.refuse_too_large_to_decode(model, chosen, runtime.device, available)
+        refuse_too_large_to_decode(model, chosen, runtime.device, available)
         loaded_model = cls(model, loaded.tokenizer, device, dtype, loaded.model if is_quantized else None)
         loaded_model.path, loaded_model.prompt_format = loaded.path, loaded.prompt_format
         return loaded_model

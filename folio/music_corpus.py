@@ -14,7 +14,7 @@ from folio.blocks import document_hash
 from folio.corpus import Documents, Source
 from folio.fetch import Wheel, fetch
 from folio.music import PITCH, EventFormat, PieceError, events_of_file, transpose
-from folio.prepare import Fraction, PrepareConfig, find_tokenizer
+from folio.prepare import Fraction, PrepareConfig
 from folio.tokenizer import MidiTokenizer
 from folio.workers import cores, map_in_order
 
@@ -50,7 +50,7 @@ def music_tokenizer(cfg: MusicConfig, format: EventFormat) -> MidiTokenizer:
     """The tokenizer that cfg.tokenizer names; "midi": of this format. Raises UserError if it is not for music."""
     if cfg.tokenizer == "midi":
         return format.tokenizer()
-    name = find_tokenizer(cfg.tokenizer)
+    name = cfg.tokenizer
     if not Path(name).exists():
         raise UserError(f"tokenizer={name}: use midi, or the folder of a data set or of a run with music")
     loaded = tokenizers.load(Path(name))

@@ -22,13 +22,10 @@ from folio.ngrams import (
     ngrams_within_documents,
     word_hashes,
 )
+from folio.text_kernels import BANDS, PERMUTATIONS, TEXT_STEP
 
 SHINGLE = 5  # words
-SIMILARITY = 0.5  # of near duplicates, at least; 0.5 is that of two texts of which about 8 % of the words differ
-PERMUTATIONS = 128  # the standard error of an estimated similarity is at most 0.044
-BANDS = 32  # of 4 values each: documents with a similarity of 0.5 have an equal band with a probability of 87 %
 SIGNED_BYTES = 1 << 20  # of a document, from its beginning
-LONGEST_CHAIN = 100  # documents per band to compare with, the newest ones; 1,000 take 3 ms if all have a band in common
 NO_WORDS = np.uint32(2**32 - 1)  # all values of the signature of a document without words
 
 
@@ -69,7 +66,7 @@ class SimilarDocuments:
         self.older = np.full((capacity, BANDS), -1, np.int32)  # the document before it in each chain
         self.shift = np.uint64(64 - capacity.bit_length())  # 2 * capacity is a power of 2
         self.newest = np.full((BANDS, 2 * capacity), -1, np.int32)  # by band and slot
-        link_documents = compiled.function("link_documents", "text_step", 5)
+        link_documents = compiled.function(TEXT_STEP, "link_documents", 5)
         slots = self._slots(signatures)
         link_documents(*addresses(slots), len(signatures), *addresses(self.older, self.newest), capacity)
 
@@ -101,7 +98,7 @@ class SimilarDocuments:
 
     def _find(self, signatures: np.ndarray, found: np.ndarray, adds: bool) -> int:
         """`find`, and add the documents that are not similar to one until the tables are full. Returns of how many."""
-        find_documents = compiled.function("find_documents", "text_step", 10)
+        find_documents = compiled.function(TEXT_STEP, "find_documents", 10)
         slots = self._slots(signatures)
         tables = addresses(self.signatures, self.older, self.newest)
         new = *addresses(signatures, slots), len(signatures)

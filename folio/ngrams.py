@@ -15,6 +15,7 @@ import numpy as np
 
 from folio import compiled
 from folio.compiled import addresses
+from folio.text_kernels import TEXT_STEP
 from folio.tokenizer import Tokenizer
 from folio.workers import map_in_order
 
@@ -36,7 +37,7 @@ def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
     """
     data = np.frombuffer(content, np.uint8)
     hashes = np.empty(len(data) + 1, np.uint64)
-    return hashes[: compiled.function("hash_words", "text_step", 3)(*addresses(data), len(data), *addresses(hashes))]
+    return hashes[: compiled.function(TEXT_STEP, "hash_words", 3)(*addresses(data), len(data), *addresses(hashes))]
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
@@ -51,7 +52,7 @@ def ngrams_within_documents(words: np.ndarray, n: int, short: bool = False) -> t
     short: fewer words than n between two boundaries are an n-gram, too.
     """
     hashes, starts = np.empty(len(words), np.uint64), np.empty(len(words), np.int64)
-    hash_ngrams = compiled.function("hash_ngrams", "text_step", 6)
+    hash_ngrams = compiled.function(TEXT_STEP, "hash_ngrams", 6)
     count = hash_ngrams(*addresses(words), len(words), n, short, *addresses(hashes, starts))
     return hashes[:count], starts[:count]
 
@@ -85,7 +86,7 @@ class TokenText:
         """The hash of each word, (W,)."""
         offset = tokens.first * tokens.dtype.itemsize
         ids = np.fromfile(tokens.path, tokens.dtype, tokens.count, offset=offset).astype(np.int32)
-        join_tokens = compiled.function("join_tokens", "text_step", 5)
+        join_tokens = compiled.function(TEXT_STEP, "join_tokens", 5)
         pieces = *addresses(ids), len(ids), *addresses(self.starts, self.content)
         text = np.empty(join_tokens(*pieces, 0) + COPIED, np.uint8)
         return word_hashes(text[: join_tokens(*pieces, *addresses(text))])
@@ -105,14 +106,14 @@ class HashFilter:
         bits = (FILTER_BITS * len(hashes) + 64).bit_length()  # as a power of 2
         self.shift = 64 - bits
         self.filter = np.zeros(1 << bits - 6, np.uint64)
-        add_to_filter = compiled.function("add_to_filter", "text_step", 4)
+        add_to_filter = compiled.function(TEXT_STEP, "add_to_filter", 4)
         add_to_filter(*addresses(hashes), len(hashes), *addresses(self.filter), self.shift)
-        compiled.function("find_in_filter", "text_step", 5)  # before other processes need it
+        compiled.function(TEXT_STEP, "find_in_filter", 5)  # before other processes need it
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
         """The places of those that may be in the set."""
         places = np.empty(len(hashes), np.int64)
-        find_in_filter = compiled.function("find_in_filter", "text_step", 5)
+        find_in_filter = compiled.function(TEXT_STEP, "find_in_filter", 5)
         look_up = *addresses(hashes), len(hashes), *addresses(self.filter), self.shift, *addresses(places)
         return places[: find_in_filter(*look_up)]
 

@@ -35,6 +35,7 @@ from folio.near_duplicates import signatures_of
 from folio.ngrams import OVERLAP, ngram_overlap
 from folio.progress import note, progress_bar
 from folio.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
+from folio.text_kernels import TEXT_STEP
 from folio.tokenizer import (
     EOT_TEXT,
     BPETokenizer,
@@ -130,8 +131,6 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, tokenizer: Tokenizer 
     """
     assert name and name == name_from(name)
     started = time.perf_counter()
-    if tokenizer is None:
-        cfg = cfg.replace(tokenizer=find_tokenizer(cfg.tokenizer))
     job = _Job(cfg, corpus, name, tokenizer)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
@@ -196,7 +195,7 @@ class _Job:
         """Why that is not counted unless cfg.check_leakage asks for it; None if it is."""
         if self.corpus.text_bytes > MOST_CHECKED:
             return f"the text has more than {MOST_CHECKED / 1e9:g} GB; --check_leakage=True counts it"
-        return compiled.why_unavailable("hash_words", "text_step")
+        return compiled.why_unavailable(TEXT_STEP, "hash_words")
 
     @property
     def signed(self) -> bool:
@@ -306,15 +305,6 @@ def _delete_pass(part: Path) -> None:
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
-
-
-def find_tokenizer(name: str) -> str:
-    """The folder of the run that "latest" names; any other name as it is. Raises UserError."""
-    if name != "latest":
-        return name
-    from folio.runs import resolve  # imports torch
-
-    return resolve(name)
 
 
 def _load_or_make_tokenizer(job: _Job) -> Tokenizer:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from folio import memory
-from folio.cpu_records import GROUP
+from folio.compiled import GROUP
 from model import GPT
 
 # The scales that are tried for a group, by the code that its largest weight would have before rounding. Of 37 codes

@@ -9,11 +9,12 @@ from typing import Any, Generic
 
 from torch import Tensor
 
-from folio import UserError, checkpoint, configurator, convert, distributed
-from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError, precedes
+from folio import UserError, checkpoint, configurator, convert, distributed, run_folder
+from folio.checkpoint import Checkpoint
 from folio.configurator import Config, ConfigError
 from folio.files import read_json, step_number
 from folio.progress import note
+from folio.run_folder import CheckpointError, NoCheckpointError, precedes
 from folio.runs import LOGGED, is_logged, read_metrics
 from folio.runtime import Runtime
 from folio.start import INEXACT, versions
@@ -51,9 +52,9 @@ class History(Generic[Config]):
         require_run(folder)
         newest = checkpoint.load(folder)
         states = {newest.state["step"]: newest.state}
-        for path in checkpoint.newest_first(folder):
+        for path in run_folder.newest_first(folder):
             with suppress(CheckpointError):  # it is damaged, or has been removed
-                state = checkpoint.read_state(path)
+                state = run_folder.read_state(path)
                 if precedes(state, newest.state):
                     states[state["step"]] = state
         try:
@@ -85,7 +86,7 @@ class History(Generic[Config]):
         """The newest checkpoint after fewer steps; None if there is none. Damaged ones are reported and left out."""
         if self.newest.state["step"] < step:
             return self.newest
-        for path in checkpoint.newest_first(self.folder):
+        for path in run_folder.newest_first(self.folder):
             if step_number(path.name) >= min(step, self.newest.state["step"]):
                 continue
             try:
@@ -142,7 +143,7 @@ class History(Generic[Config]):
 
 def require_run(folder: Path) -> None:
     """Raise UserError if a folder has no checkpoints of a run, and say what it is."""
-    if checkpoint.exists(folder):
+    if run_folder.exists(folder):
         return
     if (folder / "manifest.json").exists():
         raise UserError(f"{folder} is one checkpoint; name the run: {folder.resolve().parent}")

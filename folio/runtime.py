@@ -15,6 +15,7 @@ from torch import Tensor
 from folio import UserError, distributed
 from folio.distributed import ALONE, Group
 from folio.gpus import data_sheet
+from folio.workers import under_torchrun
 
 DEVICES = ("cpu", "cuda", "mps")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,12 +100,12 @@ def resolve_runtime(
     length: of a training run; a short one is not compiled. backend: of torchrun's process group; None: one process.
     Sets torch's and the allocator's global modes. Raises UserError for what cannot work here.
     """
-    if distributed.under_torchrun() and backend is None:
+    if under_torchrun() and backend is None:
         raise UserError("this runs in one process: start it with python, without torchrun")
     reasons = []
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if device == "cuda" and distributed.under_torchrun():
+    if device == "cuda" and under_torchrun():
         device = f"cuda:{os.environ['LOCAL_RANK']}"  # one GPU per process
     place = _open_device(device)
     if place.type == "cuda":

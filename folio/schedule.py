@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 
 from folio.configurator import COMMAND_LINE
 from folio.optim import lr_at
@@ -132,3 +133,27 @@ class Schedule:
         interval = self.counts.eval_steps
         remaining = math.ceil(self.counts.max_iters / interval) - int(self.recipe_step(step) // interval)
         return max(1, remaining) if step < self.max_iters else 0
+
+
+@cache
+def snapshot_steps(count: int, max_iters: int) -> tuple[int, ...]:
+    """The steps after which to take `count` snapshots: 0, max_iters, and others, evenly spaced in log(1 + step).
+
+    A run of fewer steps has one after each. A single snapshot is of the last step.
+    """
+    if count < 2:
+        return (max_iters,) * count
+    steps = [0]
+    for remaining in range(min(count - 1, max_iters), 0, -1):
+        last = steps[-1]
+        ratio = ((1 + max_iters) / (1 + last)) ** (1 / remaining)
+        steps.append(max(last + 1, round((1 + last) * ratio) - 1))
+    return tuple(steps)
+
+
+def snapshot_is_due(step: int, count: int, schedule: Schedule) -> bool:
+    """Whether to take one of `count` snapshots after `step`. A time budget's decisions stretch or shorten the rest."""
+    if count == 0 or step == schedule.max_iters:
+        return count > 0
+    before, now = schedule.recipe_step(step - 1) if step else -1, schedule.recipe_step(step)
+    return any(before < planned <= now for planned in snapshot_steps(count, schedule.counts.max_iters))

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from folio import UserError
 from folio.configurator import COMMAND_LINE, CommaSeparated, NonEmptyStr, PositiveInt, Settings
 from folio.number_format import format_value
-from folio.runs import UNCOMPARED, Run
+from folio.runs import Run
 from folio.schedule import STEP_COUNTS
-from folio.start import OF_THE_COMMAND
+from folio.start import OF_THE_COMMAND, UNCOMPARED
 
 OF_RECORDS = {  # settings of when a run evaluates, and of what it writes down
     *("always_save_checkpoint", "async_save", "eval_interval", "keep_last", "log_interval", "sample_tokens"),

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from folio import UserError, checkpoint, distributed
+from folio import UserError, checkpoint, distributed, run_folder
 from folio.budget import Budget, until
 from folio.checkpoint import NullSaver, Saver
 from folio.describe import reason_to_end
@@ -23,11 +23,12 @@ from folio.metrics import Clock, Metrics, NullMetrics
 from folio.number_format import counted
 from folio.progress import note
 from folio.runtime import Runtime
-from folio.schedule import Schedule
-from folio.snapshots import is_due, remove_snapshots
+from folio.schedule import Schedule, snapshot_is_due
+from folio.snapshots import remove_snapshots
 from folio.start import Start, cannot_write
 from folio.state import TrainState
 from folio.windows import Mixture
+from folio.workers import under_torchrun
 
 
 class TrainingError(UserError):
@@ -94,7 +95,7 @@ class Session:
             self.out_dir.mkdir(parents=True, exist_ok=True)
             checkpoint.clear_unfinished(self.out_dir)
             if start.resuming:
-                checkpoint.restore_pointers(self.out_dir)
+                run_folder.restore_pointers(self.out_dir)
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
             remove_snapshots(self.out_dir, self.state.step or -1)  # of another run, or of an abandoned future
@@ -216,7 +217,7 @@ class Session:
         val_loss, max_bad_steps = losses.get("val_loss"), self.cfg.max_bad_steps
         if not guard.can_continue(max_bad_steps, val_loss):
             self._wait_for_checkpoint()
-            reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, checkpoint.exists(self.out_dir))
+            reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, run_folder.exists(self.out_dir))
             raise TrainingError(f"stopped at step {step:,}: {reason}")
         tokens_per_second = self.rate and self.rate * self.tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
@@ -309,7 +310,7 @@ class Session:
 
     @property
     def should_snapshot(self) -> bool:
-        return is_due(self.state.step, self.cfg.snapshots, self.schedule)
+        return snapshot_is_due(self.state.step, self.cfg.snapshots, self.schedule)
 
     def snapshot(self) -> None:
         """Write a snapshot of the weights in the background, before the checkpoint that a later run resumes from."""
@@ -435,14 +436,14 @@ class SignalHandler:
         is_announced = distributed.rank_from_env() > 0
         while signals := self.received.recv(1):
             if signals[0] in (signal.SIGINT, signal.SIGTERM) and not is_announced:
-                again = "" if distributed.under_torchrun() else "; again: at once"
+                again = "" if under_torchrun() else "; again: at once"
                 begin = "\n" if os.isatty(2) else ""  # below the progress bar
                 os.write(2, f"{begin}stopping after {self.ends}{again}\n".encode())
                 is_announced = True
 
     def ask_to_stop(self, number: int, frame: Any) -> None:
         self.stop = number
-        if distributed.under_torchrun():
+        if under_torchrun():
             return
         for handled in (signal.SIGINT, signal.SIGTERM):
             signal.signal(handled, self.previous[handled])

@@ -10,15 +10,17 @@ from typing import Any, Generic
 
 import torch
 
-from folio import UserError, checkpoint, configurator, convert, distributed
-from folio.checkpoint import Checkpoint, CheckpointError
+from folio import UserError, checkpoint, configurator, convert, distributed, run_folder
+from folio.checkpoint import Checkpoint
 from folio.configurator import COMMAND_LINE, Config, ConfigError
 from folio.files import locked
-from folio.runs import resolve
+from folio.find_runs import resolve
+from folio.run_folder import CheckpointError
 from folio.runtime import Runtime
 from folio.schedule import STEP_COUNTS, Schedule
 from folio.tokenizer import Tokenizer
 from folio.windows import Mixture
+from folio.workers import under_torchrun
 from model import GPT, GPTConfig
 
 MODEL_SETTINGS = [field.name for field in fields(GPTConfig) if field.name != "vocab_size"]
@@ -43,6 +45,7 @@ INEXACT = {  # a resumed run may change these, and is then no longer bitwise ide
     "recompute",
 }
 OF_THE_COMMAND = {"out_dir", "init_from", "overwrite", "print_config", "eval_only"}  # not of the run
+UNCOMPARED = {"seed", "out_dir", "data_dir", "overwrite", "wandb_run_name"}  # they do not describe a run's settings
 UNREPORTED = {*OF_THE_COMMAND, "data_dir", "dataset"}  # changes that say nothing about the run
 
 
@@ -58,7 +61,7 @@ def reserve(out_dir: Path, eval_only: bool) -> Iterator[None]:
     existed = os.path.exists(out_dir)  # False for an impossible name
     busy = f"out_dir={out_dir}: another run is writing there; wait for it, or choose another --out_dir"
     # The lock of a lost node may outlive it; and is_locked may hold a free one for an instant.
-    timeout = 60.0 if distributed.under_torchrun() else 0.5
+    timeout = 60.0 if under_torchrun() else 0.5
     try:
         with ExitStack() as stack:
             if distributed.rank_from_env() == 0:
@@ -194,7 +197,7 @@ def with_run_named(given: Config) -> Config:
     setting = "out_dir" if given.init_from == "resume" else "init_from"
     name = getattr(given, setting)
     folder = resolve(name)
-    if folder != name and distributed.under_torchrun():
+    if folder != name and under_torchrun():
         raise UserError(f"{setting}={name}: under torchrun, name the run's folder: --{setting}={folder}")
     return given.replace(**{setting: folder})
 
@@ -205,11 +208,11 @@ def starting_point(given: Config) -> Start[Config]:
     given: train.py's settings. A run that torchrun has restarted resumes, whatever init_from says.
     """
     out_dir = Path(given.out_dir)
-    restarted = distributed.under_torchrun() and distributed.restarted(checkpoint.written_by(out_dir))
+    restarted = under_torchrun() and distributed.restarted(run_folder.written_by(out_dir))
     if restarted or given.init_from == "resume":
         return resumed(given, checkpoint.load(out_dir), restarted)
     start = Start(given, None) if given.init_from == "scratch" else finetuning(given, load_weights(given.init_from))
-    if checkpoint.exists(out_dir) and not (given.overwrite or given.eval_only):
+    if run_folder.exists(out_dir) and not (given.overwrite or given.eval_only):
         raise UserError(
             f"{out_dir} holds the checkpoints of an earlier run: resume it with --init_from=resume, choose another "
             f"--out_dir, or replace them with --overwrite=True"
@@ -273,7 +276,7 @@ def finetuning(given: Config, saved: Checkpoint) -> Start[Config]:
     cfg = given.replace(**shape_settings(given, saved))
     if distributed.rank_from_env() == 0 and not given.eval_only:
         print(f"a new run in {given.out_dir}, from the weights of {saved.path}")
-        if checkpoint.exists(Path(given.init_from)):
+        if run_folder.exists(Path(given.init_from)):
             print(f"(to continue the run in {given.init_from} instead: --init_from=resume --out_dir={given.init_from})")
     configurator.check(cfg)
     return Start(cfg, saved)

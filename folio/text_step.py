@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 
-from folio.near_duplicates import BANDS, LONGEST_CHAIN, PERMUTATIONS, SIMILARITY
 from folio.simd import compiled, integers, integers_32, make_array_at, octets
+from folio.text_kernels import BANDS, LONGEST_CHAIN, PERMUTATIONS, SIMILARITY
 
 unsigned = make_array_at(np.uint64)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from folio import UserError, checkpoint
+from folio import UserError, run_folder
 from folio.configurator import ROOT
 from folio.files import read_json, write_json
 from folio.metrics import read_lines
@@ -22,7 +22,7 @@ OUTPUT = "output.txt"  # what train.py prints, in the trial's folder
 def train_command(folder: Path, arguments: list[str]) -> list[str]:
     """The command of a trial in this folder: new, or resumed from its last checkpoint."""
     script = [sys.executable, str(ROOT / "train.py")]
-    if checkpoint.exists(folder):
+    if run_folder.exists(folder):
         moved = [argument for argument in arguments if argument.startswith("--data_dir=")]
         return [*script, "--init_from=resume", *moved, f"--out_dir={folder}"]
     return [*script, *arguments, f"--out_dir={folder}"]
@@ -88,7 +88,7 @@ def reason_of_failure(code: int, output: bytes) -> str | None:
 def claim(folder: Path, description: dict[str, Any]) -> None:
     """Write what a trial is into its folder, or check that this is what the folder holds. Raises UserError."""
     path = folder / "trial.json"
-    if path.exists() or checkpoint.exists(folder):
+    if path.exists() or run_folder.exists(folder):
         recorded = None
         with suppress(OSError, ValueError):  # it is not there, or damaged
             recorded = read_json(path)
@@ -100,4 +100,4 @@ def claim(folder: Path, description: dict[str, Any]) -> None:
 
 def is_finished(folder: Path) -> bool:
     """Whether the run in this folder has come to its end."""
-    return checkpoint.exists(folder) and Run.of(folder).status == "finished"
+    return run_folder.exists(folder) and Run.of(folder).status == "finished"

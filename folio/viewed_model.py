@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from folio import UserError, checkpoint, convert, memory
+from folio import UserError, checkpoint, convert, memory, run_folder
 from folio.checkpoint import Checkpoint
 from folio.files import is_locked, step_number
+from folio.find_runs import resolve
 from folio.language_model import LanguageModel
 from folio.metrics import read_lines
 from folio.music import EventFormat
 from folio.overlap import open_training_data
-from folio.runs import read_state, resolve
+from folio.runs import read_state
 from folio.snapshots import find_snapshots, read_snapshot
 from folio.tokenizer import MidiTokenizer
 from model import GPT
@@ -73,7 +74,7 @@ class ViewedModel:
         """The checkpoints and snapshots of the run by their steps, in order, as they are now."""
         if self.run is None:
             return {}
-        complete = {step_number(path.name): path for path in checkpoint.directories(self.run)}
+        complete = {step_number(path.name): path for path in run_folder.directories(self.run)}
         return dict(sorted({**complete, **find_snapshots(self.run)}.items()))
 
     def steps(self) -> list[int]:

@@ -8,6 +8,7 @@ import tiktoken
 
 from folio import compiled
 from folio.compiled import addresses
+from folio.text_kernels import TEXT_STEP
 
 SLOTS, MOST_IDS = 1 << 20, 4  # as in folio/text_step.py
 PADDING = bytes(16)  # because words are read as two numbers, and copied so
@@ -26,9 +27,9 @@ class WordCache:
         self.encoding, self.separator, self.separator_id = encoding, separator, encoding.encode_single_token(separator)
         self.table = np.zeros((SLOTS, 4), np.uint64)
         self.n_words = np.zeros(1, np.int64)  # the number of words in the table
-        self.encode_words = compiled.function("encode_words", "text_step", 9)
-        self.join_tokens = compiled.function("join_tokens", "text_step", 5)
-        self.insert_missing = compiled.function("insert_missing", "text_step", 9)
+        self.encode_words = compiled.function(TEXT_STEP, "encode_words", 9)
+        self.join_tokens = compiled.function(TEXT_STEP, "join_tokens", 5)
+        self.insert_missing = compiled.function(TEXT_STEP, "insert_missing", 9)
 
     def encode(self, contents: Sequence[bytes]) -> list[np.ndarray]:
         """The ids of each of the texts, which are UTF-8."""

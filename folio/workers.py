@@ -28,6 +28,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def under_torchrun() -> bool:
+    """Whether torchrun, or anything that sets the same variables, started this process."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
+
+
 def map_in_order(
     function: Callable, items: Iterable[Item], workers: int, *arguments: Any
 ) -> Iterator[tuple[Item, Any]]:

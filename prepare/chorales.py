@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, configurator  # noqa: E402
 from folio.corpus import Source  # noqa: E402
 from folio.dataset_builder import Dedup  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.music import (  # noqa: E402
     DEFAULT_VELOCITY,
     EventFormat,
@@ -98,6 +99,7 @@ def melody(piece: str, format: EventFormat) -> str:
 
 def main(cfg: ChoralesConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     path = music21_wheel()
     chorales, others = [], 0
     with zipfile.ZipFile(path) as wheel:

@@ -21,6 +21,7 @@ from folio.configurator import PositiveInt  # noqa: E402
 from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.fetch import hub_files, hub_parquet  # noqa: E402
 from folio.files import replace_folder  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 from folio.shards import data_root, open_dataset  # noqa: E402
 
@@ -42,6 +43,7 @@ class FineWebConfig(PrepareConfig):
 
 def main(cfg: FineWebConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.ready:
         download_shards(cfg)
         return

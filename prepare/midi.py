@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.corpus import find_sources  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.music import SUFFIXES, EventFormat  # noqa: E402
 from folio.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
 from folio.prepare import default_name, prepare  # noqa: E402
@@ -53,6 +54,7 @@ def event_format(cfg: MidiConfig) -> EventFormat:
 
 def main(cfg: MidiConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     tokenizer = music_tokenizer(cfg, event_format(cfg))
     format = EventFormat.of(tokenizer)
     sources = find_sources(cfg.inputs, "text", SUFFIXES)

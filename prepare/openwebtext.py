@@ -25,6 +25,7 @@ from folio.corpus import Corpus, parquet_sources  # noqa: E402
 from folio.dataset_builder import split_by_number  # noqa: E402
 from folio.fetch import hub_parquet  # noqa: E402
 from folio.files import read_json  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 
 REPOSITORY = "Skylion007/openwebtext"
@@ -51,6 +52,7 @@ def validation_rows(rows: int, test_size: float) -> np.ndarray:
 
 def main(cfg: OpenWebTextConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
     sources, rows = parquet_sources(files, "text", cfg.limit)
     chosen = validation_rows(rows, cfg.val_fraction)

@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, configurator  # noqa: E402
 from folio.blocks import Segments  # noqa: E402
 from folio.corpus import JSON_LINES, Corpus, Source, find_sources  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 from folio.prepare_pairs import pairs_as_file, read_pair_tables  # noqa: E402
@@ -51,6 +52,7 @@ def segments(value: dict[str, Any]) -> Segments:
 
 def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     sources = find_sources(cfg.inputs, "jsonl", (*JSON_LINES, *sorted(TABLES)))
     kinds = {suffix_of(source) for source in sources}
     if others := kinds - {*TABLES, *JSON}:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from folio import configurator  # noqa: E402
 from folio.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.prepare import PrepareConfig, prepare  # noqa: E402
 
 
@@ -23,6 +24,7 @@ class ShakespeareCharConfig(PrepareConfig):
 
 
 def main(cfg: ShakespeareCharConfig) -> None:
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     prepare(cfg, Corpus(find_sources([str(tiny_shakespeare())])), cfg.name)
 
 

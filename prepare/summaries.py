@@ -33,6 +33,7 @@ from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa:
 from folio.corpus import JSON_LINES, find_sources, format_of  # noqa: E402
 from folio.docstrings import distinct, read_wheel  # noqa: E402
 from folio.fetch import Wheel, fetch, hub_parquet  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.pairs import summary  # noqa: E402
 from folio.prepare import VocabSize, default_name  # noqa: E402
 from folio.prepare_pairs import (  # noqa: E402
@@ -84,6 +85,7 @@ class SummariesConfig(TextPairsConfig):
 
 def main(cfg: SummariesConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     cfg = cfg.replace(
         document_length=cfg.document_length or (600 if cfg.is_embedded else 2400),
         vocab_size=cfg.vocab_size or (2048 if cfg.is_embedded else 8192),

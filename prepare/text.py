@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from folio import UserError, configurator  # noqa: E402
 from folio.configurator import line_breaks  # noqa: E402
 from folio.corpus import Corpus, Format, find_sources  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
@@ -43,6 +44,7 @@ class TextConfig(PrepareConfig):
 
 def main(cfg: TextConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     with tempfile.TemporaryDirectory() as folder:
         inputs = [str(save_stdin(Path(folder), cfg.format)) if name == "-" else name for name in cfg.inputs]
         split_on = cfg.split_on and line_breaks(cfg.split_on)

@@ -41,6 +41,7 @@ from folio.blocks import CorpusError  # noqa: E402
 from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
 from folio.corpus import COMPRESSIONS, Source, find_sources  # noqa: E402
 from folio.fetch import hub_parquet  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.pairs import Texts  # noqa: E402
 from folio.phrases import LANGUAGES, held_out_pairs, training_pairs  # noqa: E402
 from folio.prepare import VocabSize, default_name  # noqa: E402
@@ -90,6 +91,7 @@ class TranslationConfig(TextPairsConfig):
 
 def main(cfg: TranslationConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.is_embedded:
         prepare_phrases(cfg)
     elif cfg.source:

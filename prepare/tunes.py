@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from folio import configurator, tunes  # noqa: E402
 from folio.blocks import CorpusError  # noqa: E402
 from folio.corpus import Documents, Source, find_sources  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
 from folio.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
 
@@ -68,6 +69,7 @@ def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
 
 def main(cfg: TunesConfig) -> None:
     configurator.check(cfg)
+    cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.inputs:
         sources, name = find_sources(cfg.inputs, "text", tunes.SUFFIXES), cfg.name or default_name(cfg.inputs)
     else:

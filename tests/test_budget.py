@@ -13,7 +13,7 @@ from runs import assert_same_run, read_metrics, same_tensors
 from simulated import SimulatedMachine
 
 import train as train_script
-from folio import UserError, checkpoint, configurator
+from folio import UserError, checkpoint, configurator, run_folder
 from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
 from folio.configurator import COMMAND_LINE
 from folio.metrics import Metrics
@@ -123,10 +123,10 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
         patch.setattr(train_script, "measure_step", lambda *args: 0.2)
         patch.setattr(train_script, "with_time_budget", lambda *args: StepCounts(**counts))
         train(with_minutes)
-    assert checkpoint.last_state(Path(with_minutes.out_dir))["step"] == 3
+    assert run_folder.last_state(Path(with_minutes.out_dir))["step"] == 3
     train(replace(with_minutes, init_from="resume"))
     assert len(measured) == 1
-    assert checkpoint.last_state(Path(with_minutes.out_dir))["step"] == counts["max_iters"]
+    assert run_folder.last_state(Path(with_minutes.out_dir))["step"] == counts["max_iters"]
     a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (with_minutes, with_counts))
     assert same_tensors(a.model, b.model)
 
@@ -302,12 +302,12 @@ def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, mo
         patch.setattr(Metrics, "log", log_and_kill_at_step_5)
         with pytest.raises(KeyboardInterrupt):
             train(tiny(**settings))
-    saved = checkpoint.last_state(Path(tiny().out_dir))
+    saved = run_folder.last_state(Path(tiny().out_dir))
     assert saved["step"] == 4 and saved["best_step"] == 0
     monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (step, 0))  # no time is left
     result = train(tiny(**settings, init_from="resume"))
     assert result.step == result.max_iters == 5 and result.best_val_loss < 10
-    assert checkpoint.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]
+    assert run_folder.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]
 
 
 def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from runs import blank_state, edit_manifest, edit_state, same_tensors
 
-from folio import checkpoint, convert, runs, tokenizer
-from folio.checkpoint import Checkpoint, CheckpointError, NoCheckpointError
+from folio import checkpoint, convert, find_runs, run_folder, tokenizer
+from folio.checkpoint import Checkpoint
 from folio.files import is_locked, read_json, sha256, short_repr, write_json
+from folio.run_folder import CheckpointError, NoCheckpointError
 from folio.snapshots import find_snapshots
 from folio.tokenizer import CharTokenizer
 
@@ -24,7 +25,7 @@ def save(out_dir: Path, step: int, best: bool = True, keep_last: int = 1) -> Pat
     state = blank_state(step, next_sequence=7 * step, config={"start": "é\n"}, best_val_loss=1 / step)
     del state["format_version"]
     if not best:
-        named = checkpoint.RunFolder(out_dir).named("best")
+        named = run_folder.RunFolder(out_dir).named("best")
         best_before = read_json(named[0] / "state.json") if named else {"best_step": 0, "best_val_loss": None}
         state |= {name: best_before[name] for name in ("best_step", "best_val_loss")}
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def test_last_and_best_are_kept(tmp_path):
         save(tmp_path, step, best)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000002", "step-000004"]
     assert checkpoint.load(tmp_path, "best").state["step"] == 2
-    assert checkpoint.load(tmp_path, "last").state["step"] == 4 == checkpoint.last_state(tmp_path)["step"]
+    assert checkpoint.load(tmp_path, "last").state["step"] == 4 == run_folder.last_state(tmp_path)["step"]
 
 
 def test_without_an_evaluation_the_last_checkpoint_is_loaded_as_the_best(tmp_path):
@@ -75,7 +76,7 @@ def test_the_same_step_can_be_saved_again(tmp_path):
 @pytest.mark.parametrize("best", [True, False])
 def test_replace_removes_the_earlier_run_and_no_other_file(tmp_path, best):
     """--overwrite=True removed the earlier run before the new one had saved anything, and it might never do so."""
-    assert not checkpoint.exists(tmp_path)
+    assert not run_folder.exists(tmp_path)
     for step in (1, 5, 9):
         save(tmp_path, step, keep_last=5)
     (tmp_path / "notes.txt").write_text("mine")
@@ -126,16 +127,16 @@ def test_a_pointer_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, p
             raise OSError(28, "No space left on device")
         write_json(path, value)
 
-    monkeypatch.setattr(checkpoint, "write_json", write)
+    monkeypatch.setattr(run_folder, "write_json", write)
     save(tmp_path, 2)
     assert "is saved, but not all pointers to checkpoints could be written" in capsys.readouterr().err
-    assert [path.name for path in checkpoint.directories(tmp_path)] == ["step-000001", "step-000002"]
+    assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000001", "step-000002"]
     for which in ("last", "best"):
         assert checkpoint.load(tmp_path, which).state["step"] == 2
     monkeypatch.undo()
     save(tmp_path, 3, best=False)
     assert checkpoint.load(tmp_path).state["step"] == 3 and checkpoint.load(tmp_path, "best").state["step"] == 2
-    assert [path.name for path in checkpoint.directories(tmp_path)] == ["step-000002", "step-000003"]
+    assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000002", "step-000003"]
 
 
 def test_a_pointer_of_an_overwritten_run_does_not_lead_to_the_run_before(tmp_path):
@@ -145,7 +146,7 @@ def test_a_pointer_of_an_overwritten_run_does_not_lead_to_the_run_before(tmp_pat
     shutil.copytree(tmp_path, tmp_path / "before")
     state = blank_state(2, run_id="another", best_val_loss=5.0)
     checkpoint.save(tmp_path, 2, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, replace=True)
-    for path in checkpoint.directories(tmp_path / "before"):
+    for path in run_folder.directories(tmp_path / "before"):
         path.rename(tmp_path / path.name)
     for which in ("last", "best"):
         assert checkpoint.load(tmp_path, which).state["step"] == 2
@@ -229,7 +230,7 @@ def test_the_optimizer_is_read_only_to_resume(tmp_path, monkeypatch):
     """Sampling computed the sha256 of the optimizer's state too: 0.7 s for GPT-2's."""
     path = save(tmp_path, 1)
     hashed = []
-    monkeypatch.setattr(checkpoint, "sha256", lambda file: hashed.append(file.name) or sha256(file))
+    monkeypatch.setattr(run_folder, "sha256", lambda file: hashed.append(file.name) or sha256(file))
     assert same_tensors(convert.load(str(tmp_path)).model, WEIGHTS)
     assert set(hashed) == {"model.safetensors", "state.json", "tokenizer.json"}
     (path / "optimizer.safetensors").unlink()
@@ -258,7 +259,7 @@ def test_a_damaged_pointer_does_not_lose_the_run(tmp_path, pointer, content):
     for step in (1, 2):
         save(tmp_path, step, keep_last=2)
     (tmp_path / pointer).unlink() if content is None else (tmp_path / pointer).write_text(content)
-    assert checkpoint.exists(tmp_path)
+    assert run_folder.exists(tmp_path)
     for which in ("last", "best"):
         assert checkpoint.load(tmp_path, which).state["step"] == 2
     save(tmp_path, 3)
@@ -368,9 +369,9 @@ def test_a_folder_with_another_name_is_not_a_checkpoint(name, tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / "snapshots").mkdir()
     (tmp_path / "snapshots" / f"{name}.safetensors").touch()
-    assert checkpoint.directories(tmp_path) == [path] and find_snapshots(tmp_path) == {}
+    assert run_folder.directories(tmp_path) == [path] and find_snapshots(tmp_path) == {}
     assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
-    assert runs.runs_under(tmp_path) == [tmp_path]
+    assert find_runs.runs_under(tmp_path) == [tmp_path]
     (tmp_path / "last.json").unlink()
     assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
 
@@ -406,11 +407,11 @@ def test_a_save_succeeds_if_an_old_checkpoint_cannot_be_removed(tmp_path, monkey
 
 def test_written_by_also_reads_a_damaged_checkpoint(tmp_path):
     """Under torchrun, --overwrite=True was refused if the newest checkpoint was damaged, because all of it was read."""
-    assert checkpoint.written_by(tmp_path) is None
+    assert run_folder.written_by(tmp_path) is None
     for step, run in ((1, "first"), (2, "second")):
         path = save(tmp_path, step, keep_last=2)
         edit_state(path, lambda state, run=run: state.update(torchrun=run))
     (tmp_path / "step-000002" / "model.safetensors").unlink()
-    assert checkpoint.written_by(tmp_path) == "second"
+    assert run_folder.written_by(tmp_path) == "second"
     (tmp_path / "step-000002" / "state.json").write_text("{")
-    assert checkpoint.written_by(tmp_path) == "first"
+    assert run_folder.written_by(tmp_path) == "first"

@@ -5,13 +5,16 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from repository import ROOT
 
 from folio import compiled, decode_step
+from folio.cpu_records import DECODE_STEP
 from folio.shards import open_dataset
+from folio.text_kernels import TEXT_STEP
 
 FUNCTIONS = [(name, None) for name in ("step", "help", "run_part")] + [
     (name, format) for name in ("linear", "widen") for format in ("float32", "bfloat16", "int8", "int4")
@@ -32,9 +35,9 @@ def count_compiled(monkeypatch) -> list[str]:
     """The functions that are compiled from now on."""
     names, compile_function = [], compiled.compile_function
 
-    def compile_and_count(name, *arguments):
+    def compile_and_count(module, name, *arguments):
         names.append(name)
-        return compile_function(name, *arguments)
+        return compile_function(module, name, *arguments)
 
     monkeypatch.setattr(compiled, "compile_function", compile_and_count)
     return names
@@ -59,14 +62,14 @@ print(len(generate_tokens(CPUDecoder(random_model(1), "float32"), [[1]])[0]), "n
 def test_machine_code_is_read_from_the_cache(cache, monkeypatch):
     names = count_compiled(monkeypatch)
     for _ in range(2):
-        assert compiled.address("widen", "int8")
+        assert compiled.address(DECODE_STEP, "widen", "int8")
         compiled.address.cache_clear()
     assert names == ["widen"] and len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "no text", "a line", "symbol", "another symbol"])
 def test_a_damaged_file_is_compiled_again(damage, cache, monkeypatch):
-    compiled.address("widen", "float32")
+    compiled.address(DECODE_STEP, "widen", "float32")
     (path,) = cache.iterdir()
     content = path.read_bytes()
     changed = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
@@ -78,9 +81,9 @@ def test_a_damaged_file_is_compiled_again(damage, cache, monkeypatch):
     path.write_bytes(damaged[damage])
     compiled.address.cache_clear()
     names = count_compiled(monkeypatch)
-    assert compiled.address("widen", "float32") and names == ["widen"]
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]
     compiled.address.cache_clear()
-    assert compiled.address("widen", "float32") and names == ["widen"]  # it was saved again
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]  # it was saved again
 
 
 HIDE = """
@@ -144,37 +147,41 @@ for asked in (dict(dedup="near"), dict(check_leakage=True)):
 def test_a_folder_that_cannot_be_written_is_no_error(cache, monkeypatch):
     cache.write_text("a file")
     names = count_compiled(monkeypatch)
-    assert compiled.address("widen", "float32") and names == ["widen"] and cache.read_text() == "a file"
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"] and cache.read_text() == "a file"
 
 
 def test_the_code_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
-    first = compiled.cache_key.__wrapped__("decode_step")
-    assert first == compiled.cache_key.__wrapped__("decode_step")
+    first = compiled.cache_key.__wrapped__(DECODE_STEP)
+    assert first == compiled.cache_key.__wrapped__(DECODE_STEP)
     monkeypatch.setattr(compiled, "cpu_features", lambda: {"avx2": True})
-    second = compiled.cache_key.__wrapped__("decode_step")
-    monkeypatch.setitem(compiled.SOURCES, "decode_step", ("simd.py",))
-    assert len({first, second, compiled.cache_key.__wrapped__("decode_step")}) == 3
+    second = compiled.cache_key.__wrapped__(DECODE_STEP)
+    third = compiled.cache_key.__wrapped__(DECODE_STEP._replace(imports=()))
+    assert len({first, second, third}) == 3
 
 
-def test_the_sources_of_a_module_include_what_it_imports():
+@pytest.mark.parametrize("module", [DECODE_STEP, TEXT_STEP], ids=lambda module: module.name)
+def test_the_code_depends_on_all_that_its_module_imports(module):
     """What the imported modules import is not compiled, but for that of simd."""
-    folder = Path(compiled.__file__).parent
-    for module, sources in compiled.SOURCES.items():
-        imported = re.findall(r"^from folio\.(\w+) import", (folder / f"{module}.py").read_text(), re.MULTILINE)
-        assert {f"{module}.py", *(f"{name}.py" for name in imported)} <= set(sources)
+    source = Path(find_spec(module.name).origin).read_text()
+    imported = re.findall(r"^from (folio[.\w]*) import", source, re.MULTILINE)
+    assert {name for name in imported if name != "folio"} <= {*module.imports, "folio.simd"}
 
 
 @pytest.mark.parametrize("name, format", FUNCTIONS)
 def test_every_function_is_saved(name, format):
     """It calls nothing that another process could not find at its address: a function that does is never cached."""
-    compiled.address(name, format)
-    assert compiled.cache_file(name, format, "decode_step").exists()
+    compiled.address(DECODE_STEP, name, format)
+    assert compiled.cache_file(DECODE_STEP, name, format).exists()
     assert hasattr(decode_step, name)
 
 
 def test_several_processes_start_at_once(tmp_path):
     """Each has a function, whoever saved it."""
-    code = "from folio import compiled; print(compiled.address('widen', 'float32') > 0)"
+    code = """
+from folio import compiled
+from folio.cpu_records import DECODE_STEP
+print(compiled.address(DECODE_STEP, "widen", "float32") > 0)
+"""
     settings = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path))
     processes = [
         subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=settings, stdout=subprocess.PIPE) for _ in range(3)

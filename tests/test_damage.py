@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train as train_script
-from folio import UserError, checkpoint, load
+from folio import UserError, checkpoint, load, run_folder
 from folio.files import read_json
 from folio.runs import Run
 from folio.snapshots import find_snapshots
@@ -65,7 +65,7 @@ def damage(out: Path, name: str, how: str, rng: random.Random) -> None:
 def intact(out: Path, *, optimizer: bool) -> list[str]:
     """The names of the checkpoints that can be loaded, oldest first."""
     names = []
-    for path in checkpoint.directories(out):
+    for path in run_folder.directories(out):
         try:
             checkpoint.load(path, optimizer=optimizer)
             names.append(path.name)

@@ -12,6 +12,7 @@ from numba import njit
 
 from folio import compiled, decode_step
 from folio.cpu_decoder import CPUBatch, CPUDecoder
+from folio.cpu_records import DECODE_STEP
 from folio.quantize import pack_int4, quantize_int8, round_trip
 from folio.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
 
@@ -59,7 +60,7 @@ def native(name: str, format: str):
     """A compiled function of many arguments."""
     count = {"linear": 9, "mix": 9, "widen": 3}[name]
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)
-    return kind(compiled.address(name, format))
+    return kind(compiled.address(DECODE_STEP, name, format))
 
 
 def stored(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:

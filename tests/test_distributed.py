@@ -24,7 +24,7 @@ from torchrun import (
     worker_ids,
 )
 
-from folio import UserError, checkpoint, distributed
+from folio import UserError, checkpoint, distributed, run_folder
 from folio.distributed import Group
 from folio.kernels import adapt
 from folio.runtime import resolve_runtime
@@ -251,7 +251,7 @@ def test_torchrun_does_not_restart_after_a_user_error(tiny):
     assert torchrun.wait(timeout=300) != 0
     out = output(cfg)
     assert "holds the checkpoints of an earlier run" in out and 1 <= out.count("error: ") <= 2
-    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 5
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 5
 
 
 def test_a_restart_is_recognized_by_the_run_id(monkeypatch):

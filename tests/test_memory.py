@@ -8,9 +8,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from folio import UserError, distributed, memory
+from folio.forecast import (
+    bytes_kept_by_block,
+    bytes_of_loss,
+    memory_of,
+    memory_report,
+    refuse_too_large,
+    suggest_memory_fix,
+    training_memory,
+)
 from folio.kernels import adapt
 from folio.loader import resident_bytes
-from folio.memory import memory_of, memory_report, suggest_memory_fix
 from folio.runtime import Runtime, resolve_runtime
 from model import GPT, POSITIONS, GPTConfig, cross_entropy
 from train import open_data, train
@@ -50,7 +58,7 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     return sum(sizes.values())
 
 
-@pytest.mark.architecture("folio/memory.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/forecast.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
@@ -59,19 +67,19 @@ def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position)
     config = replace(TINY, dropout=dropout, position=position)
     one, two = (bytes_saved_by_autograd(replace(config, n_layer=n), 4, dtype) for n in (1, 2))
     cast_weights = 0 if dtype == torch.float32 else 2 * 12 * 64 * 64
-    assert (two - one - cast_weights) / (4 * 64) == memory.bytes_kept_by_block(config, dtype, "cpu")
+    assert (two - one - cast_weights) / (4 * 64) == bytes_kept_by_block(config, dtype, "cpu")
 
 
-@pytest.mark.architecture("folio/memory.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/forecast.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     """It exceeds what autograd saves by no more than the logits, their gradients and what is recomputed."""
     saved = bytes_saved_by_autograd(TINY, 4, dtype, recompute)
-    forecast = memory.training_memory(
+    forecast = training_memory(
         GPT(TINY), 4, optimizer="adamw", dtype=dtype, device="cpu", recompute=recompute
     ).activations
-    block = 4 * 64 * memory.bytes_kept_by_block(TINY, dtype, "cpu")
+    block = 4 * 64 * bytes_kept_by_block(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
 
@@ -98,24 +106,24 @@ class PeakBytes(TorchDispatchMode):
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     """Against the peak of computing it. The gradient of x and the weights cast for matmuls are counted elsewhere."""
     N, V, C, n = 240, 1000, 8, 60
-    for module in ("model", "folio.memory"):
+    for module in ("model", "folio.forecast"):
         monkeypatch.setattr(f"{module}.LOGITS_AT_ONCE", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as bytes_:
         cross_entropy(x, weight, torch.arange(N))
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
-    assert memory.bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
+    assert bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
 
 
-@pytest.mark.architecture("folio/memory.py: training_memory")
+@pytest.mark.architecture("folio/forecast.py: training_memory")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_the_forecast_includes_the_bias_of_a_position_method(dtype, position):
     """Against what is saved without positions. Positions and angles are not counted: less than 1 % of the rest."""
 
     def forecast(config: GPTConfig) -> int:
-        return memory.training_memory(GPT(config), 4, optimizer="adamw", dtype=dtype, device="cpu").activations
+        return training_memory(GPT(config), 4, optimizer="adamw", dtype=dtype, device="cpu").activations
 
     config, without = replace(TINY, position=position), replace(TINY, position="none")
     saved = bytes_saved_by_autograd(without, 4, dtype)
@@ -127,11 +135,11 @@ def test_the_forecast_includes_the_bias_of_a_position_method(dtype, position):
 def test_memory_of_weights_gradients_and_optimizer():
     model = GPT(TINY)
     N = sum(p.numel() for p in model.parameters())
-    adamw = memory.training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu")
+    adamw = training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu")
     assert (adamw.weights, adamw.gradients, adamw.optimizer) == (4 * N, 4 * N, 8 * N)
-    muon = memory.training_memory(model, 1, optimizer="muon", dtype=torch.float32, device="cpu")
+    muon = training_memory(model, 1, optimizer="muon", dtype=torch.float32, device="cpu")
     assert muon.optimizer == 8 * N - 4 * 2 * 12 * 64 * 64  # one moment for the blocks' matrices
-    sharded = memory.training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu", shards=4)
+    sharded = training_memory(model, 1, optimizer="adamw", dtype=torch.float32, device="cpu", shards=4)
     assert sharded.weights == N and sharded.optimizer == 2 * N
     assert adamw.total == adamw.weights + adamw.gradients + adamw.optimizer + adamw.activations
 
@@ -165,18 +173,18 @@ def test_a_fix_never_changes_the_sequences_per_step(tiny):
     assert suggest_memory_fix(cfg, lambda changed: changed.batch_size == 1) is None
 
 
-@pytest.mark.architecture("folio/memory.py: refuse_too_large")
+@pytest.mark.architecture("folio/forecast.py: refuse_too_large")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
     """The forecast was only printed, and the allocator raised an exception or the system killed the run."""
-    needed = memory.training_memory(GPT(TINY), 1, optimizer=optimizer, dtype=torch.float32, device="cpu")
+    needed = training_memory(GPT(TINY), 1, optimizer=optimizer, dtype=torch.float32, device="cpu")
     size = needed.weights + needed.gradients + needed.optimizer
     norms = 16 * 64 * 5
-    memory.refuse_too_large(TINY, optimizer, size - norms)
+    refuse_too_large(TINY, optimizer, size - norms)
     with pytest.raises(UserError, match=r"[\d,]+ parameters take . MiB .* free: use a smaller n_layer or"):
-        memory.refuse_too_large(TINY, optimizer, size - norms - 1)
-    memory.refuse_too_large(TINY, optimizer, size / 3.9, shards=4)
-    memory.refuse_too_large(replace(TINY, position="none"), optimizer, size - norms - 16 * 64 * 64)  # no table
+        refuse_too_large(TINY, optimizer, size - norms - 1)
+    refuse_too_large(TINY, optimizer, size / 3.9, shards=4)
+    refuse_too_large(replace(TINY, position="none"), optimizer, size - norms - 16 * 64 * 64)  # no table
     with pytest.raises(UserError, match="use a smaller n_layer or n_embd"):
         train(tiny(n_layer=10**9))  # at once, because no layer is built
 
@@ -208,11 +216,11 @@ def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
     assert memory.free(torch.device("cpu")) > 2**20
 
 
-@pytest.mark.architecture("folio/memory.py: refuse_too_large")
+@pytest.mark.architecture("folio/forecast.py: refuse_too_large")
 def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
     shape = dict(n_layer=4, n_embd=64, n_head=4)
     size = 16 * (12 * 4 * 64**2 + (43 + 32) * 64)
-    memory.refuse_too_large(GPTConfig(block_size=32, vocab_size=43, **shape), "adamw", size / 2, shards=2)
+    refuse_too_large(GPTConfig(block_size=32, vocab_size=43, **shape), "adamw", size / 2, shards=2)
     monkeypatch.setattr(memory, "free", lambda device: size - 1)
     with pytest.raises(UserError, match="use a smaller n_layer"):
         train(tiny(**shape))

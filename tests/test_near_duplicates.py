@@ -7,15 +7,8 @@ import pytest
 
 from folio import UserError
 from folio.configurator import load
-from folio.near_duplicates import (
-    BANDS,
-    NO_WORDS,
-    PERMUTATIONS,
-    SIMILARITY,
-    SimilarDocuments,
-    count_near_duplicates,
-    signatures_of,
-)
+from folio.near_duplicates import NO_WORDS, SimilarDocuments, count_near_duplicates, signatures_of
+from folio.text_kernels import BANDS, PERMUTATIONS, SIMILARITY
 from tools import bench_duplicates
 from tools.bench_duplicates import DuplicatesBenchConfig, change, jaccard, measure
 

@@ -19,7 +19,7 @@ from torchrun import ROOT, run_ranks, start_script_ranks
 
 import tools.replay as replay_script
 import train as train_script
-from folio import UserError, checkpoint, configurator
+from folio import UserError, checkpoint, configurator, run_folder
 from folio.files import locked
 from folio.replay_report import label, visible
 from folio.runtime import Runtime
@@ -232,7 +232,7 @@ def test_a_run_that_was_resumed_with_other_settings(tiny):
     train(tiny(max_iters=8, init_from="resume", **changes, patience=9))  # nothing to train
     train(tiny(max_iters=12, init_from="resume", **{**changes, "grad_clip": 0.1}))
     assert replay(cfg, 10)["replayed_from"] == "the checkpoint of step 8"
-    remove_checkpoints(cfg, *(int(path.name[5:]) for path in checkpoint.directories(Path(cfg.out_dir))[:-1]))
+    remove_checkpoints(cfg, *(int(path.name[5:]) for path in run_folder.directories(Path(cfg.out_dir))[:-1]))
     for step in (3, 4, 5, 9, 12):
         facts = replay(cfg, step)
         assert facts["bitwise"] and facts["equal_before"] == [*range(1, step)], step
@@ -252,7 +252,7 @@ def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
     assert replay(cfg, last)["bitwise"]
     train(tiny(**{**recipe, "max_iters": last + 3}, **SMALLEST, init_from="resume", minutes=None, sample_tokens=0))
     assert replay(cfg, last)["bitwise"] and replay(cfg, last + 2)["bitwise"]
-    remove_checkpoints(cfg, *(int(path.name[5:]) for path in checkpoint.directories(Path(cfg.out_dir))[:-1]))
+    remove_checkpoints(cfg, *(int(path.name[5:]) for path in run_folder.directories(Path(cfg.out_dir))[:-1]))
     capsys.readouterr()
     facts = replay(cfg, last)
     assert facts["bitwise"] is False and "the logged learning rate is" in facts["remarks"][-1]

@@ -16,9 +16,10 @@ from processes import ROOT, start, wait
 from runs import blank_state, edit_state, write_state
 
 import train as train_script
-from folio import UserError, checkpoint, configurator, load, runs
+from folio import UserError, checkpoint, configurator, load, run_folder, runs
 from folio.files import is_locked
-from folio.runs import Run, is_logged, resolve, runs_under
+from folio.find_runs import resolve, runs_under
+from folio.runs import Run, is_logged
 from folio.selection import Selection, different_settings
 from folio.session import TrainingError
 from folio.viewed_model import ViewedModel
@@ -555,10 +556,10 @@ def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
 def test_latest_resumes_and_finetunes(two, tiny, data_dir, capsys):
     """The line that continues the run, and the checkpoint, name its folder: latest will soon be another run."""
     train_script.main(configurator.load(TrainConfig, ["--init_from=resume", "--out_dir=latest", "--max_iters=6"]))
-    assert checkpoint.last_state(two)["step"] == 6 and f"--out_dir={two}" in capsys.readouterr().out
+    assert run_folder.last_state(two)["step"] == 6 and f"--out_dir={two}" in capsys.readouterr().out
     cfg = tiny(out_dir="fine", init_from="latest", n_layer=1, max_iters=2)
     train_script.main(cfg)
-    assert checkpoint.last_state(Path("fine"))["config"]["init_from"] == str(two)
+    assert run_folder.last_state(Path("fine"))["config"]["init_from"] == str(two)
     assert f"from the weights of {two}" in capsys.readouterr().out
 
 

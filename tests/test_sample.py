@@ -435,7 +435,7 @@ def test_a_model_larger_than_memory_is_a_one_line_error(trained, monkeypatch):
     model = LanguageModel.load(trained, dtype="float32").model
     parameters = sum(p.numel() for p in model.parameters())
     of_matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "wpe" not in name)
-    sizes = {dtype: memory.decoding_memory(model, dtype) for dtype in ("float32", "bfloat16", "int8", "int4")}
+    sizes = {dtype: language_model.decoding_memory(model, dtype) for dtype in ("float32", "bfloat16", "int8", "int4")}
     assert sizes["float32"] == 4 * parameters and sizes["bfloat16"] == 2 * parameters
     assert sizes["int8"] == of_matrices + 4 * (parameters - of_matrices)
     assert sizes["int4"] == round(of_matrices * (4 + 16 / 32) / 8) + 4 * (parameters - of_matrices)

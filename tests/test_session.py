@@ -22,7 +22,7 @@ from torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 from waiting import wait_until
 
 import train as train_script
-from folio import UserError, checkpoint, convert
+from folio import UserError, checkpoint, convert, run_folder
 from folio.files import is_locked, read_json
 from folio.metrics import Metrics
 from folio.runtime import Runtime
@@ -82,7 +82,7 @@ def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, m
     send_signal(number, step=7)
     train(stopped)
     monkeypatch.undo()
-    assert checkpoint.last_state(Path(stopped.out_dir))["step"] == 8  # the step after the signal
+    assert run_folder.last_state(Path(stopped.out_dir))["step"] == 8  # the step after the signal
     assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
     train(tiny(out_dir=stopped.out_dir, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
@@ -109,7 +109,7 @@ def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
 
     monkeypatch.setattr(train_script, "evaluate", send_and_evaluate)
     assert train(tiny()).stopped_by == number
-    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
 
 
 def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
@@ -375,7 +375,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny, small_di
 
 def test_a_pointer_that_cannot_be_written_does_not_lose_the_best(tiny, monkeypatch, capsys):
     """The run took its best loss for unsaved, so that a later, worse evaluation replaced the best checkpoint."""
-    write, refused = checkpoint.write_json, []
+    write, refused = run_folder.write_json, []
 
     def write_to_full_disk(path, value):
         if path.name == "last.json" and value["checkpoint"] == "step-000002" and not refused:
@@ -383,13 +383,13 @@ def test_a_pointer_that_cannot_be_written_does_not_lose_the_best(tiny, monkeypat
             raise OSError(28, "No space left on device")
         write(path, value)
 
-    monkeypatch.setattr(checkpoint, "write_json", write_to_full_disk)
+    monkeypatch.setattr(run_folder, "write_json", write_to_full_disk)
     run_with_losses(tiny, monkeypatch, capsys, [2.5, 2.0, 2.8, 2.7, 2.6], keep_last=1)
     assert refused
     out_dir = Path(tiny().out_dir)
     assert checkpoint.load(out_dir, "best").state["step"] == 2 and checkpoint.load(out_dir).state["step"] == 5
     assert read_json(out_dir / "best.json") == {"checkpoint": "step-000002"}
-    assert checkpoint.last_state(out_dir)["best_val_loss"] == 2.0
+    assert run_folder.last_state(out_dir)["best_val_loss"] == 2.0
 
 
 # --- folders that are moved -------------------------------------------------------------------------------------------
@@ -436,7 +436,7 @@ def test_a_moved_run_leaves_another_one_at_its_path_alone(tiny, tmp_path, monkey
         with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}"):
             train(tiny(save_interval_minutes=1e-9))
         assert [path.name for path in old.iterdir()] == [".lock"] and is_locked(old / ".lock")
-    assert checkpoint.exists(tmp_path / "moved")
+    assert run_folder.exists(tmp_path / "moved")
 
 
 @pytest.mark.parametrize("async_save", [True, False])
@@ -468,14 +468,14 @@ def test_patience_ends_a_run_that_does_not_improve(tiny, capsys):
     """It ended without a word."""
     cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
     train(cfg)
-    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 8  # the best evaluation at step 2, and 3 others
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 8  # the best evaluation at step 2, and 3 others
     assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == 2
     reason = "the validation loss did not improve in 3 evaluations (patience=3)"
     assert f"finished: {reason}" in capsys.readouterr().out
     train(cfg.replace(init_from="resume"))
     assert f"nothing to train: {reason}" in capsys.readouterr().out
     train(cfg.replace(init_from="resume", patience=4))
-    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 10
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 10
 
 
 def test_patience_also_ends_a_run_on_a_full_disk(tiny, monkeypatch):
@@ -521,7 +521,7 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
     """It ended the run before the checkpoint of the same step was saved."""
 
     def failing_generate(*args, **kwargs):
-        assert checkpoint.exists(Path(tiny().out_dir))  # the checkpoint is saved first
+        assert run_folder.exists(Path(tiny().out_dir))  # the checkpoint is saved first
         raise RuntimeError("no sample today")
 
     monkeypatch.setattr(train_script, "generate", failing_generate)
@@ -572,4 +572,4 @@ def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypa
     monkeypatch.setattr(checkpoint, "save", save_during_evaluation)
     monkeypatch.setattr(train_script, "evaluate", note_evaluation)
     train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
-    assert len(steps) == 4 and checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
+    assert len(steps) == 4 and run_folder.last_state(Path(tiny().out_dir))["step"] == 6

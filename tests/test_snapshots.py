@@ -15,10 +15,10 @@ import torch
 from runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
 from torchrun import LONG_RUN, ROOT, run_torchrun
 
-from folio import UserError, checkpoint
+from folio import UserError, checkpoint, run_folder
 from folio.metrics import Metrics
-from folio.schedule import Schedule, StepCounts
-from folio.snapshots import find_snapshots, is_due, read_snapshot, snapshot_steps, write_snapshot
+from folio.schedule import Schedule, StepCounts, snapshot_is_due, snapshot_steps
+from folio.snapshots import find_snapshots, read_snapshot, write_snapshot
 from folio.trace_provider import TraceProvider
 from folio.viewed_model import ViewedModel
 from model import GPT
@@ -47,7 +47,7 @@ def test_a_time_budget_takes_the_remaining_snapshots_on_the_steps_that_remain():
     """Whether a decision lengthens or shortens the run: as many, at corresponding steps, and one at its end."""
 
     def due(count: int, schedule: Schedule) -> list[int]:
-        return [step for step in range(schedule.max_iters + 1) if is_due(step, count, schedule)]
+        return [step for step in range(schedule.max_iters + 1) if snapshot_is_due(step, count, schedule)]
 
     schedule = Schedule(StepCounts(100))
     planned = due(9, schedule)
@@ -144,7 +144,7 @@ def test_a_new_run_in_the_same_folder_removes_the_snapshots(tiny, capsys):
     assert list(snapshots(tiny())) == before == [0, 1, 3, 6, 12]
     train(tiny(snapshots=2, overwrite=True, max_iters=10))
     assert list(snapshots(tiny())) == [0, 10]
-    for path in checkpoint.directories(Path(tiny().out_dir)):
+    for path in run_folder.directories(Path(tiny().out_dir)):
         shutil.rmtree(path)
     train(tiny())
     assert not snapshots(tiny())

@@ -13,7 +13,7 @@ from filelock import FileLock
 from runs import assert_same_run, edit_state, read_metrics, same_tensors
 from simulated import SimulatedMachine
 
-from folio import UserError, checkpoint, configurator, load
+from folio import UserError, checkpoint, configurator, load, run_folder
 from folio.generate import generate, make_decoder
 from folio.metrics import Metrics
 from folio.pairs import validation_pairs
@@ -36,7 +36,7 @@ def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
         train(tiny(seed=2))
     assert same_tensors(checkpoint.load(before.path).model, before.model)
     train(tiny(seed=2, max_iters=6, overwrite=True))
-    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6
     assert [line["step"] for line in read_metrics(tiny().out_dir)] == [*range(1, 7)]
 
 
@@ -99,7 +99,7 @@ def test_settings_that_define_a_run_cannot_change_on_resume(tiny, change):
     train(tiny(max_iters=3))
     with pytest.raises(UserError, match=next(iter(change))):
         train(tiny(init_from="resume", max_iters=6, **change))
-    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 3
 
 
 def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):

@@ -24,7 +24,7 @@ from torch import nn
 
 import sample
 import train as train_script
-from folio import UserError, checkpoint, configurator
+from folio import UserError, checkpoint, configurator, run_folder
 from folio.find_data import find_datasets
 from folio.kernels import compile_loss
 from folio.runtime import Runtime, resolve_runtime
@@ -397,7 +397,7 @@ def test_too_many_bad_steps_in_a_row_stop_the_run(tiny, inject_bad_gradients):
         TrainingError, match=r"stopped at step 10: the gradient.*last checkpoint is intact; resume.*--dtype=float32"
     ):
         train(tiny(max_bad_steps=4))
-    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 6
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6
     assert all(tensor.isfinite().all() for tensor in checkpoint.load(Path(tiny().out_dir)).model.values())
     assert TrainingError.exit_code == 1
 
@@ -413,7 +413,7 @@ def test_weights_that_are_not_finite_stop_the_run(tiny, monkeypatch):
     monkeypatch.setattr(GPT, "from_tensors", classmethod(from_bad_tensors))
     with pytest.raises(TrainingError, match="the weights are not finite"):
         train(tiny(init_from="resume", max_bad_steps=2))
-    assert checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 3
 
 
 @pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
@@ -422,7 +422,7 @@ def test_a_diverged_run_stops_without_saving_a_checkpoint(tiny):
     with pytest.raises(TrainingError, match=r"the validation loss is nan") as stop:
         train(cfg)
     assert "start again with a smaller --learning_rate" in str(stop.value) and "intact" not in str(stop.value)
-    assert not checkpoint.exists(Path(cfg.out_dir))
+    assert not run_folder.exists(Path(cfg.out_dir))
 
 
 def test_skip_spikes_skips_spikes(tiny, inject_bad_gradients):
@@ -485,7 +485,7 @@ def test_training_and_resuming_on_a_gpu(tiny, dtype, monkeypatch):
     cfg = tiny(device="cuda", dtype=dtype, max_iters=60)
     assert train(cfg).best_val_loss < 3.0
     train(tiny(device="cuda", dtype=dtype, max_iters=70, init_from="resume"))
-    assert checkpoint.last_state(Path(cfg.out_dir))["step"] == 70
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 70
 
 
 @pytest.mark.gpu
@@ -530,11 +530,11 @@ def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, co
     small = [f"--{name}={getattr(cfg, name)}" for name in names.split()]
     first_output = run_command(["x.py", *small, *args], monkeypatch, capsys)
     (command,) = [line.split(":", 1)[1] for line in first_output.splitlines() if line.startswith("continue:")]
-    step = checkpoint.last_state(Path(cfg.out_dir))["step"]
+    step = run_folder.last_state(Path(cfg.out_dir))["step"]
     program, script, *continue_args = shlex.split(command)
     assert (program, script) == ("python", "train.py")
     second_output = run_command(continue_args, monkeypatch, capsys)
-    assert checkpoint.last_state(Path(cfg.out_dir))["step"] > step
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] > step
     assert len(read_metrics(cfg.out_dir)) > 1 and "before its warmup does" not in second_output
 
 
@@ -578,7 +578,7 @@ def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, ca
     monkeypatch.setattr(train_script, "train_step", step_and_signal)
     with pytest.raises(SystemExit) as exit:
         train_script.main(tiny())
-    assert exit.value.code == status and checkpoint.last_state(Path(tiny().out_dir))["step"] == 3
+    assert exit.value.code == status and run_folder.last_state(Path(tiny().out_dir))["step"] == 3
     out = capsys.readouterr().out
     assert f"stopped by {signal.Signals(number).name} and saved after step 3" in out and "continue: " in out
 

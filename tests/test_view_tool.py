@@ -17,9 +17,9 @@ from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
 from folio import UserError, configurator
-from folio.checkpoint import NoCheckpointError
 from folio.language_model import LanguageModel
 from folio.music import EventFormat, events_of_file
+from folio.run_folder import NoCheckpointError
 from folio.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
 from folio.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
 from prepare import midi, pairs

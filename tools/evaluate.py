@@ -62,6 +62,7 @@ from folio.corpus import Corpus, find_sources  # noqa: E402
 from folio.extraction import describe_reproduction, measure_reproduction  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
+from folio.find_runs import find_runs  # noqa: E402
 from folio.kernels import adapt  # noqa: E402
 from folio.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
 from folio.measures import Evaluation, PositionLoss, Reading, read_characters  # noqa: E402
@@ -82,7 +83,6 @@ from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_mat
 from folio.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
 from folio.progress import note  # noqa: E402
 from folio.quantize import quantized  # noqa: E402
-from folio.runs import find_runs  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
 from folio.tasks import TASKS, score_endings  # noqa: E402

@@ -44,6 +44,7 @@ from folio.export_formats import (  # noqa: E402
     transformers_model,
     with_position_table,
 )
+from folio.find_runs import resolve  # noqa: E402
 from folio.generate import default_prompt, generate, make_decoder  # noqa: E402
 from folio.html_file import Weights  # noqa: E402
 from folio.language_model import encode_prompt, read_prompt  # noqa: E402
@@ -51,7 +52,6 @@ from folio.measures import LOSS  # noqa: E402
 from folio.overlap import open_training_data  # noqa: E402
 from folio.pairs import Pair, validation_pairs  # noqa: E402
 from folio.progress import progress_bar  # noqa: E402
-from folio.runs import resolve  # noqa: E402
 from folio.runtime import resolve_runtime  # noqa: E402
 from folio.shards import Dataset  # noqa: E402
 from folio.text_loss import Stream, measure_text, shard_streams  # noqa: E402

@@ -28,6 +28,7 @@ from folio.commands import command  # noqa: E402
 from folio.configurator import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
 from folio.files import write_json  # noqa: E402
 from folio.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
+from folio.forecast import Memory, memory_of, suggest_memory_fix  # noqa: E402
 from folio.gpus import GPUS, find_gpu  # noqa: E402
 from folio.kernels import adapt, compile_loss  # noqa: E402
 from folio.loader import BatchLoader  # noqa: E402
@@ -172,7 +173,7 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
     available = memory.free(runtime.device)
     device_type, dtype = runtime.device.type, runtime.dtype
     machine = Machine(f"steps measured on {runtime.description}", device_type, dtype, available, None, None)
-    required = memory.memory_of(cfg, model, dtype, device_type, 1)
+    required = memory_of(cfg, model, dtype, device_type, 1)
     if available is not None and not required.fits(available):
         unknown = "not measured, because the run does not fit into the memory"
         return machine._replace(description=runtime.description, unknown=unknown)
@@ -205,7 +206,7 @@ def forecast(cfg: PlanConfig, counts: StepCounts, model: GPT, data: Mixture | No
     return {
         "by": machine.description,
         "parameters": model.num_params()["total"],
-        "memory": memory.memory_of(cfg, model, machine.dtype, machine.device_type, cfg.gpus).total,
+        "memory": memory_of(cfg, model, machine.dtype, machine.device_type, cfg.gpus).total,
         "steps": counts.max_iters,
         "tokens": counts.max_iters * cfg.step_tokens,
         "flops": counts.max_iters * cfg.step_tokens * model.config.flops_per_token()["total"],
@@ -266,15 +267,15 @@ def describe(
 def describe_memory(cfg: PlanConfig, model: GPT, machine: Machine) -> str:
     """What a process needs, whether that fits, and if not, what would."""
 
-    def memory_with(changed: TrainConfig) -> memory.Memory:
-        return memory.memory_of(changed, model, machine.dtype, machine.device_type, cfg.gpus)
+    def memory_with(changed: TrainConfig) -> Memory:
+        return memory_of(changed, model, machine.dtype, machine.device_type, cfg.gpus)
 
     required, available = memory_with(cfg), machine.memory
     if available is None:
         return str(required)
     if required.fits(available):
         return f"{required} of {memory.format_bytes(available)}: fits"
-    remedy = memory.suggest_memory_fix(cfg, lambda changed: memory_with(changed).fits(available))
+    remedy = suggest_memory_fix(cfg, lambda changed: memory_with(changed).fits(available))
     if remedy is None:
         remedy = "a smaller model"
         if machine.device_type == "cuda":

@@ -26,6 +26,7 @@ from folio import UserError, distributed  # noqa: E402
 from folio.checkpoint import Checkpoint  # noqa: E402
 from folio.configurator import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
 from folio.files import atomic_write, write_json  # noqa: E402
+from folio.find_runs import find_runs  # noqa: E402
 from folio.guard import Step  # noqa: E402
 from folio.kernels import compile_loss  # noqa: E402
 from folio.loader import BatchLoader  # noqa: E402
@@ -36,13 +37,13 @@ from folio.replay import Comparison, StepRecorder  # noqa: E402
 from folio.replay_page import page  # noqa: E402
 from folio.replay_report import Report  # noqa: E402
 from folio.run_history import HeldCheckpoint, History, Part  # noqa: E402
-from folio.runs import find_runs  # noqa: E402
 from folio.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.schedule import Schedule  # noqa: E402
 from folio.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
 from folio.state import TrainState  # noqa: E402
 from folio.tokenizer import Tokenizer  # noqa: E402
 from folio.windows import Mixture  # noqa: E402
+from folio.workers import under_torchrun  # noqa: E402
 from model import GPTConfig  # noqa: E402
 from train import LossFunction, TrainConfig, build_state, train_step, wrap  # noqa: E402
 
@@ -188,7 +189,7 @@ def settings_of(part: Part, given: ReplayConfig) -> TrainConfig:
     """The settings of a part of the run, on this machine."""
     cfg = part.cfg
     device = given.device or (part.resolved["device"] if cfg.device == "auto" else cfg.device)
-    parallel = cfg.parallel if distributed.under_torchrun() else "ddp"
+    parallel = cfg.parallel if under_torchrun() else "ddp"
     return cfg.replace(device=device, dtype=given.dtype or cfg.dtype, parallel=parallel)
 
 

@@ -26,8 +26,8 @@ from folio.chat import chat_template  # noqa: E402
 from folio.completions import Limits  # noqa: E402
 from folio.configurator import CommaSeparated, PositiveFloat, PositiveInt, Settings, run_script  # noqa: E402
 from folio.continuous_batching import Engine  # noqa: E402
+from folio.find_runs import resolve  # noqa: E402
 from folio.language_model import LanguageModel  # noqa: E402
-from folio.runs import resolve  # noqa: E402
 from folio.web import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
 
 KEY = "FOLIO_KEY"

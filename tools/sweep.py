@@ -52,8 +52,9 @@ from folio.configurator import (  # noqa: E402
 )
 from folio.files import atomic_write, is_locked, locked, write_json  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
+from folio.find_runs import LATEST, is_run  # noqa: E402
 from folio.progress import progress_bar  # noqa: E402
-from folio.runs import LATEST, Run, is_run  # noqa: E402
+from folio.runs import Run  # noqa: E402
 from folio.schedule import scaled_to_override  # noqa: E402
 from folio.search_space import Dimension, Values, corners, describe_point, grid, parse_space  # noqa: E402
 from folio.start import cannot_write  # noqa: E402

@@ -31,11 +31,11 @@ from annotated_types import Ge, Le
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, checkpoint, configurator  # noqa: E402
+from folio import UserError, checkpoint, configurator, run_folder  # noqa: E402
 from folio.configurator import PositiveInt  # noqa: E402
 from folio.find_data import find_datasets  # noqa: E402
+from folio.schema import Progress  # noqa: E402
 from folio.start import versions  # noqa: E402
-from folio.state import Progress  # noqa: E402
 from folio.workers import child_options  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
@@ -100,7 +100,7 @@ def work_folder(cfg: VerifyConfig) -> Iterator[Path]:
 
 def start(cfg: VerifyConfig, out_dir: Path) -> subprocess.Popen:
     """Start train.py in `out_dir`, from its last checkpoint if there is one. Its output goes to out_dir.log."""
-    places = {"out_dir": out_dir, "init_from": "resume" if checkpoint.exists(out_dir) else cfg.init_from}
+    places = {"out_dir": out_dir, "init_from": "resume" if run_folder.exists(out_dir) else cfg.init_from}
     given = {f.name: getattr(cfg, f.name) for f in fields(TrainConfig)}
     given = {f.name: given[f.name] for f in fields(TrainConfig) if f.name in cfg.origins or given[f.name] != f.default}
     arguments = [f"--{name}={value}" for name, value in {**given, **places}.items()]
@@ -147,7 +147,7 @@ def kill_and_resume(cfg: VerifyConfig, out_dir: Path) -> tuple[int, int, int]:
             finish(process, out_dir)
             raise UserError(f"the run ended after {kill - 1} kills; use more --max_iters or fewer --kills")
         in_write += not before >= half_written(out_dir)
-        if checkpoint.exists(out_dir) or reached:
+        if run_folder.exists(out_dir) or reached:
             try:
                 step = checkpoint.load(out_dir).state["step"]
             except UserError:
