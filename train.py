@@ -259,7 +259,7 @@ def train(given: TrainConfig) -> Result:
         model, net = wrap(start.build_model(data.tokenizer), gpt_config, cfg, runtime)
         loss_fn = compile_loss(net, runtime)
         if runtime.compile:
-            print("compiling the model: the first step and the first evaluation take up to some minutes", flush=True)
+            print("compiling the model: the first step and the first evaluation may take a few minutes", flush=True)
         print(
             f"{model.num_params()['total']:,} parameters, {model.config.position} positions, dropout {cfg.dropout}, "
             f"attention by {describe_attention(runtime, model)}"
@@ -516,13 +516,14 @@ def time_budget(
     evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
     remaining = 60 * cfg.minutes - spent
     batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
-    counts = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches)
+    counts, evaluates_less = with_time_budget(
+        cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches
+    )
     print(f"{counted(cfg.minutes, 'minute')}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
-    wanted = with_time_budget(cfg.step_counts, cfg.minutes, remaining, step_seconds, 0.0, cfg.origins, batches)
-    if counts.evaluations < wanted.evaluations:
+    if evaluates_less:
         print(
-            f"an evaluation takes {evaluation:.2g} s, so the run evaluates {counted(counts.evaluations, 'time')}, not "
-            f"{wanted.evaluations:,}; --eval_iters makes evaluations shorter"
+            f"an evaluation takes {evaluation:.2g} s, so the run evaluates every {counted(counts.eval_steps, 'step')}; "
+            f"--eval_iters makes evaluations shorter"
         )
     return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)
 

@@ -42,8 +42,10 @@ def with_time_budget(
     evaluation: float,
     origins: Mapping,
     batches: float,
-) -> StepCounts:
+) -> tuple[StepCounts, bool]:
     """The same recipe with as many steps as fit into `remaining` seconds of a run of `minutes`.
+
+    Also returns whether it evaluates less often, because of EVALUATION_SHARE.
 
     Time goes into steps, evaluations (of `evaluation` seconds and `batches` batches each), and 1 second at the end. As
     many evaluations as before, and one at the start, if they take at most EVALUATION_SHARE of the time; otherwise
@@ -66,7 +68,9 @@ def with_time_budget(
     if steps < 1:
         raise UserError(too_short(minutes, 60 * minutes - remaining, step_seconds, evaluation, batches))
     scaled = counts.scaled(steps, names)
-    return replace(scaled, eval_interval=-(-steps // evaluations)) if is_limited else scaled
+    if is_limited:
+        scaled = replace(scaled, eval_interval=-(-steps // evaluations))
+    return scaled, is_limited
 
 
 def affordable_evaluations(minutes: float, evaluation: float) -> float:
@@ -75,12 +79,15 @@ def affordable_evaluations(minutes: float, evaluation: float) -> float:
 
 
 def too_short(minutes: float, spent: float, step_seconds: float, evaluation: float, batches: float) -> str:
-    """Why a budget allows no step, and what does: the least number of minutes, and fewer batches of evaluation."""
+    """The error for a budget in which no step fits, with the shortest time that works.
+
+    If shorter evaluations are enough, it also names their --eval_iters.
+    """
     least = (spent + ENDING_SECONDS + step_seconds + evaluation) / 60
     digits = 10 ** (math.floor(math.log10(least)) - 1)
     remedy = f"use --minutes={math.ceil(1.1 * least / digits) * digits:.6g}"
-    free = 60 * minutes - spent - ENDING_SECONDS - step_seconds
-    fitting = int(min(free, EVALUATION_SHARE * 60 * minutes) / (evaluation / batches)) if evaluation else 0
+    free, share = 60 * minutes - spent - ENDING_SECONDS - step_seconds, EVALUATION_SHARE * 60 * minutes
+    fitting = int(share * batches / evaluation) if evaluation and free >= share else 0
     if fitting:
         remedy = f"{remedy}, or --eval_iters={fitting}"
     return (

@@ -9,7 +9,8 @@
     OUT_DIR/best.json       names the one with the lowest validation loss
     OUT_DIR/snapshots/      see folio/snapshots.py
 
-Both names follow from the state.json of the checkpoints, which decides if a pointer is damaged or says otherwise.
+Both names follow from the state.json of the checkpoints, which takes precedence over a pointer that is damaged or
+disagrees.
 
 A directory that is being written or removed has a name that begins with a dot. After a kill, the next start removes it.
 
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -159,7 +161,7 @@ def save(
     except OSError as error:
         note(f"{final} is saved, but not all pointers to checkpoints could be written ({error})")
         return final
-    keep = {final} if replace else {*folder.newest_first()[:keep_last], *folder.named("best")}
+    keep = {final} if replace else {*islice(folder.newest_first(), keep_last), *folder.named("best")}
     for path in folder.paths:
         if path not in keep:
             with suppress(OSError):  # failing to remove an old checkpoint is not an error
@@ -278,6 +280,8 @@ class Saver:
 class NullSaver(Saver):
     """Writes nothing; for every rank but 0."""
 
+    replace = False
+
     def __init__(self) -> None: ...
 
     def begin(self, *arguments: Any) -> None: ...
@@ -352,6 +356,8 @@ def load(path: Path, which: str = "last", *, optimizer: bool = True, lazy: bool 
     folder = RunFolder(path)
     if not folder.paths:
         raise NoCheckpointError(path)
+    if folder.pointer_problem(which):
+        folder = RunFolder(path)  # a run may have saved meanwhile
     if problem := folder.pointer_problem(which):
         note(problem)
     candidates = folder.candidates(which)

@@ -63,7 +63,7 @@ def package_version(name: str) -> str:
 
 @contextmanager
 def as_compile_error(package: str) -> Iterator[None]:
-    """Raise CompileError for any error: numba refuses some versions of NumPy and Python with other ones."""
+    """Raise CompileError for any error: numba raises several kinds for versions that it does not support."""
     try:
         yield
     except Exception as error:
@@ -133,20 +133,16 @@ def cache_key(module: CompiledModule) -> str:
 @cache
 def engine() -> Any:
     """LLVM's ExecutionEngine, which holds the machine code."""
-    llvm().initialize_native_target()
-    llvm().initialize_native_asmprinter()
+    binding = llvm()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
     unreachable = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in NEVER_CALLED:
-        if not llvm().address_of_symbol(name):
-            llvm().add_symbol(name, unreachable)
-    machine = (
-        llvm()
-        .Target.from_default_triple()
-        .create_target_machine(
-            cpu=llvm().get_host_cpu_name(), features=llvm().get_host_cpu_features().flatten(), jit=True
-        )
-    )
-    return llvm().create_mcjit_compiler(llvm().parse_assembly(""), machine)
+        if not binding.address_of_symbol(name):
+            binding.add_symbol(name, unreachable)
+    target, features = binding.Target.from_default_triple(), binding.get_host_cpu_features().flatten()
+    machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, jit=True)
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
 
 
 def load_object(code: bytes, symbol: str) -> int:
@@ -187,9 +183,9 @@ def announce(folder: Path) -> None:
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.access(folder, os.W_OK):
-        note("compiling for this CPU, once, for some seconds")
+        note("compiling for this CPU; this takes a few seconds and happens only once")
     else:
-        note(f"compiling for this CPU, for some seconds, at every start: {folder} cannot be written")
+        note(f"compiling for this CPU, a few seconds at every start, because {folder} cannot be written")
 
 
 @cache

@@ -318,7 +318,7 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES) or error.filename is None:
             raise
         note(f"error: {shorten(str(error.filename))}: {error.strerror}")
         raise SystemExit(UserError.exit_code) from None
@@ -341,7 +341,7 @@ def read_config(name: str) -> dict[str, Any]:
     return {name: value for name, value, _ in assignments}
 
 
-OF_NANOGPT = {  # its config files that have another name here, or are options
+NANOGPT_CONFIGS = {  # nanoGPT's config files, and what replaces them here
     "train_shakespeare_char.py": "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py",
     "train_gpt2.py": "config/gpt2_124m.py",
     "eval_gpt2.py": "--init_from=gpt2 --dataset=openwebtext --eval_only=True",
@@ -354,7 +354,7 @@ OF_NANOGPT = {  # its config files that have another name here, or are options
 def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
     if "out_dir" in hints and name and os.path.isdir(name):
         return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
-    if "init_from" in hints and (meant := OF_NANOGPT.get(Path(name).name)):
+    if "init_from" in hints and (meant := NANOGPT_CONFIGS.get(Path(name).name)):
         return f"{COMMAND_LINE}: no config file {shorten(name)} exists; write {meant}"
     known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
     hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"

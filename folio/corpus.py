@@ -103,6 +103,12 @@ class Source:
                 raise
             raise CorpusError(f"{self.name} is damaged or truncated: {error}; download it again") from None
 
+    @property
+    def suffix(self) -> str:
+        """The suffix of its name, without that of a compression."""
+        path = self.path.with_suffix("") if self.compression else self.path
+        return path.suffix.lower()
+
     def fingerprint(self) -> list[Any]:
         """A value that changes if the file changes, but not with the working directory."""
         stat = self.path.stat()

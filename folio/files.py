@@ -55,7 +55,7 @@ def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What distinguishes a file or folder from any other at its path; None if there is none."""
+    """Device and inode number of what is at a path; None if it is missing."""
     try:
         info = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +71,10 @@ class FolderWatch:
         self.descriptor = None if os.name == "nt" else os.open(path, os.O_RDONLY)  # Windows moves no folder in use
 
     def is_in_place(self) -> bool:
-        return _identity(self.path) == self.identity
+        try:
+            return _identity(self.path) == self.identity
+        except OSError:  # a disk that does not answer has not moved the folder
+            return True
 
     def where(self) -> Path | None:
         """The folder's path now, as far as the system says it; None for one that was removed."""
@@ -83,7 +86,8 @@ class FolderWatch:
                 import fcntl
 
                 place = Path(os.fsdecode(fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
-        return place if place and _identity(place) == self.identity else None
+            return place if place and _identity(place) == self.identity else None
+        return None
 
     def close(self) -> None:
         if self.descriptor is not None:

@@ -130,7 +130,7 @@ class StepGuard:
             reason = f"{max_bad_steps} spikes in a row, the last of loss {last.loss:.4g} and norm {last.grad_norm:.4g}"
             remedy = "look at the text in skipped/; if it is fine, raise --skip_spikes or leave it out"
         intact = ", and the last checkpoint is intact" if has_checkpoint else ""
-        return f"{reason}; nothing of it was saved{intact}; {remedy}"
+        return f"{reason}; this step was not saved{intact}; {remedy}"
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs, once all steps are read. float32 survives JSON exactly."""

@@ -56,9 +56,9 @@ class Measure:
 
     def _interval_of_share(self, low: float, high: float) -> tuple[float, float]:
         """An interval within 0 and 1: of hits and misses by Wilson's method, which also has a width if all are hits."""
-        shares = self.values / self.weights if self.weights.all() else np.array([0.5])
-        if len({*self.weights}) == 1 and np.isin(shares, (0, 1)).all():
-            return share_interval(int(shares.sum()), len(shares))
+        weight = self.weights[0]
+        if weight and (self.weights == weight).all() and np.isin(self.values, (0, weight)).all():
+            return share_interval(int((self.values == weight).sum()), len(self.values))
         return max(0.0, low), min(1.0, high)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def format_value(value: Any) -> str:
-    """A setting or another value; a number with four digits, unless a person has written it with some more."""
+    """A setting or another value as text; a float exactly if 10 digits are enough, otherwise rounded to four."""
     if not isinstance(value, float):
         return str(value)
     text = f"{value:.10g}"

@@ -109,10 +109,11 @@ def _check_size(root: Any) -> None:
     remaining = [root] if isinstance(root, Values) else []
     while remaining:
         values = remaining[-1]
-        inner = [value for value in values if isinstance(value, Values)]
         if id(values) in sizes:
             remaining.pop()
-        elif id(values) not in path:
+            continue
+        inner = [value for value in values if isinstance(value, Values)]
+        if id(values) not in path:
             path.add(id(values))
             if any(id(value) in path for value in inner):
                 raise ValueError("a value contains itself")

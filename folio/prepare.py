@@ -626,15 +626,15 @@ def _print_hints(job: _Job) -> None:
 
 
 FINETUNING_EPOCHS = 16  # about 300 steps on texts of 75,000 characters, as measured in _next_runs
-FEWEST_STEPS = 10
+MIN_FINETUNING_STEPS = 10
 
 
-def _length(job: _Job, recipe: str) -> list[str]:
-    """The option for as many steps as finetuning on this text needs, if they are fewer than the recipe's."""
+def _max_iters_option(job: _Job, recipe: str) -> list[str]:
+    """--max_iters for finetuning on this text, if it needs fewer steps than the recipe has."""
     settings = {"batch_size": 12, "block_size": 1024, "gradient_accumulation_steps": 1, **read_config(recipe)}
     step_tokens = settings["batch_size"] * settings["block_size"] * settings["gradient_accumulation_steps"]
     tokens = sum(shard["tokens"] for shard in read_json(job.folder / "meta.json")["splits"]["train"])
-    steps = max(FEWEST_STEPS, -(-FINETUNING_EPOCHS * tokens // step_tokens))
+    steps = max(MIN_FINETUNING_STEPS, -(-FINETUNING_EPOCHS * tokens // step_tokens))
     return [f"--max_iters={steps}"] if steps < settings["max_iters"] else []
 
 
@@ -646,13 +646,13 @@ def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint
         # About a tenth of the recipe's rates. On two texts of 75,000 characters, 300 steps from a run on Shakespeare
         # reached losses of 1.53 and 1.19; with the recipe's rates 1.60 and 1.23, with 1e-4 and adamw 1.77 and 1.37.
-        settings = [data, *_length(job, recipe), "--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
+        settings = [data, *_max_iters_option(job, recipe), "--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
         yield f"finetune {source} on it", [recipe, f"--init_from={source}", *settings, f"{out_dir}-finetuned"]
         return
     yield "train on it", [recipe, data, out_dir]
     if source == "gpt2":
         recipe = "config/finetune_shakespeare.py"
-        yield "or finetune GPT-2", [recipe, data, *_length(job, recipe), f"{out_dir}-finetuned"]
+        yield "or finetune GPT-2", [recipe, data, *_max_iters_option(job, recipe), f"{out_dir}-finetuned"]
     if is_folder:
         other = dataset_name(Path(source), job.folder.parent)
         if other != name and "," not in other:

@@ -140,11 +140,13 @@ def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
                     continue
                 if len(row) != 2:
                     raise CorpusError(
-                        f"{source.name}: it has {len(row):,} columns; give two, the prompt and the completion, or a "
-                        f"first line with the names prompt and completion"
+                        f"{source.name}: it has {counted(len(row), 'column')}; give two, the prompt and the "
+                        f"completion, or a first line with the names prompt and completion"
                     )
             if len(row) <= max(columns):
-                raise CorpusError(f"{source.name}:{number}: this row ends before its column {max(columns) + 1}")
+                raise CorpusError(
+                    f"{source.name}:{number}: this row has {counted(len(row), 'column')}, but needs {max(columns) + 1}"
+                )
             prompt, completion = (row[column] for column in columns)
             has_space = not prompt or not completion or prompt[-1].isspace() or completion[0].isspace()
             yield {"prompt": prompt, "completion": completion if has_space else f" {completion}"}
@@ -152,7 +154,7 @@ def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
 
 def _table_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     """The rows of a .tsv or .csv file that are not blank, and the numbers of their (last) lines. Raises CorpusError."""
-    if ".tsv" in {suffix.lower() for suffix in source.path.suffixes}:
+    if source.suffix == ".tsv":
         yield from ((n, line.split("\t")) for n, line in enumerate(read_lines(source), start=1) if line.strip())
         return
     csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field

@@ -39,7 +39,7 @@ def visible(stream: TextIO) -> TextIO | VisibleText:
 
 
 def note(text: object, flush: bool = False) -> None:
-    """Print a line on standard error. Libraries write to it as it is: progress bars move the cursor."""
+    """Print a line on standard error, which itself is not wrapped, because progress bars move the cursor."""
     print(text, file=visible(sys.stderr), flush=flush)
 
 

@@ -5,6 +5,7 @@ Nothing here reads weights, so that nothing needs torch. docs/checkpoints.md des
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,13 @@ def directories(out_dir: Path) -> list[Path]:
     return sorted(numbered, key=lambda path: step_number(path.name))
 
 
-def newest_first(out_dir: Path) -> list[Path]:
+def newest_first(out_dir: Path) -> Iterator[Path]:
     """The checkpoints in a run's folder from the last one back; see RunFolder."""
     return RunFolder(out_dir).newest_first()
 
 
 def precedes(state: dict[str, Any], newest: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of the same past as a newer one, whose run may have been resumed from a step before it.
+    """Whether a checkpoint is an earlier point of the run that saved a newer one and may have been resumed in between.
 
     state, newest: state.json of the two.
     """
@@ -82,30 +83,38 @@ class RunFolder:
                 self._states[path] = read_state(path)
         return self._states[path]
 
-    def newest_first(self) -> list[Path]:
-        """The checkpoints from the last one back.
+    def newest_first(self) -> Iterator[Path]:
+        """The checkpoints from the last one back, without those after a step from which the run was resumed.
 
         The last one is the one that last.json names, or a later one that continues it: a kill or a full disk may have
         prevented the pointer. Other later ones belong to another run, or to one that was resumed from an earlier step.
         """
         last = self.last or self.pointer("last")
         if last is None:
-            return self.paths[::-1]
+            yield from reversed(self.paths)
+            return
         end = self.paths.index(last)
-        if self.last:
-            return self.paths[end::-1]
-        for number, path in enumerate(self.paths[end + 1 :], start=end + 1):
-            state, later = self.state(last), self.state(path)
-            end = number if state and later and precedes(state, later) else end
-        return self.paths[end::-1]
+        if not self.last:
+            for number, path in enumerate(self.paths[end + 1 :], start=end + 1):
+                state, later = self.state(last), self.state(path)
+                end = number if state and later and precedes(state, later) else end
+        last = self.paths[end]
+        yield last
+        yield from (path for path in reversed(self.paths[:end]) if self._precedes(path, last))
+
+    def _precedes(self, path: Path, last: Path) -> bool:
+        """Whether a checkpoint precedes the last one, as far as their states can be read."""
+        state, newest = self.state(path), self.state(last)
+        return not (state and newest) or precedes(state, newest)
 
     def best_first(self) -> list[Path]:
         """The checkpoints that were the run's best when they were saved, the one with the lowest loss first.
 
         Before them, the one that the last checkpoint says is the best, if its state is damaged.
         """
-        states = {path: state for path in self.paths if (state := self.state(path))}
-        last = next((states[path] for path in self.newest_first() if path in states), None)
+        past = list(self.newest_first())
+        states = {path: state for path in past if (state := self.state(path))}
+        last = next(iter(states.values()), None)
         if last is None:
             return []
         losses = {
@@ -113,18 +122,18 @@ class RunFolder:
             for path, state in states.items()
             if 0 < state["best_step"] == state["step"] and state.get("run_id") == last.get("run_id")
         }
-        damaged = [path for path in self.paths if path not in states and step_number(path.name) == last["best_step"]]
+        damaged = [path for path in past if path not in states and step_number(path.name) == last["best_step"]]
         return [*damaged, *sorted(losses, key=losses.__getitem__)]
 
     def candidates(self, which: str) -> list[Path]:
         """The checkpoints to load for the "last" or "best" one, until one is intact."""
         if which == "last":
-            return self.newest_first()
+            return list(self.newest_first())
         return list(dict.fromkeys([*self.best_first(), *self.newest_first()]))
 
     def named(self, pointer: str) -> list[Path]:
         """The checkpoint that last.json or best.json should name, if there is one."""
-        return (self.newest_first() if pointer == "last" else self.best_first())[:1]
+        return list(islice(self.newest_first(), 1)) if pointer == "last" else self.best_first()[:1]
 
     def pointer_problem(self, pointer: str) -> str | None:
         """A line if last.json or best.json does not name the checkpoint that it should, or None."""
@@ -165,7 +174,9 @@ def exists(out_dir: Path) -> bool:
 
 def last_state(out_dir: Path) -> dict[str, Any]:
     """state.json of the newest checkpoint. Raises CheckpointError if it is damaged, LookupError if there is none."""
-    return read_state(newest_first(out_dir)[0])
+    for path in newest_first(out_dir):
+        return read_state(path)
+    raise LookupError(out_dir)
 
 
 def written_by(out_dir: Path) -> str | None:

@@ -182,14 +182,14 @@ def different_settings(runs: list[Run]) -> list[str]:
     """The settings that differ between the runs whose settings are known, the most telling ones first.
 
     Those are the data set, what the run started from, and what was set on a command line, in the order of how many
-    runs differ from the commonest value; then the others. At the end are settings that split the runs as another one
+    runs differ from the most common value; then the others. At the end are settings that split the runs as another one
     does, and max_iters; without the other counts of steps if they are in proportion to it, or a time budget chose them.
     """
     runs = [run for run in runs if run.config]
     configs = [run.config for run in runs]
     asked = {name for run in runs for name, origin in run.state.get("origins", {}).items() if origin == COMMAND_LINE}
     first = {"dataset": 2, "init_from": 2, **dict.fromkeys(asked - {"dataset", "init_from"}, 1)}
-    deviating: dict[str, int] = {}  # setting -> how many runs do not have the commonest value
+    deviating: dict[str, int] = {}  # setting -> how many runs do not have the most common value
     following, splits = [], set()
     for name in dict.fromkeys(name for config in configs for name in config if name not in UNLISTED):
         values = [json.dumps(config.get(name)) for config in configs]

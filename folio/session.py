@@ -134,7 +134,7 @@ class Session:
             vocab_size = self.data.tokenizer.vocab_size
             remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
             self.metrics.log(self._metrics_line(0, losses), remark)
-        if self.budget and losses:
+        if self.budget and losses and not self.runtime.compile:  # the first evaluation compiles, which is not repeated
             self.budget.note_evaluation(time.perf_counter() - self.read_at)
         if self.should_snapshot:
             self.snapshot()
@@ -217,7 +217,8 @@ class Session:
         val_loss, max_bad_steps = losses.get("val_loss"), self.cfg.max_bad_steps
         if not guard.can_continue(max_bad_steps, val_loss):
             self._wait_for_checkpoint()
-            reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, run_folder.exists(self.out_dir))
+            has_checkpoint = run_folder.exists(self.out_dir) and not self.saver.replace  # of this run
+            reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
             raise TrainingError(f"stopped at step {step:,}: {reason}")
         tokens_per_second = self.rate and self.rate * self.tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
@@ -363,13 +364,13 @@ class Session:
         """Add a sample to samples.jsonl after an evaluation. It is optional: it comes last and cannot fail the run."""
         began = time.perf_counter()
         tokens = self.cfg.sample_tokens
+        deadline = self.budget.sample_deadline(is_last=False) if self.budget else math.inf
         if self.sample_text and tokens:
-            deadline = self.budget.sample_deadline(is_last=False) if self.budget else math.inf
             self.metrics.sample(self.state.step, lambda: "".join(until(deadline, self.sample_text(tokens))))
         self._continue_together()
         if self.budget:
             self.budget.note_saving(time.perf_counter() - self.logged_at)
-            if self.sample_text and tokens:
+            if self.sample_text and tokens and time.perf_counter() < deadline:
                 self.budget.note_sample(tokens, time.perf_counter() - began)
             self.replan()
 
@@ -391,8 +392,8 @@ class Session:
         if max_iters != before and not self.said_replan:
             budget = self.budget
             self.metrics.say(
-                f"step {step:,}: the run has {counted(max_iters, 'step')} now, not {before:,}, "
-                f"in {counted(budget.minutes, 'minute')} "
+                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {before:,}, "
+                f"to fit into {counted(budget.minutes, 'minute')} "
                 f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
             )
             self.said_replan = True
@@ -436,7 +437,7 @@ class SignalHandler:
         is_announced = distributed.rank_from_env() > 0
         while signals := self.received.recv(1):
             if signals[0] in (signal.SIGINT, signal.SIGTERM) and not is_announced:
-                again = "" if under_torchrun() else "; again: at once"
+                again = "" if under_torchrun() else "; a second signal stops it at once"
                 begin = "\n" if os.isatty(2) else ""  # below the progress bar
                 os.write(2, f"{begin}stopping after {self.ends}{again}\n".encode())
                 is_announced = True
@@ -456,6 +457,7 @@ class SignalHandler:
             signal.signal(number, handler)
         if self.previous:
             signal.set_wakeup_fd(self.previous_descriptor)
-            self.sent.close()  # which ends the thread
+            self.sent.shutdown(socket.SHUT_WR)  # ends the thread, even if a forked process has the socket
+            self.sent.close()
             self.announcer.join()
             self.received.close()

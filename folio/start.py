@@ -134,7 +134,7 @@ class Start(Generic[Config]):
             )
 
     def adds_eot(self, tokenizer: Tokenizer) -> bool:
-        """Whether the data's tokenizer is the checkpoint's with an end-of-text token, and different otherwise."""
+        """Whether the data's tokenizer is the checkpoint's plus an end-of-text token."""
         before = self.checkpoint.tokenizer
         return before.eot is None and before.with_eot().hash == tokenizer.hash
 
@@ -180,7 +180,7 @@ class Start(Generic[Config]):
 
 
 def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
-    """A model with rows for more ids, which have the initial values of a new model's; the others are unchanged."""
+    """A copy of a model with rows for more ids. The new rows are initialized as in a new model."""
     larger = GPT(replace(model.config, vocab_size=vocab_size), seed)
     tensors = dict(model.named_parameters())
     with torch.no_grad():

@@ -191,7 +191,7 @@ def folded(code: int) -> int:
     return ord(lower) if has_same_size else code
 
 
-# Latin, Greek, Cyrillic, Armenian, Georgian, Cherokee: the characters of two bytes, and those of three up to U+1FFF.
+# Latin, Greek, Cyrillic, Armenian, Georgian: the characters of two bytes, and those of three up to U+1FFF.
 FOLDED = np.array([folded(code) for code in range(0x2000)], np.uint16)
 
 

@@ -126,7 +126,7 @@ class TorchBatch:
         return self.sample(rows)
 
     def threads(self, rows: int) -> AbstractContextManager:
-        """On a CPU, one thread for a small step, and one core left to other processes for a large one.
+        """Limit a step on a CPU to one thread if it is small, and otherwise to all threads but one.
 
         Threads wait for the slowest of them, and much longer if another process has its core. On two cores, one thread
         samples as fast as two, and beside a busy process 2 to 7 times as fast (docs/performance.md).

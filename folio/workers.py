@@ -1,7 +1,7 @@
 """Applies a function to a stream of items in several processes, and returns the results in order.
 
-Also ends the processes that the project starts when their parent ends, even by SIGKILL: they would keep its standard
-output open, and a pipe would never end.
+Also ends child processes when their parent ends, even by SIGKILL: they would otherwise keep its standard output open,
+and a pipe from it would never end.
 """
 
 import functools

@@ -2,13 +2,13 @@
 
     python prepare/pairs.py pairs.jsonl
     python prepare/pairs.py chats.jsonl --name=chat --tokenizer=out-mine
-
     python prepare/pairs.py questions.tsv
 
 A line of JSON is {"prompt": "...", "completion": "..."}, or {"messages": [{"role": "user", "content": "..."}, ...]},
 which becomes "User: ...", a blank line, "Assistant: ...". A row of a .tsv or .csv file is a prompt and its completion:
-two columns, or those that a first line calls prompt and completion, or question and answer. The loss is taken over the
-completion, or over what the assistant says, and the end-of-text token after it. The rest is only context.
+two columns, or the two that a first line names: prompt and completion, question and answer, instruction and output (or
+response), input and output, or source and target. The loss is taken over the completion, or over what the assistant
+says, and the end-of-text token after it. The rest is only context.
 """
 
 import sys
@@ -22,11 +22,12 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError, configurator  # noqa: E402
 from folio.blocks import Segments  # noqa: E402
-from folio.corpus import JSON_LINES, Corpus, Source, find_sources  # noqa: E402
+from folio.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
 from folio.find_runs import resolve  # noqa: E402
 from folio.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
-from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
+from folio.prepare import PrepareConfig, default_name, prepare, refuse_inputs_inside  # noqa: E402
 from folio.prepare_pairs import pairs_as_file, read_pair_tables  # noqa: E402
+from folio.shards import data_root  # noqa: E402
 
 TABLES, JSON = {".tsv", ".csv"}, {".jsonl", ".ndjson", ".json", ""}  # suffixes
 FORMATS = "JSON lines (.jsonl), or two columns (.tsv, .csv), also as .gz or .zst"
@@ -54,23 +55,18 @@ def main(cfg: PairsConfig) -> None:
     configurator.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     sources = find_sources(cfg.inputs, "jsonl", (*JSON_LINES, *sorted(TABLES)))
-    kinds = {suffix_of(source) for source in sources}
+    kinds = {source.suffix for source in sources}
     if others := kinds - {*TABLES, *JSON}:
-        raise UserError(f"{' '.join(cfg.inputs)}: {min(others)} is none of the formats of pairs, which are {FORMATS}")
+        raise UserError(f"{' '.join(cfg.inputs)}: {min(others)} is not a format for pairs; use {FORMATS}")
     if TABLES & kinds and not kinds <= TABLES:
-        raise UserError(f"{' '.join(cfg.inputs)}: some files are tables and some JSON; prepare each kind by itself")
+        raise UserError(f"{' '.join(cfg.inputs)}: some files are tables and some are JSON; prepare them separately")
     tables = sources if TABLES & kinds else []
     name = cfg.name or default_name(cfg.inputs)
-    made_of = [(str(table.path), table.bytes, table.path.stat().st_mtime_ns) for table in tables]
+    refuse_inputs_inside(data_root(cfg.data_dir) / name, (table.path for table in tables))
+    made_of = [table.fingerprint() for table in tables]
     with pairs_as_file(read_pair_tables(tables), name, made_of) if tables else nullcontext(sources) as sources:
         corpus = Corpus(sources, document=segments, masked=True, prompt_format=prompt_format_of(sources))
         prepare(cfg, corpus, name)
-
-
-def suffix_of(source: Source) -> str:
-    """The suffix of a file's name, without that of a compression."""
-    path = source.path.with_suffix("") if source.compression else source.path
-    return path.suffix.lower()
 
 
 if __name__ == "__main__":

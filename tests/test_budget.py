@@ -1,12 +1,16 @@
 """Time budgets: planning a run's step counts, and keeping the run within its time."""
 
 import os
+import random
 import re
 import shutil
 import signal
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from runs import assert_same_run, read_metrics, same_tensors
@@ -18,6 +22,7 @@ from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_t
 from folio.configurator import COMMAND_LINE
 from folio.metrics import Metrics
 from folio.schedule import STEP_COUNTS, Schedule, StepCounts
+from folio.session import Session
 from train import TrainConfig, train
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -28,7 +33,7 @@ def counts_within(
 ) -> StepCounts:
     """The step counts that fit into this time."""
     evaluation = evaluation_seconds(val_tokens, cfg.step_tokens, step_seconds)
-    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {}, 10)
+    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {}, 10)[0]
 
 
 def test_a_time_budget_scales_all_step_counts():
@@ -67,9 +72,11 @@ def test_a_budget_that_cannot_work_is_answered_with_one_that_can():
         with pytest.raises(UserError, match=r"minutes=0.5: it is too short: .* after 4 s for the start") as error:
             with_time_budget(recipe.step_counts, 0.5, 26, **arguments)
         minutes, eval_iters = re.search(r"use --minutes=(\S+), or --eval_iters=(\d+), or", str(error.value)).groups()
-        assert with_time_budget(recipe.step_counts, float(minutes), 60 * float(minutes) - 4, **arguments).max_iters >= 1
+        assert (
+            with_time_budget(recipe.step_counts, float(minutes), 60 * float(minutes) - 4, **arguments)[0].max_iters >= 1
+        )
         arguments |= dict(evaluation=evaluation / batches * int(eval_iters), batches=int(eval_iters))
-        assert with_time_budget(recipe.step_counts, 0.5, 26, **arguments).max_iters > 100
+        assert with_time_budget(recipe.step_counts, 0.5, 26, **arguments)[0].max_iters > 100
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,7 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "log", stop_at(2))
         patch.setattr(train_script, "measure_step", lambda *args: 0.2)
-        patch.setattr(train_script, "with_time_budget", lambda *args: StepCounts(**counts))
+        patch.setattr(train_script, "with_time_budget", lambda *args: (StepCounts(**counts), False))
         train(with_minutes)
     assert run_folder.last_state(Path(with_minutes.out_dir))["step"] == 3
     train(replace(with_minutes, init_from="resume"))
@@ -177,9 +184,72 @@ def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minute
     assert machine.now < 1.1 * seconds + last + step_seconds
     assert sum(evaluating[:-1]) + sum(sampling[:-FINAL_SAMPLE_TOKENS]) <= 0.1 * seconds + 2 * evaluation
     out = capsys.readouterr().out
-    assert out.count("steps now, not") <= len(evaluating)
+    assert out.count("steps instead of") <= len(evaluating)
     if val_batches == 1 and minutes >= 5 and speed != "slow":
         assert machine.now > 0.9 * seconds and 9 <= len(evaluating) <= 12
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_what_the_error_about_a_short_budget_suggests_works(case, seed):
+    """It suggested --eval_iters=-10, or a number with which the budget was still too short."""
+    rng = random.Random(seed + case)
+    suggested = 0
+    while suggested < 10:
+        minutes, spent, step, evaluation = (10 ** rng.uniform(*ends) for ends in ((-2, 1), (-1, 2), (-3, 2), (-2, 3)))
+        batches = rng.randint(1, 1000)
+        recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, eval_interval=100, minutes=minutes)
+        arguments = dict(step_seconds=step, origins={})
+        try:
+            with_time_budget(
+                recipe.step_counts, minutes, 60 * minutes - spent, evaluation=evaluation, batches=batches, **arguments
+            )
+        except UserError as error:
+            suggested += 1
+            if fitting := re.search(r"--eval_iters=(-?\d+)", str(error)):
+                n = int(fitting[1])
+                counts, _ = with_time_budget(
+                    recipe.step_counts,
+                    minutes,
+                    60 * minutes - spent,
+                    evaluation=evaluation / batches * n,
+                    batches=n,
+                    **arguments,
+                )
+                assert 1 <= n < batches and counts.max_iters >= 1
+
+
+@pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
+def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, monkeypatch, capsys):
+    """It said so whenever evaluations took any time."""
+    monkeypatch.setattr(train_script, "measure_step", lambda *arguments: 0.1)
+    monkeypatch.setattr(train_script, "evaluation_seconds", lambda *arguments: evaluation)
+    cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
+    group = SimpleNamespace(broadcast=lambda value: value)
+    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=SimpleNamespace(validation_tokens=10**5))
+    start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
+    train_script.time_budget(cfg, start, state, None, loader, time.perf_counter())
+    assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_time_of_compiling_is_not_that_of_an_evaluation(compiles):
+    """A first evaluation that compiled for 40 s left one of ten evaluations."""
+    noted = []
+    session = mock.Mock(read_at=0.0, should_snapshot=False)
+    session.runtime.compile, session.budget.note_evaluation = compiles, noted.append
+    session.data.tokenizer.vocab_size = 5
+    Session.log_start(session, {"val_loss": 1.0})
+    assert bool(noted) != compiles
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_sample_that_was_cut_off_is_not_timed(seconds):
+    """The time of its tokens was underestimated, and with it the end of the run."""
+    session = mock.Mock()
+    session.cfg.sample_tokens, session.logged_at = 100, time.perf_counter()
+    session.budget.sample_deadline.return_value = time.perf_counter() + seconds
+    Session.sample(session)
+    assert session.budget.note_sample.called == (seconds > 0)
 
 
 # --- a run on a simulated machine -------------------------------------------------------------------------------------

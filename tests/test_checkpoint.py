@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import random
@@ -11,7 +12,7 @@ from runs import blank_state, edit_manifest, edit_state, same_tensors
 
 from folio import checkpoint, convert, find_runs, run_folder, tokenizer
 from folio.checkpoint import Checkpoint
-from folio.files import is_locked, read_json, sha256, short_repr, write_json
+from folio.files import FolderWatch, is_locked, read_json, sha256, short_repr, write_json
 from folio.run_folder import CheckpointError, NoCheckpointError
 from folio.snapshots import find_snapshots
 from folio.tokenizer import CharTokenizer
@@ -51,6 +52,27 @@ def test_settings_of_the_model_that_a_run_did_not_know_yet_are_the_default(tmp_p
     assert settings["start"] == "é\n" and settings["position"] == "learned" and "vocab_size" not in settings
     foreign = Checkpoint(tmp_path, {}, CharTokenizer("ab"), {"model": {"n_layer": 1}})
     assert foreign.settings() == {}
+
+
+def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
+    """The best one was damaged. After a resume from an earlier step, best.json still named it, and the next ones were
+    removed.
+    """
+
+    def save_loss(step: int, loss: float, best_step: int, resumes: list) -> None:
+        state = blank_state(step, best_val_loss=loss, best_step=best_step, resumes=resumes)
+        del state["format_version"]
+        checkpoint.save(tmp_path, step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last=2)
+
+    for step, loss in ((3, 2.0), (4, 1.9), (5, 1.5)):
+        save_loss(step, loss, step, [])
+    weights = tmp_path / "step-000005" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    resumes = [{"step": 4, "after": "a signal", "changes": {}, "exact": True}]
+    for step, loss, best_step in ((6, 1.8, 6), (7, 1.85, 6), (8, 1.85, 6), (9, 1.85, 6)):
+        save_loss(step, loss, best_step, resumes)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000006", "step-000008", "step-000009"]
+    assert checkpoint.load(tmp_path, "best").state["step"] == 6
 
 
 def test_last_and_best_are_kept(tmp_path):
@@ -383,6 +405,22 @@ def test_a_failed_write_keeps_the_earlier_file(tmp_path):
         write_json(tmp_path / "deep" / "x.json", object())
     assert read_json(tmp_path / "deep" / "x.json") == {"a": "é"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.json"]
+
+
+def test_a_disk_that_does_not_answer_has_not_moved_the_folder(tmp_path, monkeypatch):
+    """A network disk that failed for a moment ended the run as if its folder had been removed, without a save."""
+    watch, stat = FolderWatch(tmp_path), Path.stat
+
+    def fail(path, **settings):
+        if path == tmp_path:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, **settings)
+
+    monkeypatch.setattr(Path, "stat", fail)
+    assert watch.is_in_place() and watch.where() is None
+    monkeypatch.undo()
+    assert watch.where() == tmp_path
+    watch.close()
 
 
 def test_a_save_succeeds_if_an_old_checkpoint_cannot_be_removed(tmp_path, monkeypatch):

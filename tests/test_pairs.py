@@ -44,6 +44,7 @@ TABLES = {
     "a.csv": CSV,
     "b.csv": "Question,Answer\n" + CSV,
     "c.tsv": "number\tcompletion\tprompt\n" + "".join(f"{n}\t{a}\t{q}\n" for n, (q, a) in enumerate(QUESTIONS)),
+    "c.tsv.csv": CSV,  # it was split at tabs
     "a.tsv.gz": "".join(f"{question}\t{answer}\r\n\r\n" for question, answer in QUESTIONS),
 }
 
@@ -69,15 +70,15 @@ def test_tables_of_two_columns(tmp_path, name):
         (
             "a.txt",
             "x",
-            r"a\.txt: \.txt is none of the formats of pairs, which are JSON lines \(\.jsonl\), or two columns",
+            r"a\.txt: \.txt is not a format for pairs; use JSON lines \(\.jsonl\), or two columns",
         ),
-        ("a.parquet", "x", r"\.parquet is none of the formats of pairs"),
+        ("a.parquet", "x", r"\.parquet is not a format for pairs"),
         (
             "a.csv",
             "a,b,c\n1,2,3\n",
             r"a\.csv: it has 3 columns; give two, the prompt and the completion, or a first line",
         ),
-        ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: this row ends before its column 2"),
+        ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: this row has 1 column, but needs 2"),
         ("a.csv", 'a,"b\n', r"a\.csv:1: this is not CSV"),
     ],
 )
@@ -85,6 +86,26 @@ def test_other_tables_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / name),), tokenizer="byte", data_dir=str(tmp_path)))
+
+
+def test_a_table_in_the_folder_of_the_data_set_is_not_replaced(tmp_path):
+    """--overwrite=True, which the message about other files advises, removed it."""
+    (tmp_path / "a").mkdir()
+    table = tmp_path / "a" / "a.csv"
+    table.write_text(CSV)
+    cfg = PairsConfig(inputs=(str(table),), tokenizer="byte", data_dir=str(tmp_path), overwrite=True)
+    with pytest.raises(UserError, match="which the data set would replace; set another --name"):
+        prepare_pairs.main(cfg)
+    assert table.read_text() == CSV
+
+
+def test_a_table_is_the_same_by_another_path(tmp_path, monkeypatch, capsys):
+    """Its data set was another one if the command ran in another folder."""
+    (tmp_path / "a.csv").write_text(CSV)
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path / "a.csv"), "a.csv"):
+        prepare_pairs.main(PairsConfig(inputs=(path,), tokenizer="byte", data_dir=str(tmp_path)))
+    assert "is prepared already" in capsys.readouterr().out
 
 
 def test_pairs_of_a_chat_of_an_empty_answer_and_of_an_unfinished_one():

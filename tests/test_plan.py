@@ -47,6 +47,13 @@ def test_a_plan_from_a_data_sheet(tmp_path, capsys):
     assert re.search(r"memory .* of 14.9 GiB: does not fit; use --batch_size=\d+", capsys.readouterr().out)
 
 
+def test_a_plan_of_a_short_run_counts_only_the_evaluation_at_its_end(tmp_path):
+    """It planned one before the first step, too, and took longer than --minutes."""
+    args = ["config/gpt2_124m.py", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'out'}", "--device=T4"]
+    _, planned = run_plan(*args, "--batch_size=4", "--eval_iters=4000", "--minutes=20")
+    assert 120 < planned["evaluation_seconds"] and planned["seconds"] <= 1200
+
+
 @pytest.mark.architecture("model.py: GPT.num_params, and this test's counts")
 @pytest.mark.parametrize("position, parameters", [("learned", 1024 * 768), ("relative", 32 * 12), ("rotary", 0)])
 def test_a_plan_counts_the_table_of_a_position_method(position, parameters, tmp_path):

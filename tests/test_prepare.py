@@ -657,10 +657,10 @@ def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
     loaded, address = tmp_path / "loaded", compiled.address
 
-    def record_and_load(name, *arguments, **settings):
+    def record_and_load(module, function, *arguments):
         with open(loaded, "a") as file:
-            print(os.getpid(), name, file=file)
-        return address(name, *arguments, **settings)
+            print(os.getpid(), function, file=file)
+        return address(module, function, *arguments)
 
     monkeypatch.setattr(compiled, "address", record_and_load)
     compiled.function.cache_clear()

@@ -1,3 +1,4 @@
+import errno
 import io
 import itertools
 import json
@@ -525,6 +526,17 @@ def test_a_name_that_is_too_long_for_the_system_is_one_line(option, trained, mon
         configurator.run_script(main, SampleConfig)
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: xxx") and error.endswith("File name too long\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.EACCES])
+def test_an_error_of_the_system_without_a_file_name_keeps_its_traceback(number, monkeypatch):
+    """It was printed as "error: None: Permission denied", which names no cause."""
+
+    def fail(arguments):
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(OSError, match=os.strerror(number)):
+        configurator.run_script(fail)
 
 
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])

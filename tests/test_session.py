@@ -97,7 +97,7 @@ def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
         evaluations.append(args)
         if len(evaluations) == 2:  # the first one is before the first step
             os.kill(os.getpid(), number)
-            wait_until(lambda: "stopping after this evaluation; again: at once\n" in read(capfd))
+            wait_until(lambda: "stopping after this evaluation; a second signal stops it at once\n" in read(capfd))
         return evaluate(*args)
 
     printed = ""
@@ -110,6 +110,14 @@ def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
     monkeypatch.setattr(train_script, "evaluate", send_and_evaluate)
     assert train(tiny()).stopped_by == number
     assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
+
+
+def test_a_forked_process_that_has_the_socket_delays_no_end():
+    """The thread that announces signals read until every process had closed it."""
+    with SignalHandler() as signals:
+        inherited = os.dup(signals.sent.fileno())
+    os.close(inherited)
+    assert not signals.announcer.is_alive()
 
 
 def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -423,6 +423,10 @@ def test_a_diverged_run_stops_without_saving_a_checkpoint(tiny):
         train(cfg)
     assert "start again with a smaller --learning_rate" in str(stop.value) and "intact" not in str(stop.value)
     assert not run_folder.exists(Path(cfg.out_dir))
+    train(tiny(max_iters=2))
+    with pytest.raises(TrainingError) as stop:  # the checkpoint is that of the run before, which this one replaces
+        train(replace(cfg, overwrite=True))
+    assert "intact" not in str(stop.value)
 
 
 def test_skip_spikes_skips_spikes(tiny, inject_bad_gradients):

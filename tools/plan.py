@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from annotated_types import Gt, Le  # noqa: E402
 
 from folio import UserError, configurator, memory  # noqa: E402
-from folio.budget import evaluation_seconds, with_time_budget  # noqa: E402
+from folio.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
 from folio.commands import command  # noqa: E402
 from folio.configurator import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
 from folio.files import write_json  # noqa: E402
@@ -86,7 +86,9 @@ def main(cfg: PlanConfig) -> None:
         evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
         seconds = 60 * cfg.minutes
         batches = validation_tokens(cfg, data) / (cfg.batch_size * cfg.block_size)
-        counts = with_time_budget(counts, cfg.minutes, seconds, machine.step_seconds, evaluation, cfg.origins, batches)
+        counts, _ = with_time_budget(
+            counts, cfg.minutes, seconds, machine.step_seconds, evaluation, cfg.origins, batches
+        )
     plan = forecast(cfg, counts, model, data, machine)
     for name, value in describe(cfg, model, data, machine, plan):
         print(f"{name:12}{value}")
@@ -222,7 +224,10 @@ def forecast_time(
     if machine.step_seconds is None:
         return dict.fromkeys(("tokens_per_second", "evaluation_seconds", "seconds", "kilowatt_hours", "price"))
     evaluation = evaluation_seconds(validation_tokens(cfg, data), cfg.step_tokens, machine.step_seconds)
-    evaluating = evaluation * (1 + counts.evaluations)  # the first one is before the first step
+    evaluations = counts.evaluations
+    if not cfg.minutes or affordable_evaluations(cfg.minutes, evaluation) >= 2:
+        evaluations += 1  # before the first step
+    evaluating = evaluation * evaluations
     seconds = counts.max_iters * machine.step_seconds + evaluating
     hours = cfg.gpus * seconds / 3600
     watts = machine.watts if cfg.watts is None else cfg.watts

@@ -101,7 +101,7 @@ def settings_table(runs: list[Run]) -> str:
         for name in names
     ]
     if "max_iters" in names:  # which a signal, a budget or patience may have ended earlier
-        rows.append(["steps that were run", *(f"{run.step:,}" for run in runs)])
+        rows.append(["steps completed", *(f"{run.step:,}" for run in runs)])
     head = ["setting", *(run.name for run in runs)]
     if len(runs) > len(rows):
         head, *rows = map(list, zip(["run", *head[1:]], *rows, strict=True))
@@ -151,7 +151,7 @@ def settings_section(run: Run) -> str:
     for name, value in run.state.get("config", {}).items():
         settings[name] = value
         if name == "max_iters":
-            settings["(steps that were run)"] = run.step
+            settings["(steps completed)"] = run.step
     for heading, values in (("environment", environment), ("all settings", settings)):
         rows = [[name, json.dumps(value)] for name, value in values.items()]
         sections.append(details(f"{run.name}: {heading}", table([heading, "value"], rows)))

@@ -68,7 +68,7 @@ def main(cfg: RunsConfig) -> None:
     width = math.inf if cfg.columns else shutil.get_terminal_size((WIDTH, 0)).columns
     print("\n".join(format_runs(runs, list(dict.fromkeys(names)), width)))
     if by == "loss" and len({data_of(run) for run in runs if run.state}) > 1:
-        print("losses on different data do not compare: the runs on each data set are sorted by themselves")
+        print("losses on different data cannot be compared, so the runs on each data set are sorted separately")
     total = "" if len(runs) == len(run_folders) else f" of {len(run_folders):,}"
     states = ", ".join(f"{n:,} {state}" for state, n in Counter(run.status for run in runs).items())
     print(f"{len(runs):,}{total} {'run' if len(run_folders) == 1 else 'runs'}: {states}")
