@@ -349,10 +349,10 @@ def train_step(
 ) -> None:
     """One step: forward, backward, clip, update. A bad step only advances the counters (folio/guard.py)."""
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
-    for settings in optimizer.param_groups:
-        settings["lr"] = learning_rate * settings["lr_scale"]
-        if "shape" in settings:  # matrices of Muon
-            settings["momentum"] = muon_momentum_at(state.step)
+    for params in optimizer.param_groups:
+        params["lr"] = learning_rate * params["lr_scale"]
+        if "shape" in params:  # matrices of Muon
+            params["momentum"] = muon_momentum_at(state.step)
 
     model.train()
     loss = torch.zeros((), device=loader.runtime.device)  # the mean over the step's targets, of all ranks

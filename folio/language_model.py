@@ -66,12 +66,12 @@ class GenerationConfig(Settings):
         return problems
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> "GenerationConfig":
+    def of(cls, values: dict[str, Any]) -> "GenerationConfig":
         """The settings that a program gives as keyword arguments, by the command line's rules. Raises ConfigError."""
         known = cls.__dataclass_fields__
-        if unknown := settings.keys() - known:
+        if unknown := values.keys() - known:
             raise ConfigError(f"{min(unknown)} is not a setting; the settings are {', '.join(known)}")
-        return configurator.from_json(cls, settings)
+        return configurator.from_json(cls, values)
 
     @property
     def sampling(self) -> Sampling:

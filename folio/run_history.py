@@ -149,8 +149,8 @@ def require_run(folder: Path) -> None:
         raise UserError(f"{folder} is one checkpoint; name the run: {folder.resolve().parent}")
     if (folder / "metrics.jsonl").exists():
         raise UserError(f"{folder} has no checkpoint yet, which says what its settings are; wait for an evaluation")
-    foreign = any((folder / name).exists() for name in ("config.json", "ckpt.pt"))
-    if foreign or str(folder) in convert.HUB or folder.is_file():
+    is_model = any((folder / name).exists() for name in ("config.json", "ckpt.pt"))
+    if is_model or str(folder) in convert.HUB or folder.is_file():
         raise UserError(f"{folder} holds weights and no run, so there are no steps to replay; name a run's folder")
     raise NoCheckpointError(folder)
 
@@ -171,7 +171,7 @@ def read_skipped(folder: Path) -> dict[int, dict[str, Any]]:
     return lines
 
 
-def parts_of(states: dict[int, dict[str, Any]], settings: type[Config]) -> list[Part[Config]]:
+def parts_of(states: dict[int, dict[str, Any]], cls: type[Config]) -> list[Part[Config]]:
     """The parts of a run, from state.json of its checkpoints by step.
 
     The newest one has the settings of the last part, and what each resume had changed.
@@ -184,7 +184,7 @@ def parts_of(states: dict[int, dict[str, Any]], settings: type[Config]) -> list[
         of_part = [state for step, state in sorted(states.items()) if begin < step <= end]
         state = of_part[-1] if of_part else newest
         decisions = state.get("decisions") if config.get("minutes") and of_part else None
-        cfg = configurator.from_json(settings, config)
+        cfg = configurator.from_json(cls, config)
         parts.append(Part(begin, end, cfg, decisions, state["resolved"]))
         config = {**config, **{name: before for name, (before, _) in resume["changes"].items()}}
         end = begin

@@ -10,7 +10,7 @@ import pytest
 from decoding import GREEDY, random_model
 from waiting import wait_until
 
-from folio import continuous_batching
+from folio import memory
 from folio.continuous_batching import Engine, QueueFull, rows_that_fit
 from folio.language_model import GenerationConfig, LanguageModel
 from folio.scheduler import Completion
@@ -131,7 +131,7 @@ def test_a_closed_engine_has_no_thread_and_takes_nothing(gpt):
 
 
 def test_an_engine_that_nobody_uses_goes(gpt, monkeypatch):
-    monkeypatch.setattr(continuous_batching, "IDLE", 0.01)
+    monkeypatch.setattr("folio.continuous_batching.IDLE", 0.01)
     engine = Engine(gpt, rows=1)
     assert len(generate(engine, Completion([1], GREEDY, 5)).tokens) == 5
     reference = weakref.ref(engine)
@@ -143,7 +143,7 @@ def test_an_engine_that_nobody_uses_goes(gpt, monkeypatch):
 
 def test_rows_fit_into_memory(gpt, monkeypatch):
     assert Engine(gpt).rows == 256
-    monkeypatch.setattr(continuous_batching.memory, "free", lambda device: 20 * gpt.decoder.row_bytes)
+    monkeypatch.setattr(memory, "free", lambda device: 20 * gpt.decoder.row_bytes)
     assert rows_that_fit(gpt) == 10
-    monkeypatch.setattr(continuous_batching.memory, "free", lambda device: 100)
+    monkeypatch.setattr(memory, "free", lambda device: 100)
     assert rows_that_fit(gpt) == 1

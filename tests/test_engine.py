@@ -13,7 +13,8 @@ from decoding import generate_tokens, random_model
 from engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
 from tiny_tokenizers import bpe
 
-from folio import UserError, configurator, continuous_batching
+from folio import UserError, configurator
+from folio.continuous_batching import Engine as BatchEngine
 from folio.language_model import LanguageModel
 from folio.runtime import Runtime, resolve_runtime
 from folio.sample_stream import GenerationQuestion, stream_samples
@@ -299,7 +300,7 @@ def test_events_are_those_of_the_server(number, engine, seed):
     question = {"ids": [1, 2, 3], "max_new_tokens": 60, "seed": seed, **question}
     lm = LanguageModel(model, tokenizer, "cpu", "float32")
     asked = GenerationQuestion(**{**question, "ids": tuple(question["ids"])})
-    expected = list(stream_samples(continuous_batching.Engine(lm, rows=16), asked))
+    expected = list(stream_samples(BatchEngine(lm, rows=16), asked))
     engine.load(model)
     actual = sample(engine, tokenizer, **question)
     assert [event.keys() for event in actual] == [event.keys() for event in expected]

@@ -150,7 +150,7 @@ def meta_pkl(run: Path, data: Path, folder: Path) -> Prepared:
     return pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "b", 2: "c"}, "stoi": {"a": 0, "b": 1, "c": 2}}), attempt
 
 
-def foreign(to: str, name: str) -> Case:
+def foreign_file(to: str, name: str) -> Case:
     """A file of a model in the format of another program, which `convert.load` reads."""
 
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
@@ -205,10 +205,10 @@ def config_text(run: Path, data: Path, folder: Path) -> Prepared:
 
 
 FOREIGN = {
-    "GGUF": foreign("gguf", ""),
-    "nanoGPT's ckpt.pt": foreign("nanogpt", "ckpt.pt"),
-    "nanoGPT's meta.pkl": foreign("nanogpt", "data/folio_char/meta.pkl"),
-    **{f"Hugging Face's {name}": foreign("hf", name) for name in HUGGING_FACE},
+    "GGUF": foreign_file("gguf", ""),
+    "nanoGPT's ckpt.pt": foreign_file("nanogpt", "ckpt.pt"),
+    "nanoGPT's meta.pkl": foreign_file("nanogpt", "data/folio_char/meta.pkl"),
+    **{f"Hugging Face's {name}": foreign_file("hf", name) for name in HUGGING_FACE},
 }
 CASES = {
     "config text": config_text,

@@ -43,8 +43,7 @@ def serving(**limits) -> Iterator[int]:
     routes = [Route("/echo", echo, methods=["POST"]), Route("/fail/{how}", fail)]
     hosts = names_of(["127.0.0.1"], port)
     app = Guard(web.make_app(routes, error_content), error_content, hosts, frozenset({ALLOWED}))
-    server = make_server(app, **limits)
-    with running(server, listener):
+    with running(make_server(app, **limits), listener):
         yield port
 
 
