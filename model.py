@@ -153,8 +153,8 @@ def alibi_slopes(n_head: int, device: torch.device) -> Tensor:
 class Attention:
     """Causal attention over the sequence itself, and the seam for other ways to compute attention.
 
-    Each layer calls attend(layer, q, k, v, mask). A subclass may use other kernels (folio/kernels.py) or keep the keys
-    and values of earlier tokens (folio/kv_cache.py).
+    Each layer calls attend(layer, q, k, v, mask). A subclass may use other kernels (folio/machine/kernels.py) or keep
+    the keys and values of earlier tokens (folio/decoding/kv_cache.py).
     """
 
     def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
@@ -416,7 +416,7 @@ class GPT(nn.Module):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """Append max_new_tokens sampled ids to idx (B, T), recomputing everything for each; call eval() first.
 
-        This is the definition, for readers and tests. folio.generate caches keys and values.
+        This is the definition, for readers and tests. folio.decoding.generate caches keys and values.
         """
         for _ in range(max_new_tokens):
             logits = self(idx[:, -self.config.block_size :])[0][:, -1] / temperature  # (B, V)

@@ -19,16 +19,18 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge
 
-from folio import UserError, configurator, music, tunes
-from folio.blocks import CorpusError
-from folio.configurator import line_breaks
-from folio.corpus import Corpus, find_sources
-from folio.generate import Step
-from folio.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
-from folio.number_format import counted
-from folio.progress import note
-from folio.run_folder import NoCheckpointError
-from folio.tokenizer import MidiTokenizer
+from folio import UserError
+from folio.base import settings
+from folio.base.number_format import counted
+from folio.base.progress import note
+from folio.base.settings import line_breaks
+from folio.checkpoints.run_folder import NoCheckpointError
+from folio.data.blocks import CorpusError
+from folio.data.corpus import Corpus, find_sources
+from folio.data.sources import music, tunes
+from folio.data.tokenizer import MidiTokenizer
+from folio.decoding.generate import Step
+from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Sampler(LanguageModel):
 
 
 def main(cfg: SampleConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(stop=cfg.stop and line_breaks(cfg.stop))
     sampler = load_sampler(cfg)
     try:
@@ -299,4 +301,4 @@ def show_logprobs(sampler: Sampler, cfg: SampleConfig, start: str, alternatives:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, SampleConfig)
+    settings.run_script(main, SampleConfig)

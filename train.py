@@ -24,13 +24,15 @@ from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 from zlib import crc32
 
-import folio.openmp  # noqa: F401  # isort: skip  (before torch)
+import folio.machine.openmp  # noqa: F401  # isort: skip  (before torch)
 import torch
 from torch import Tensor, nn
 
-from folio import UserError, configurator, distributed, forecast, memory
-from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, seconds_per_step, until, with_time_budget
-from folio.configurator import (
+from folio import UserError
+from folio.base import settings
+from folio.base.number_format import counted
+from folio.base.randomness import derive_seed
+from folio.base.settings import (
     COMMAND_LINE,
     NonEmptyStr,
     NonNegativeFloat,
@@ -40,25 +42,33 @@ from folio.configurator import (
     Probability,
     Settings,
 )
-from folio.describe import describe_resumed_schedule, describe_run, format_losses, reason_to_end
-from folio.find_data import open_mixture
-from folio.find_runs import LATEST
-from folio.generate import Sampling, default_prompt, generate, make_decoder, stream_text
-from folio.guard import StepGuard
-from folio.kernels import adapt, compile_loss, describe_attention
-from folio.loader import BatchLoader, resident_bytes
-from folio.metrics import add_lost_sample
-from folio.number_format import counted
-from folio.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
-from folio.randomness import derive_seed
-from folio.runtime import Length, Runtime, resolve_runtime
-from folio.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
-from folio.session import Session
-from folio.start import MODEL_SETTINGS, Start, reserve, starting_point, versions, with_run_named
-from folio.state import TrainState
-from folio.tokenizer import Tokenizer
-from folio.windows import Mixture, ValidationWindows
-from folio.workers import under_torchrun
+from folio.base.workers import under_torchrun
+from folio.checkpoints.find_runs import LATEST
+from folio.data.find_data import open_mixture
+from folio.data.tokenizer import Tokenizer
+from folio.data.windows import Mixture, ValidationWindows
+from folio.decoding.generate import Sampling, default_prompt, generate, make_decoder, stream_text
+from folio.machine import distributed, memory
+from folio.machine.kernels import adapt, compile_loss, describe_attention
+from folio.machine.runtime import Length, Runtime, resolve_runtime
+from folio.training import forecast
+from folio.training.budget import (
+    FINAL_SAMPLE_TOKENS,
+    Budget,
+    evaluation_seconds,
+    seconds_per_step,
+    until,
+    with_time_budget,
+)
+from folio.training.describe import describe_resumed_schedule, describe_run, format_losses, reason_to_end
+from folio.training.guard import StepGuard
+from folio.training.loader import BatchLoader, resident_bytes
+from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
+from folio.training.run_log import add_lost_sample
+from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
+from folio.training.session import Session
+from folio.training.start import MODEL_SETTINGS, Start, reserve, starting_point, versions, with_run_named
+from folio.training.state import TrainState
 from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
@@ -234,7 +244,7 @@ class Result(NamedTuple):
 
 def train(given: TrainConfig) -> Result:
     """Train with these settings. Raises UserError, or TrainingError for a run that cannot continue."""
-    configurator.check(given)
+    settings.check(given)
     with reserve(Path(given.out_dir), given.eval_only):
         # --- start: from scratch, from this run's last checkpoint, or from other weights ---
         start = starting_point(given)
@@ -347,7 +357,7 @@ def result_of(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result
 def train_step(
     state: TrainState, loss_fn: LossFunction, loader: BatchLoader, learning_rate: float, grad_clip: float, seed: int
 ) -> None:
-    """One step: forward, backward, clip, update. A bad step only advances the counters (folio/guard.py)."""
+    """One step: forward, backward, clip, update. A bad step only advances the counters (folio/training/guard.py)."""
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
     for params in optimizer.param_groups:
         params["lr"] = learning_rate * params["lr_scale"]
@@ -612,4 +622,4 @@ def main(cfg: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, TrainConfig)
+    settings.run_script(main, TrainConfig)

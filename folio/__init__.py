@@ -10,11 +10,11 @@ class UserError(Exception):
 
 
 def load(init_from: str | Path, which: str = "best", device: str = "auto", dtype: str = "auto") -> "LanguageModel":  # noqa: F821
-    """Load a model that continues text: `load("out").generate("ROMEO:")`. See folio/language_model.py.
+    """Load a model that continues text: `load("out").generate("ROMEO:")`. See folio/decoding/language_model.py.
 
     init_from: a run, a checkpoint, "gpt2", a Hugging Face folder, nanoGPT's ckpt.pt, or a GGUF file. which: of a run's
     checkpoints, "best" or "last". device, dtype: as in sample.py. Raises UserError.
     """
-    from folio.language_model import LanguageModel  # imports torch, which the prepare scripts do not need
+    from folio.decoding.language_model import LanguageModel  # imports torch, which the prepare scripts do not need
 
     return LanguageModel.load(init_from, which, device, dtype)

@@ -19,11 +19,15 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio.corpus import Source  # noqa: E402
-from folio.dataset_builder import Dedup  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.music import (  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.progress import progress_bar  # noqa: E402
+from folio.base.workers import cores, map_in_order  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.builder import Dedup  # noqa: E402
+from folio.data.corpus import Source  # noqa: E402
+from folio.data.prepare import prepare  # noqa: E402
+from folio.data.sources.music import (  # noqa: E402
     DEFAULT_VELOCITY,
     EventFormat,
     Note,
@@ -33,16 +37,13 @@ from folio.music import (  # noqa: E402
     notes_of_events,
     timed_pitches,
 )
-from folio.music_corpus import (  # noqa: E402
+from folio.data.sources.music_corpus import (  # noqa: E402
     MUSIC21,
     MusicConfig,
     music21_wheel,
     music_documents,
     music_tokenizer,
 )
-from folio.prepare import prepare  # noqa: E402
-from folio.progress import progress_bar  # noqa: E402
-from folio.workers import cores, map_in_order  # noqa: E402
 
 STEPS = 4  # of time per beat: sixteenths
 TEMPO = 80.0  # beats per minute of the files that a model writes
@@ -98,7 +99,7 @@ def melody(piece: str, format: EventFormat) -> str:
 
 
 def main(cfg: ChoralesConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     path = music21_wheel()
     chorales, others = [], 0
@@ -129,4 +130,4 @@ def main(cfg: ChoralesConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, ChoralesConfig)
+    settings.run_script(main, ChoralesConfig)

@@ -16,14 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio.configurator import PositiveInt  # noqa: E402
-from folio.corpus import Corpus, parquet_sources  # noqa: E402
-from folio.fetch import hub_files, hub_parquet  # noqa: E402
-from folio.files import replace_folder  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
-from folio.shards import data_root, open_dataset  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.download import hub_files, hub_parquet  # noqa: E402
+from folio.base.files import replace_folder  # noqa: E402
+from folio.base.settings import PositiveInt  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.corpus import Corpus, parquet_sources  # noqa: E402
+from folio.data.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
+from folio.data.shards import data_root, open_dataset  # noqa: E402
 
 REPOSITORY, SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 READY_REPOSITORY = "kjj0/finewebedu10B-gpt2"  # the shards of modded-nanogpt
@@ -42,7 +43,7 @@ class FineWebConfig(PrepareConfig):
 
 
 def main(cfg: FineWebConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.ready:
         download_shards(cfg)
@@ -73,4 +74,4 @@ def download_shards(cfg: FineWebConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, FineWebConfig)
+    settings.run_script(main, FineWebConfig)

@@ -18,12 +18,12 @@ from annotated_types import Ge, Le
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
-from folio.corpus import find_sources  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.music import SUFFIXES, EventFormat  # noqa: E402
-from folio.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
-from folio.prepare import default_name, prepare  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.corpus import find_sources  # noqa: E402
+from folio.data.prepare import default_name, prepare  # noqa: E402
+from folio.data.sources.music import SUFFIXES, EventFormat  # noqa: E402
+from folio.data.sources.music_corpus import MusicConfig, music_documents, music_tokenizer, read_pieces  # noqa: E402
 
 Steps = Annotated[int, Ge(1), Le(1000)]
 
@@ -53,7 +53,7 @@ def event_format(cfg: MidiConfig) -> EventFormat:
 
 
 def main(cfg: MidiConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     tokenizer = music_tokenizer(cfg, event_format(cfg))
     format = EventFormat.of(tokenizer)
@@ -65,4 +65,4 @@ def main(cfg: MidiConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, MidiConfig)
+    settings.run_script(main, MidiConfig)

@@ -20,13 +20,14 @@ from annotated_types import Ge
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio.corpus import Corpus, parquet_sources  # noqa: E402
-from folio.dataset_builder import split_by_number  # noqa: E402
-from folio.fetch import hub_parquet  # noqa: E402
-from folio.files import read_json  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.download import hub_parquet  # noqa: E402
+from folio.base.files import read_json  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.builder import split_by_number  # noqa: E402
+from folio.data.corpus import Corpus, parquet_sources  # noqa: E402
+from folio.data.prepare import Fraction, PrepareConfig, prepare  # noqa: E402
 
 REPOSITORY = "Skylion007/openwebtext"
 REVISION = "refs/convert/parquet"  # the hub's conversion, so that the script in the repository is not run
@@ -51,7 +52,7 @@ def validation_rows(rows: int, test_size: float) -> np.ndarray:
 
 
 def main(cfg: OpenWebTextConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     files = hub_parquet(cfg.source or REPOSITORY, revision=None if cfg.source else REVISION)
     sources, rows = parquet_sources(files, "text", cfg.limit)
@@ -64,4 +65,4 @@ def main(cfg: OpenWebTextConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, OpenWebTextConfig)
+    settings.run_script(main, OpenWebTextConfig)

@@ -20,14 +20,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio.blocks import Segments  # noqa: E402
-from folio.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
-from folio.prepare import PrepareConfig, default_name, prepare, refuse_inputs_inside  # noqa: E402
-from folio.prepare_pairs import pairs_as_file, read_pair_tables  # noqa: E402
-from folio.shards import data_root  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.blocks import Segments  # noqa: E402
+from folio.data.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
+from folio.data.prepare import PrepareConfig, default_name, prepare, refuse_inputs_inside  # noqa: E402
+from folio.data.shards import data_root  # noqa: E402
+from folio.data.sources.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
+from folio.data.sources.prepare_pairs import pairs_as_file, read_pair_tables  # noqa: E402
 
 TABLES, JSON = {".tsv", ".csv"}, {".jsonl", ".ndjson", ".json", ""}  # suffixes
 FORMATS = "JSON lines (.jsonl), or two columns (.tsv, .csv), also as .gz or .zst"
@@ -52,7 +53,7 @@ def segments(value: dict[str, Any]) -> Segments:
 
 
 def main(cfg: PairsConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     sources = find_sources(cfg.inputs, "jsonl", (*JSON_LINES, *sorted(TABLES)))
     kinds = {source.suffix for source in sources}
@@ -70,4 +71,4 @@ def main(cfg: PairsConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, PairsConfig)
+    settings.run_script(main, PairsConfig)

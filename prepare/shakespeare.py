@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
-from folio.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
+from folio.data.prepare import PrepareConfig, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,4 @@ def main(cfg: ShakespeareConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, ShakespeareConfig)
+    settings.run_script(main, ShakespeareConfig)

@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
-from folio.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.prepare import PrepareConfig, prepare  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.corpus import Corpus, find_sources, tiny_shakespeare  # noqa: E402
+from folio.data.prepare import PrepareConfig, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -29,4 +29,4 @@ def main(cfg: ShakespeareCharConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, ShakespeareCharConfig)
+    settings.run_script(main, ShakespeareCharConfig)

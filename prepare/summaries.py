@@ -27,16 +27,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio.blocks import CorpusError  # noqa: E402
-from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa: E402
-from folio.corpus import JSON_LINES, find_sources, format_of  # noqa: E402
-from folio.docstrings import distinct, read_wheel  # noqa: E402
-from folio.fetch import Wheel, fetch, hub_parquet  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.pairs import summary  # noqa: E402
-from folio.prepare import VocabSize, default_name  # noqa: E402
-from folio.prepare_pairs import (  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.download import Wheel, fetch, hub_parquet  # noqa: E402
+from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.blocks import CorpusError  # noqa: E402
+from folio.data.corpus import JSON_LINES, find_sources, format_of  # noqa: E402
+from folio.data.prepare import VocabSize, default_name  # noqa: E402
+from folio.data.shards import data_root  # noqa: E402
+from folio.data.sources.docstrings import distinct, read_wheel  # noqa: E402
+from folio.data.sources.pairs import summary  # noqa: E402
+from folio.data.sources.prepare_pairs import (  # noqa: E402
     Column,
     TextPairsConfig,
     prepare_pairs,
@@ -44,7 +46,6 @@ from folio.prepare_pairs import (  # noqa: E402
     read_pair,
     read_parquet,
 )
-from folio.shards import data_root  # noqa: E402
 
 WHEELS = (  # for any platform; Python 3.10 can parse their files
     # New BSD license
@@ -84,7 +85,7 @@ class SummariesConfig(TextPairsConfig):
 
 
 def main(cfg: SummariesConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     cfg = cfg.replace(
         document_length=cfg.document_length or (600 if cfg.is_embedded else 2400),
@@ -183,4 +184,4 @@ def cut(text: str, length: int) -> str:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, SummariesConfig)
+    settings.run_script(main, SummariesConfig)

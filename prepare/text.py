@@ -18,11 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, configurator  # noqa: E402
-from folio.configurator import line_breaks  # noqa: E402
-from folio.corpus import Corpus, Format, find_sources  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.prepare import PrepareConfig, default_name, prepare  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.settings import line_breaks  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.corpus import Corpus, Format, find_sources  # noqa: E402
+from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TextConfig(PrepareConfig):
 
 
 def main(cfg: TextConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     with tempfile.TemporaryDirectory() as folder:
         inputs = [str(save_stdin(Path(folder), cfg.format)) if name == "-" else name for name in cfg.inputs]
@@ -67,4 +68,4 @@ def save_stdin(folder: Path, format: Format | None) -> Path:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, TextConfig)
+    settings.run_script(main, TextConfig)

@@ -27,8 +27,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator  # noqa: E402
-from folio.bitext import (  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.download import hub_parquet  # noqa: E402
+from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.blocks import CorpusError  # noqa: E402
+from folio.data.corpus import COMPRESSIONS, Source, find_sources  # noqa: E402
+from folio.data.prepare import VocabSize, default_name  # noqa: E402
+from folio.data.sources.bitext import (  # noqa: E402
     hub_subset,
     language_columns,
     language_of,
@@ -37,15 +43,9 @@ from folio.bitext import (  # noqa: E402
     read_table,
     translation_pair,
 )
-from folio.blocks import CorpusError  # noqa: E402
-from folio.configurator import NonEmptyStr, NonNegativeInt, PositiveInt, comma_separated  # noqa: E402
-from folio.corpus import COMPRESSIONS, Source, find_sources  # noqa: E402
-from folio.fetch import hub_parquet  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.pairs import Texts  # noqa: E402
-from folio.phrases import LANGUAGES, held_out_pairs, training_pairs  # noqa: E402
-from folio.prepare import VocabSize, default_name  # noqa: E402
-from folio.prepare_pairs import TextPairsConfig, prepare_pairs, read_json_lines, read_parquet  # noqa: E402
+from folio.data.sources.pairs import Texts  # noqa: E402
+from folio.data.sources.phrases import LANGUAGES, held_out_pairs, training_pairs  # noqa: E402
+from folio.data.sources.prepare_pairs import TextPairsConfig, prepare_pairs, read_json_lines, read_parquet  # noqa: E402
 
 HUB = ("opus-100", "tatoeba")
 LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 0.9  # of the dates and numbers, so that both splits have some of each kind
@@ -90,7 +90,7 @@ class TranslationConfig(TextPairsConfig):
 
 
 def main(cfg: TranslationConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.is_embedded:
         prepare_phrases(cfg)
@@ -181,4 +181,4 @@ def prepare_texts(
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, TranslationConfig)
+    settings.run_script(main, TranslationConfig)

@@ -16,12 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import configurator, tunes  # noqa: E402
-from folio.blocks import CorpusError  # noqa: E402
-from folio.corpus import Documents, Source, find_sources  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
-from folio.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.blocks import CorpusError  # noqa: E402
+from folio.data.corpus import Documents, Source, find_sources  # noqa: E402
+from folio.data.prepare import Fraction, PrepareConfig, default_name, prepare  # noqa: E402
+from folio.data.sources import tunes  # noqa: E402
+from folio.data.sources.music_corpus import MUSIC21, describe_problems, music21_wheel, split_pieces  # noqa: E402
 
 FOLDER = "music21/corpus/"
 
@@ -68,7 +69,7 @@ def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def main(cfg: TunesConfig) -> None:
-    configurator.check(cfg)
+    settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     if cfg.inputs:
         sources, name = find_sources(cfg.inputs, "text", tunes.SUFFIXES), cfg.name or default_name(cfg.inputs)
@@ -88,4 +89,4 @@ def main(cfg: TunesConfig) -> None:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, TunesConfig)
+    settings.run_script(main, TunesConfig)

@@ -18,8 +18,8 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
 import train as train_script
-from folio import find_data, shards
-from folio.workers import cores
+from folio.base.workers import cores
+from folio.data import find_data, shards
 from prepare import text as prepare_text
 from train import TrainConfig
 

@@ -4,11 +4,11 @@ import copy
 
 import torch
 
-from folio.generate import generate, make_decoder
-from folio.runtime import Runtime, resolve_runtime
-from folio.sampling import Sampling
-from folio.scheduler import Decoder
-from folio.torch_decoder import TorchDecoder
+from folio.decoding.generate import generate, make_decoder
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import Decoder
+from folio.decoding.torch_decoder import TorchDecoder
+from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig
 
 GREEDY = Sampling(temperature=0)

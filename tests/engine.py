@@ -1,4 +1,4 @@
-"""The engine of a model in one HTML file (folio/engine), run in Chromium, and models as it stores them."""
+"""The engine of a model in one HTML file (folio/web/browser), run in Chromium, and models as it stores them."""
 
 import base64
 import shutil
@@ -15,7 +15,7 @@ import torch
 from model import GPT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-FOLDER = Path(__file__).resolve().parent.parent / "folio" / "engine"
+FOLDER = Path(__file__).resolve().parent.parent / "folio" / "web" / "browser"
 TYPES = {"float32": "Float32Array", "float64": "Float64Array", "int32": "Int32Array", "uint8": "Uint8Array"}
 
 # JSON carries an array as its type and its bytes in base64.
@@ -65,7 +65,7 @@ def in_browser(test: Callable) -> Callable:
 
 
 class Engine:
-    """Scripts of folio/engine in a page. engine("x + y", x=1, y=2) evaluates an expression there; it may await.
+    """Scripts of folio/web/browser in a page. engine("x + y", x=1, y=2) evaluates an expression there; it may await.
 
     NumPy arrays are typed arrays in the page, in both directions. `finish(generator)` runs a generator to its end, and
     `eventsOf(generator)` returns what it yields.

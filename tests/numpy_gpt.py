@@ -1,5 +1,5 @@
-"""GPT-2's forward pass in NumPy, written from the papers. It shares no code with model.py and folio/trace.py, which the
-tests hold against it.
+"""GPT-2's forward pass in NumPy, written from the papers. It shares no code with model.py and folio/web/trace.py, which
+the tests hold against it.
 
 Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 """
@@ -64,7 +64,7 @@ def alibi_slopes(H: int) -> list[float]:
 
 @dataclass
 class NumpyLayer:
-    """What one layer computed; names and shapes are those of folio.trace.LayerTrace and Heads."""
+    """What one layer computed; names and shapes are those of folio.web.trace.LayerTrace and Heads."""
 
     ln_1: Array
     qkv: Array
@@ -150,7 +150,7 @@ class NumpyGPT:
 
 
 class NumpyRun:
-    """A forward pass over ids (T,). stream (2L + 1, T, C): as in folio.trace.Trace."""
+    """A forward pass over ids (T,). stream (2L + 1, T, C): as in folio.web.trace.Trace."""
 
     def __init__(self, gpt: NumpyGPT, ids: Array):
         self.gpt, self.ids = gpt, ids

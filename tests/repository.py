@@ -24,16 +24,18 @@ for arguments in json.load(sys.stdin):
 
 
 def shipped(root: Path = ROOT) -> list[Path]:
-    """The Python files that the section "Files" of the README lists, by folder and name."""
+    """The Python files of the package folio, and the scripts and config files that the README lists in "Files"."""
     readme = (root / "README.md").read_text(encoding="utf-8")
     listing = re.search(r"## Files\n+```\n(.*?)```", readme, re.DOTALL)[1]
     paths = set()
     for entry in re.split(r"^(?=\S)", listing, flags=re.MULTILINE):  # a file and its purpose, or a folder and its files
         name, _, content = entry.partition(" ")
-        if name.endswith(".py"):
+        if name == "folio/":
+            paths |= {*(root / "folio").rglob("*.py")}
+        elif name.endswith(".py"):
             paths.add(root / name)
-        else:
-            paths |= {root / name.strip() / file for file in re.findall(r"[\w/]+\.py", content)}
+        elif name != "tests/":
+            paths |= {root / name / file for file in re.findall(r"[\w/]+\.py", content)}
     return sorted(paths)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from folio import checkpoint
-from folio.files import read_json, sha256, write_json
-from folio.snapshots import find_snapshots, read_snapshot
+from folio.base.files import read_json, sha256, write_json
+from folio.checkpoints import checkpoint
+from folio.checkpoints.snapshots import find_snapshots, read_snapshot
 
 
 def blank_state(step: int, **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from folio.web import Server
+from folio.web.server import Server
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import torch
 
 import train as train_script
-from folio.runtime import Runtime
+from folio.machine.runtime import Runtime
 
 
 class SimulatedMachine:

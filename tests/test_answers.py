@@ -9,11 +9,11 @@ from sacrebleu.metrics import BLEU, CHRF
 
 import sample
 from folio import UserError
-from folio.answers import answer_pairs, first_sentence, group_rows, measure_answers
-from folio.configurator import ConfigError, load
-from folio.language_model import LanguageModel
-from folio.pairs import Pair, make_pair, summary, write_pairs
-from folio.tokenizer import ByteTokenizer
+from folio.base.settings import ConfigError, load
+from folio.data.sources.pairs import Pair, make_pair, summary, write_pairs
+from folio.data.tokenizer import ByteTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.evaluation.answers import answer_pairs, first_sentence, group_rows, measure_answers
 from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
@@ -163,7 +163,7 @@ def test_answers_in_batches_are_those_of_one_prompt_at_a_time(seed, monkeypatch)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     model.lm_head.weight.data[tokenizer.eot] *= 2  # so that some answers end early
-    monkeypatch.setattr("folio.answers.BATCH_SIZE", 3)
+    monkeypatch.setattr("folio.evaluation.answers.BATCH_SIZE", 3)
     rng = np.random.default_rng(seed)
     prompts = ["".join(rng.choice(list("abcdefgh"), rng.integers(1, 9))) for _ in range(11)]
     pairs = [Pair(prompt, "four", {}) for prompt in prompts]

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from servers import running
 from waiting import wait_until
 
-from folio import web
-from folio.api import Served, make_app
-from folio.chat import ChatTemplate
-from folio.completions import Limits
-from folio.continuous_batching import Engine
-from folio.language_model import GenerationConfig, LanguageModel
-from folio.pairs import CHAT_TEMPLATES
-from folio.scheduler import Completion
-from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from folio.web import listen, make_server, names_of
+from folio.data.sources.pairs import CHAT_TEMPLATES
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.scheduler import Completion
+from folio.web import server
+from folio.web.api import Served, make_app
+from folio.web.chat import ChatTemplate
+from folio.web.completions import Limits
+from folio.web.engine import Engine
+from folio.web.server import listen, make_server, names_of
 
 CONTEXT = 32
 ID, FINGERPRINT = "tiny", "fp_0123456789ab"
@@ -248,7 +248,7 @@ def test_many_clients_at_once_get_what_they_would_get_alone(client, gpt, seed):
         ("POST", "/v1/completions", "[]", 400, None),
         ("POST", "/v1/completions", '{"prompt": NaN}', 400, None),
         ("POST", "/v1/completions", '{"max_tokens": 100}', 400, "context_length_exceeded"),
-        ("POST", "/v1/completions", " " * (web.LARGEST_BODY + 1), 413, None),
+        ("POST", "/v1/completions", " " * (server.LARGEST_BODY + 1), 413, None),
         ("POST", "/v1/chat/completions", '{"messages": []}', 404, "chat_not_supported"),
         ("POST", "/tokenize", "{}", 400, None),
         ("POST", "/tokenize", '{"prompt": "x"}', 400, None),
@@ -327,7 +327,7 @@ def test_rows_of_a_client_that_does_not_read_are_free_after_the_time_out(gpt, mo
     """The time-out was noticed only when the client read again."""
 
     def listen_with_small_buffers(host: str, port: int) -> socket.socket:
-        listener = web.listen(host, port)
+        listener = server.listen(host, port)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**12)
         return listener
 

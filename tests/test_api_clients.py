@@ -17,9 +17,9 @@ import torch
 from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
-from folio.language_model import LanguageModel
-from folio.tasks import Question, hellaswag, score_endings
-from folio.text_loss import token_losses
+from folio.decoding.language_model import LanguageModel
+from folio.evaluation.benchmarks import MultipleChoice, hellaswag, score_endings
+from folio.evaluation.text_loss import token_losses
 
 SEED = 3  # of the weights
 KEY = "key-of-the-tests"
@@ -193,7 +193,7 @@ def test_openai_gets_the_models_log_probabilities(client, api, gpt):
 
 
 def generated_ids(gpt: LanguageModel, prompt: list[int], count: int, **settings) -> list[int]:
-    from folio.language_model import GenerationConfig
+    from folio.decoding.language_model import GenerationConfig
 
     config = GenerationConfig(max_new_tokens=count, top_k=None, **settings)
     return [step.tokens[0] for step in gpt.steps([prompt], [0], config)]
@@ -348,7 +348,7 @@ def test_llm_prompts_and_streams(narrow_api, gpt, tmp_path, monkeypatch):
 # --- lm-eval ----------------------------------------------------------------------------------------------------------
 
 QUESTIONS = [
-    Question(context, [f" {ending}" for ending in endings], correct)
+    MultipleChoice(context, [f" {ending}" for ending in endings], correct)
     for context, endings, correct in (
         ("hello", ["world", "worlds hello", "w"], 0),
         ("The world's", ["hello", "wörld 日本", "end"], 2),

@@ -13,13 +13,15 @@ from decoding import random_model
 from tiny_tokenizers import bpe
 from viewed_models import save_random_run
 
-from folio import UserError, configurator, tokenizer
-from folio.configurator import ConfigError
-from folio.corpus import Corpus, find_sources
-from folio.language_model import LanguageModel
-from folio.prepare import PrepareConfig, prepare
-from folio.shards import open_dataset
-from folio.tokenizer import CharTokenizer
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import ConfigError
+from folio.data import tokenizer
+from folio.data.corpus import Corpus, find_sources
+from folio.data.prepare import PrepareConfig, prepare
+from folio.data.shards import open_dataset
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
 from model import GPT, GPTConfig
 from tools import bench_baselines, bench_data, bench_sample, bench_serve, bench_sweep, bench_train
 from tools.bench_baselines import BaselineConfig
@@ -33,9 +35,9 @@ from tools.bench_train import TrainBenchConfig
 
 
 def test_lists_are_separated_by_commas():
-    cfg = configurator.load(SampleBenchConfig, ["--models", "GPT-2 124M", "--rows=1,64", "--repeats", "5"])
+    cfg = settings.load(SampleBenchConfig, ["--models", "GPT-2 124M", "--rows=1,64", "--repeats", "5"])
     assert cfg == SampleBenchConfig(models="GPT-2 124M", rows="1,64", repeats=5)
-    cfg = configurator.load(TrainBenchConfig, ["--parts=speed, profile", "--models=char 10.7M without dropout"])
+    cfg = settings.load(TrainBenchConfig, ["--parts=speed, profile", "--models=char 10.7M without dropout"])
     assert cfg.problems() == []
 
 
@@ -63,7 +65,7 @@ def test_lists_are_separated_by_commas():
 def test_wrong_settings_are_an_error_of_one_line(cls, arguments, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=re.escape(message)) as raised:
-        configurator.load(cls, arguments)
+        settings.load(cls, arguments)
     assert "\n" not in str(raised.value)
 
 

@@ -10,14 +10,14 @@ from processes import ROOT, run
 from pyarrow import parquet
 
 from folio import UserError
-from folio.bitext import language_of, language_problem, read_table, translation_pair
-from folio.blocks import CorpusError
-from folio.configurator import ConfigError, load
-from folio.corpus import Source
-from folio.files import read_json
-from folio.pairs import split_pairs, validation_pairs
-from folio.shards import open_dataset
-from folio.tokenizer import ByteTokenizer
+from folio.base.files import read_json
+from folio.base.settings import ConfigError, load
+from folio.data.blocks import CorpusError
+from folio.data.corpus import Source
+from folio.data.shards import open_dataset
+from folio.data.sources.bitext import language_of, language_problem, read_table, translation_pair
+from folio.data.sources.pairs import split_pairs, validation_pairs
+from folio.data.tokenizer import ByteTokenizer
 from prepare import translation
 from prepare.translation import TranslationConfig
 

@@ -17,12 +17,14 @@ from runs import assert_same_run, read_metrics, same_tensors
 from simulated import SimulatedMachine
 
 import train as train_script
-from folio import UserError, checkpoint, configurator, run_folder
-from folio.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
-from folio.configurator import COMMAND_LINE
-from folio.metrics import Metrics
-from folio.schedule import STEP_COUNTS, Schedule, StepCounts
-from folio.session import Session
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import COMMAND_LINE
+from folio.checkpoints import checkpoint, run_folder
+from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
+from folio.training.run_log import Metrics
+from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
+from folio.training.session import Session
 from train import TrainConfig, train
 
 # --- planning ---------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ def test_a_time_budget_keeps_counts_of_the_command_line(tmp_path, monkeypatch, a
     """A count of the command line was scaled from the default max_iters of 600,000: --eval_interval=50 became 1."""
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text("dataset = 'a'\nmax_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
-    cfg = configurator.load(TrainConfig, args)
+    cfg = settings.load(TrainConfig, args)
     scaled = counts_within(cfg, 601, step_seconds=1.0, origins=cfg.origins)
     assert scaled.max_iters == 600 and {name: getattr(scaled, name) for name in counts} == counts
 

@@ -8,15 +8,15 @@ from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
 from folio import UserError, load
-from folio.chat import ChatTemplate, chat_template
-from folio.checkpoint import Checkpoint
-from folio.export_formats import write_gguf, write_tokenizer
-from folio.files import read_json, write_json
-from folio.language_model import LanguageModel, encode_prompt
-from folio.pairs import split_pairs, write_pairs
-from folio.shards import Dataset, DatasetError, open_dataset
-from folio.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
-from folio.windows import Mixture
+from folio.base.files import read_json, write_json
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import write_gguf, write_tokenizer
+from folio.data.shards import Dataset, DatasetError, open_dataset
+from folio.data.sources.pairs import split_pairs, write_pairs
+from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from folio.data.windows import Mixture
+from folio.decoding.language_model import LanguageModel, encode_prompt
+from folio.web.chat import ChatTemplate, chat_template
 from prepare import pairs, summaries
 from prepare.pairs import PairsConfig
 from train import train

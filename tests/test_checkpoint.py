@@ -10,12 +10,13 @@ import pytest
 import torch
 from runs import blank_state, edit_manifest, edit_state, same_tensors
 
-from folio import checkpoint, convert, find_runs, run_folder, tokenizer
-from folio.checkpoint import Checkpoint
-from folio.files import FolderWatch, is_locked, read_json, sha256, short_repr, write_json
-from folio.run_folder import CheckpointError, NoCheckpointError
-from folio.snapshots import find_snapshots
-from folio.tokenizer import CharTokenizer
+from folio.base.files import FolderWatch, is_locked, read_json, sha256, short_repr, write_json
+from folio.checkpoints import checkpoint, find_runs, foreign, run_folder
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError
+from folio.checkpoints.snapshots import find_snapshots
+from folio.data import tokenizer
+from folio.data.tokenizer import CharTokenizer
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
 OPTIMIZER = {"a.weight/exp_avg": torch.rand(2, 3), "a.weight/step": torch.tensor(3.0)}
@@ -253,10 +254,10 @@ def test_the_optimizer_is_read_only_to_resume(tmp_path, monkeypatch):
     path = save(tmp_path, 1)
     hashed = []
     monkeypatch.setattr(run_folder, "sha256", lambda file: hashed.append(file.name) or sha256(file))
-    assert same_tensors(convert.load(str(tmp_path)).model, WEIGHTS)
+    assert same_tensors(foreign.load(str(tmp_path)).model, WEIGHTS)
     assert set(hashed) == {"model.safetensors", "state.json", "tokenizer.json"}
     (path / "optimizer.safetensors").unlink()
-    assert same_tensors(convert.load(str(path)).model, WEIGHTS)
+    assert same_tensors(foreign.load(str(path)).model, WEIGHTS)
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors is missing: this checkpoint is damaged"):
         checkpoint.load(path)
 

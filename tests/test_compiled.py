@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from folio import compiled, decode_step
-from folio.cpu_records import DECODE_STEP
-from folio.shards import open_dataset
-from folio.text_kernels import TEXT_STEP
+from folio.data.shards import open_dataset
+from folio.data.text_kernels import TEXT_STEP
+from folio.decoding import decode_step
+from folio.decoding.cpu_decoder import DECODE_STEP
+from folio.machine import compiled
 
 FUNCTIONS = [(name, None) for name in ("step", "help", "run_part")] + [
     (name, format) for name in ("linear", "widen") for format in ("float32", "bfloat16", "int8", "int4")
@@ -52,7 +53,7 @@ def test_a_process_that_reads_the_cache_does_not_import_numba():
     code = """
 import sys
 from decoding import generate_tokens, random_model
-from folio.cpu_decoder import CPUDecoder
+from folio.decoding.cpu_decoder import CPUDecoder
 print(len(generate_tokens(CPUDecoder(random_model(1), "float32"), [[1]])[0]), "numba" in sys.modules)
 """
     run(code)  # fills the cache
@@ -105,8 +106,8 @@ def test_without_numba_torch_decodes_and_a_line_says_so(package, tmp_path):
     code = """
 from decoding import random_model
 from folio import UserError
-from folio.generate import make_decoder
-from folio.runtime import resolve_runtime
+from folio.decoding.generate import make_decoder
+from folio.machine.runtime import resolve_runtime
 runtime = resolve_runtime("cpu", "float32", False)
 for _ in range(2):
     print(type(make_decoder(random_model(1), runtime)).__name__)
@@ -163,8 +164,13 @@ def test_the_code_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
 def test_the_code_depends_on_all_that_its_module_imports(module):
     """What the imported modules import is not compiled, but for that of simd."""
     source = Path(find_spec(module.name).origin).read_text()
-    imported = re.findall(r"^from (folio[.\w]*) import", source, re.MULTILINE)
-    assert {name for name in imported if name != "folio"} <= {*module.imports, "folio.simd"}
+    imported = {*re.findall(r"^from (folio\.\w+\.\w+) import", source, re.MULTILINE)}
+    imported |= {
+        f"folio.machine.{name}" for name in re.findall(r"^from folio.machine import (\w+)$", source, re.MULTILINE)
+    }
+    assert len(imported) == len(re.findall(r"^from folio\.\w+\.", source, re.MULTILINE)) and imported <= {
+        *module.imports
+    }
 
 
 @pytest.mark.parametrize("name, format", FUNCTIONS)
@@ -178,8 +184,8 @@ def test_every_function_is_saved(name, format):
 def test_several_processes_start_at_once(tmp_path):
     """Each has a function, whoever saved it."""
     code = """
-from folio import compiled
-from folio.cpu_records import DECODE_STEP
+from folio.machine import compiled
+from folio.decoding.cpu_decoder import DECODE_STEP
 print(compiled.address(DECODE_STEP, "widen", "float32") > 0)
 """
     settings = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path))

@@ -7,13 +7,13 @@ import pytest
 from decoding import random_model
 from tiny_tokenizers import bpe, trained
 
-from folio import completions
-from folio.chat import ChatTemplate
-from folio.completions import Answer, ChatAnswer, Limits, Piece, Request, RequestError, read_request
-from folio.language_model import LanguageModel
-from folio.sampling import Sampling
-from folio.scheduler import TokenLogprobs
-from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import TokenLogprobs
+from folio.web import completions
+from folio.web.chat import ChatTemplate
+from folio.web.completions import ChatAnswer, ChoiceDelta, CompletionAnswer, Limits, Request, RequestError, read_request
 
 CONTEXT = 24
 CHARACTERS = CharTokenizer("\nabcdefghij é日", eot=True)
@@ -224,7 +224,9 @@ def logprobs_of(token: int, gpt: LanguageModel) -> TokenLogprobs:
     return TokenLogprobs(-token / 7, [(other, -other / 7) for other in range(min(2, most))])
 
 
-def generate(request: Request, tokens: list[int], gpt: LanguageModel, rng: random.Random) -> Iterator[list[Piece]]:
+def generate(
+    request: Request, tokens: list[int], gpt: LanguageModel, rng: random.Random
+) -> Iterator[list[ChoiceDelta]]:
     """Let a completion have these tokens, a few at a time, and yield the pieces of its choice."""
     (choice,) = request.choices
     completion = choice.completion
@@ -259,7 +261,7 @@ def test_text_and_log_probabilities_however_the_tokens_arrive(echo, seed):
         requests = [read({**body, "max_tokens": 1}, GPT_BYTES) for _ in range(2)]
         tokens = [*text.encode()]
         pieces = [list(generate(request, tokens, GPT_BYTES, rng)) for request in requests]
-        answers = [Answer(request, "m", "fp_1", GPT_BYTES.tokenizer) for request in requests]
+        answers = [CompletionAnswer(request, "m", "fp_1", GPT_BYTES.tokenizer) for request in requests]
         whole, streamed = (answer.to_json([parts]) for answer, parts in zip(answers, pieces, strict=True))
         assert whole["choices"] == streamed["choices"]
         (choice,) = whole["choices"]
@@ -300,7 +302,7 @@ def token_text(byte: int) -> str:
 
 def test_the_shape_of_an_answer():
     request = read({"prompt": "ab", "max_tokens": 2, "stream_options": {"include_usage": True}})
-    answer = Answer(request, "the model", "fp_0", CHARACTERS)
+    answer = CompletionAnswer(request, "the model", "fp_0", CHARACTERS)
     request.completions[0].tokens += [3, 4]
     request.completions[0].finish_reason = "stop"
     piece = request.choices[0].read()
@@ -352,7 +354,7 @@ def test_log_probabilities_of_a_chat_however_the_tokens_arrive(stop, seed):
             assert all(piece.text or piece.finish_reason for piece in pieces if piece.tokens)  # others are not sent
 
 
-def generate_all(request: Request, tokens: list[int]) -> Piece:
+def generate_all(request: Request, tokens: list[int]) -> ChoiceDelta:
     completion = request.completions[0]
     completion.token_logprobs += [logprobs_of(token, GPT_BYTES) for token in tokens]
     completion.tokens += tokens
@@ -368,7 +370,7 @@ def test_tokens_with_the_same_text_do_not_hide_the_chosen_one():
     completion.token_logprobs.append(TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]))
     completion.tokens.append(2)
     completion.finish_reason = "length"
-    answer = Answer(request, "m", "fp_0", tokenizer).to_json([[request.choices[0].read()]])
+    answer = CompletionAnswer(request, "m", "fp_0", tokenizer).to_json([[request.choices[0].read()]])
     assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"?": -0.5}]
 
 
@@ -378,7 +380,7 @@ def test_log_probabilities_of_impossible_tokens_are_numbers():
     completion.token_logprobs.append(TokenLogprobs(-math.inf, [(1, -math.inf)]))
     completion.tokens.append(1)
     completion.finish_reason = "length"
-    answer = Answer(request, "m", "fp_0", CHARACTERS).to_json([[request.choices[0].read()]])
+    answer = CompletionAnswer(request, "m", "fp_0", CHARACTERS).to_json([[request.choices[0].read()]])
     logprobs = json.loads(json.dumps(answer, allow_nan=False))["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999] and logprobs["top_logprobs"] == [{"a": -9999}]
 

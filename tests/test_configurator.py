@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 from repository import shipped
 
-from folio import configurator
-from folio.configurator import ConfigError, Settings
+from folio.base import settings
+from folio.base.settings import ConfigError, Settings
 from model import GPTConfig
 from sample import SampleConfig
 from tools.verify_resume import VerifyConfig
@@ -78,7 +78,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, value):
-    loaded = getattr(configurator.load(Config, argument.split()), setting)
+    loaded = getattr(settings.load(Config, argument.split()), setting)
     assert loaded == value and type(loaded) is type(value)
 
 
@@ -110,7 +110,7 @@ def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, v
 )
 def test_errors_say_how_to_fix_them(arguments, message):
     with pytest.raises(ConfigError) as error:
-        configurator.load(Config, arguments)
+        settings.load(Config, arguments)
     assert message in str(error.value)
 
 
@@ -124,9 +124,9 @@ def test_a_config_file_holds_assignments_and_arithmetic(write):
         + "name = None\n"
         + "flag = not False\n"
     )
-    config = configurator.load(Config, [path, "--start=c"])
+    config = settings.load(Config, [path, "--start=c"])
     assert config == Config(learning_rate=1.0, max_iters=200, eval_iters=2, start="c", flag=True)
-    assert configurator.load(Config, ["--start=c", path]).start == "ab"  # the last argument decides
+    assert settings.load(Config, ["--start=c", path]).start == "ab"  # the last argument decides
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_config_file_holds_assignments_and_arithmetic(write):
 )
 def test_errors_in_a_config_file_name_the_line(write, content, message):
     with pytest.raises(ConfigError) as error:
-        configurator.load(Config, [write(content)])
+        settings.load(Config, [write(content)])
     assert message in str(error.value)
 
 
@@ -176,7 +176,7 @@ def test_errors_in_a_config_file_name_the_line(write, content, message):
 def test_a_config_file_has_limits(write, content, message):
     """Such a file ended in a traceback, or took gigabytes or minutes."""
     with pytest.raises(ConfigError) as error:
-        configurator.load(Config, [write(content)])
+        settings.load(Config, [write(content)])
     lines = str(error.value).splitlines()
     assert message in lines[0] and all(len(line) < 500 for line in lines)
 
@@ -184,7 +184,7 @@ def test_a_config_file_has_limits(write, content, message):
 def test_what_people_write_is_within_the_limits(write):
     content = "\n".join(f"_{i} = {i}" for i in range(900)) + "\nmax_iters = " + " + ".join(["1"] * 40)
     content += "\nstart = " + repr("word " * 9000) + "\nlearning_rate = 10**17 / 10**17"
-    config = configurator.load(Config, [write(content)])
+    config = settings.load(Config, [write(content)])
     assert config.max_iters == 40 and len(config.start) == 45_000
 
 
@@ -192,15 +192,15 @@ def test_a_name_of_a_config_file_that_is_too_long_is_an_error(monkeypatch, tmp_p
     """It was a traceback: the system refuses to look for it."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no config file aaa.*\.\.\. exists"):
-        configurator.load(Config, ["a" * 5000])
+        settings.load(Config, ["a" * 5000])
 
 
 def test_all_errors_are_reported_together(write):
     with pytest.raises(ConfigError) as error:
-        configurator.load(Config, [write("a = 1\nb = 2"), "--c=3"])
+        settings.load(Config, [write("a = 1\nb = 2"), "--c=3"])
     assert len(str(error.value).splitlines()) == 3
     with pytest.raises(ConfigError) as error:
-        configurator.load(Config, ["--max_iters=0", "--learning_rate=-1"])
+        settings.load(Config, ["--max_iters=0", "--learning_rate=-1"])
     assert len(str(error.value).splitlines()) == 2
 
 
@@ -208,7 +208,7 @@ def test_all_errors_are_reported_together(write):
 def test_help_shows_every_setting(cls):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as exit:
-        configurator.load(cls, ["--help"])
+        settings.load(cls, ["--help"])
     assert exit.value.code == 0
     for field in cls.__dataclass_fields__:
         assert f"--{field}=" in out.getvalue()
@@ -225,13 +225,13 @@ class LimitedConfig(Settings):
 
 
 def test_help_shows_the_value_of_a_default_that_has_a_name():
-    assert "--requests=65536 " in configurator.help_text(LimitedConfig)
+    assert "--requests=65536 " in settings.help_text(LimitedConfig)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_load(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # config files are found from any folder
-    config = configurator.load(TrainConfig, [f"config/{path.name}"])
+    config = settings.load(TrainConfig, [f"config/{path.name}"])
     assert config.eval_only or config.out_dir != TrainConfig.out_dir  # an evaluation writes nothing
     assert path.read_text(encoding="utf-8").startswith("# python train.py config/" + path.name)
 
@@ -246,7 +246,7 @@ def test_all_invalid_training_settings_are_reported_together():
         "--patience=0",
     ]
     with pytest.raises(ConfigError) as error:
-        configurator.load(TrainConfig, invalid)
+        settings.load(TrainConfig, invalid)
     named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
     assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
     assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
@@ -263,20 +263,20 @@ def test_all_invalid_training_settings_are_reported_together():
 def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
     """Every number that is proposed works."""
     with pytest.raises(ConfigError, match=f"^command line: {message}$"):
-        configurator.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
+        settings.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
     remedy = message.partition("; use ")[2]
     for number in map(int, re.findall(r"\d+", remedy)):
         changed = {"n_embd": number} if "n_embd" in remedy else {"n_head": number}
         GPTConfig(**{"n_embd": n_embd, "n_head": n_head, "position": "rotary", **changed})
     with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
-        configurator.load(TrainConfig, ["--position=rope"])
+        settings.load(TrainConfig, ["--position=rope"])
 
 
 @pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
 def test_a_broken_setting_brings_no_second_error(words):
     """Rules across settings were checked with the default of the broken one: "n_embd=768 is not divisible by it"."""
     with pytest.raises(ConfigError) as error:
-        configurator.load(TrainConfig, words)
+        settings.load(TrainConfig, words)
     assert str(error.value) == f"command line: {words[0].removeprefix('--')}: it must be at least 1"
 
 
@@ -291,20 +291,20 @@ def test_numbers_must_be_finite(number, write):
         (SampleConfig, "top_k"),
     ):
         with pytest.raises(ConfigError, match=rf"^command line: {name}=\S+: it (takes|must be) (an integer|.*number)"):
-            configurator.load(cls, [f"--{name}={number}"])
+            settings.load(cls, [f"--{name}={number}"])
     with pytest.raises(ConfigError, match=r"x.py:1: learning_rate=inf: it must be a finite number"):
-        configurator.load(TrainConfig, [write("learning_rate = 1e400")])
+        settings.load(TrainConfig, [write("learning_rate = 1e400")])
     with pytest.raises(ConfigError, match=r"^dropout=nan: it must be a finite number"):
-        configurator.check(TrainConfig(dropout=float("nan")))
+        settings.check(TrainConfig(dropout=float("nan")))
 
 
 def test_origins_is_not_a_setting():
     with pytest.raises(ConfigError, match="origins is not a setting"):
-        configurator.load(Config, ["--origins=x"])
+        settings.load(Config, ["--origins=x"])
 
 
 def test_origins_say_where_settings_were_set(write):
-    config = configurator.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
+    config = settings.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
     assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
     assert Config().origins == {}
 
@@ -312,7 +312,7 @@ def test_origins_say_where_settings_were_set(write):
 @pytest.mark.parametrize("tokens, accumulation", [(100_000, 10), (91_000, 9), (96_000, 10), (1, 1)])
 def test_total_batch_tokens_determines_the_accumulation(tokens, accumulation):
     """A number that is not a multiple of the micro-batch was refused. The nearest multiple is taken."""
-    cfg = configurator.load(TrainConfig, [f"--total_batch_tokens={tokens}", "--batch_size=10", "--block_size=1000"])
+    cfg = settings.load(TrainConfig, [f"--total_batch_tokens={tokens}", "--batch_size=10", "--block_size=1000"])
     assert cfg.accumulation == accumulation and cfg.step_tokens == accumulation * 10_000
 
 
@@ -328,7 +328,7 @@ def test_positional_arguments_are_shown_as_they_were_given():
 
     for words, shown in ((["a.txt", "b.txt"], "command line: inputs=a.txt b.txt: name"), ([], "inputs: name")):
         with pytest.raises(ConfigError, match=rf"^{shown} three files$"):
-            configurator.load(Words, words)
+            settings.load(Words, words)
 
 
 @pytest.mark.parametrize(
@@ -344,21 +344,21 @@ def test_positional_arguments_are_shown_as_they_were_given():
 def test_names_that_people_use_elsewhere_are_understood(args, message):
     """--lr was not a setting, and --resume needed a value."""
     with pytest.raises(ConfigError, match=message):
-        configurator.load(TrainConfig, args)
+        settings.load(TrainConfig, args)
 
 
 def test_a_config_file_without_a_data_set_is_refused(write):
     """nanoGPT's train_gpt2.py, which relies on nanoGPT's default, was run on Tiny Shakespeare."""
     path = write("n_layer = 12\nlr_decay_iters = 600000\n")
     with pytest.raises(ConfigError) as error:
-        configurator.load(TrainConfig, [path])
+        settings.load(TrainConfig, [path])
     assert "x.py names no data set; add --dataset=NAME" in str(error.value)
-    resumed = configurator.load(TrainConfig, [path, "--init_from=resume"])
-    configurator.check(resumed.replace(init_from="scratch", dataset="verse"))  # named in Python
+    resumed = settings.load(TrainConfig, [path, "--init_from=resume"])
+    settings.check(resumed.replace(init_from="scratch", dataset="verse"))  # named in Python
     assert "--dataset=openwebtext" in str(error.value)
-    assert configurator.load(TrainConfig, [path, "--dataset=mine"]).dataset == "mine"
-    assert configurator.load(TrainConfig, [path, "--init_from=resume"]).n_layer == 12  # the run knows its data
-    assert configurator.load(TrainConfig, ["--n_layer=2"]).dataset == "shakespeare_char"
+    assert settings.load(TrainConfig, [path, "--dataset=mine"]).dataset == "mine"
+    assert settings.load(TrainConfig, [path, "--init_from=resume"]).n_layer == 12  # the run knows its data
+    assert settings.load(TrainConfig, ["--n_layer=2"]).dataset == "shakespeare_char"
 
 
 NANOGPT = """
@@ -401,15 +401,15 @@ backend = 'nccl'
 def test_a_config_file_may_use_the_time_as_in_nanogpt(write):
     """nanoGPT's config/finetune_shakespeare.py imports time, and calls time.time()."""
     content = "import time\n\nwandb_run_name = 'ft-' + str(time.time())\ndataset = 'shakespeare'\n"
-    name = configurator.load(TrainConfig, [write(content)]).wandb_run_name
+    name = settings.load(TrainConfig, [write(content)]).wandb_run_name
     assert name.startswith("ft-") and float(name.removeprefix("ft-")) > 1e9
     for other in ("import os", "from time import time", "max_iters = int(time.time())", "start = str(time.time)"):
         with pytest.raises(ConfigError, match="a config file holds assignments"):
-            configurator.load(TrainConfig, [write(f"{other}\n")])
+            settings.load(TrainConfig, [write(f"{other}\n")])
 
 
 def test_every_setting_of_nanogpt_is_accepted(write):
-    config = configurator.load(TrainConfig, [write(NANOGPT)])
+    config = settings.load(TrainConfig, [write(NANOGPT)])
     assert config.batch_size == 64 and config.wandb_run_name == "mini-gpt"
 
 
@@ -418,9 +418,9 @@ def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, m
     monkeypatch.chdir(tmp_path)
     Path("out-novel").mkdir()
     with pytest.raises(ConfigError, match="no config file  exists"):
-        configurator.load(TrainConfig, [""])
+        settings.load(TrainConfig, [""])
     with pytest.raises(ConfigError, match=r"out-novel is a folder, not a config file; name a run with --out_dir=out-n"):
-        configurator.load(SampleConfig, ["out-novel"])
+        settings.load(SampleConfig, ["out-novel"])
 
 
 def test_nanogpts_config_files_that_have_another_name_are_answered_with_it():
@@ -431,4 +431,4 @@ def test_nanogpts_config_files_that_have_another_name_are_answered_with_it():
         ("config/eval_gpt2_xl.py", "--init_from=gpt2-xl --dataset=openwebtext --eval_only=True"),
     ):
         with pytest.raises(ConfigError, match=re.escape(f"no config file {name} exists; write {meant}")):
-            configurator.load(TrainConfig, [name])
+            settings.load(TrainConfig, [name])

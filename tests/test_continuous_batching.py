@@ -10,11 +10,11 @@ import pytest
 from decoding import GREEDY, random_model
 from waiting import wait_until
 
-from folio import memory
-from folio.continuous_batching import Engine, QueueFull, rows_that_fit
-from folio.language_model import GenerationConfig, LanguageModel
-from folio.scheduler import Completion
-from folio.tokenizer import CharTokenizer
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.scheduler import Completion
+from folio.machine import memory
+from folio.web.engine import Engine, QueueFull, rows_that_fit
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr", eot=True)
 FOREVER = 10**9  # tokens
@@ -131,7 +131,7 @@ def test_a_closed_engine_has_no_thread_and_takes_nothing(gpt):
 
 
 def test_an_engine_that_nobody_uses_goes(gpt, monkeypatch):
-    monkeypatch.setattr("folio.continuous_batching.IDLE", 0.01)
+    monkeypatch.setattr("folio.web.engine.IDLE", 0.01)
     engine = Engine(gpt, rows=1)
     assert len(generate(engine, Completion([1], GREEDY, 5)).tokens) == 5
     reference = weakref.ref(engine)

@@ -19,15 +19,18 @@ from safetensors.torch import load_file, save_file
 from tiny_tokenizers import bpe
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
-from folio import UserError, convert, foreign_tokenizers, memory, pickles
-from folio.language_model import LanguageModel
-from folio.tokenizer import byte_alphabet
+from folio import UserError
+from folio.base import pickles
+from folio.checkpoints import foreign, foreign_tokenizers
+from folio.data.tokenizer import byte_alphabet
+from folio.decoding.language_model import LanguageModel
+from folio.machine import memory
 from model import GPT, GPTConfig
 from sample import SampleConfig
 from sample import main as sample
 from train import train
 
-pytestmark = pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
+pytestmark = pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 
 PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
 VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
@@ -57,7 +60,7 @@ def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
 
 def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
     ids = torch.arange(40).view(2, 20)
-    loaded, lazy = convert.load(str(init_from)), convert.load(str(init_from), lazy=True)
+    loaded, lazy = foreign.load(str(init_from)), foreign.load(str(init_from), lazy=True)
     ours = loaded.build().eval()
     assert all(p.is_meta for p in lazy.build().parameters()) and lazy.model.keys() == loaded.model.keys()
     for name, tensor in loaded.model.items():
@@ -67,7 +70,7 @@ def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
 
 def test_hugging_faces_weights_compute_the_same(theirs, folder):
     assert_same(theirs, folder)
-    loaded = convert.load(str(folder))
+    loaded = foreign.load(str(folder))
     assert loaded.tokenizer.encode("hello").tolist() == [258, ord("o") - 33] and loaded.tokenizer.eot == 259
 
 
@@ -76,15 +79,15 @@ def test_a_folder_that_is_larger_than_memory_is_refused(folder, monkeypatch):
     monkeypatch.setattr(memory, "free", lambda device: 2**14)
     message = r"theirs: its weights in float32 take 0 MiB, and 0 MiB of memory is free: use sample.py with --dtype=int8"
     with pytest.raises(UserError, match=message):
-        convert.load(str(folder))
+        foreign.load(str(folder))
     assert LanguageModel.load(folder, dtype="int4").generate("hello", max_new_tokens=2)
 
 
 def test_weights_that_were_copied_need_no_more_memory(folder, monkeypatch):
     """They counted twice, so a model that took more than half of the free memory was refused in float32."""
-    size = 4 * sum(tensor.numel() for tensor in convert.load(str(folder)).model.values())
+    size = 4 * sum(tensor.numel() for tensor in foreign.load(str(folder)).model.values())
     copied = False
-    check_tensors = convert.check_tensors
+    check_tensors = foreign.check_tensors
 
     def check_and_count(*args):
         nonlocal copied
@@ -92,7 +95,7 @@ def test_weights_that_were_copied_need_no_more_memory(folder, monkeypatch):
         copied = True
         return tensors
 
-    monkeypatch.setattr(convert, "check_tensors", check_and_count)
+    monkeypatch.setattr(foreign, "check_tensors", check_and_count)
     monkeypatch.setattr(memory, "free", lambda device: 0 if copied else size)
     assert LanguageModel.load(folder, dtype="float32").path == folder
 
@@ -122,7 +125,7 @@ def test_an_unsupported_config_is_refused(change, message, folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(UserError, match=message):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
@@ -130,19 +133,19 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
         file.write("hell o\n")
     change_json(folder, "vocab.json", **{"hello": 259, "<|endoftext|>": 260})
     with pytest.raises(UserError, match=r"the model has 260 tokens, but the tokenizer has 261"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def test_incomplete_folders_are_refused(folder):
     save_file({"h.0.ln_1.weight": torch.ones(16)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"has no transformer\.wte\.weight"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
     (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def change_json(folder: Path, name: str, **changes) -> None:
@@ -162,14 +165,14 @@ def test_an_untied_output_matrix_is_refused(file, theirs, folder):
     assert_same(theirs, folder)
     save({**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1e-3}, folder / file)
     with pytest.raises(UserError, match=r"has an lm_head\.weight .* that differs from the token embeddings"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
     config = GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
     GPT2LMHeadModel(config).save_pretrained(folder)
     with pytest.raises(UserError, match="tie_word_embeddings=False; Folio supports only True"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_what_folio_computes_differently_is_refused(changes, message, folder):
     """A different epsilon, scale or width was loaded silently and computed something else, or ended in a traceback."""
     change_json(folder, "config.json", **changes)
     with pytest.raises(UserError, match=message) as refused:
-        convert.load(str(folder)).build()
+        foreign.load(str(folder)).build()
     assert len(str(refused.value).splitlines()) == 1
 
 
@@ -225,7 +228,7 @@ def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
     """They were ignored, or were refused only when the model was built, in several lines."""
     change_tensors(folder, changes)
     with pytest.raises(UserError, match=message):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def save_sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
@@ -268,14 +271,14 @@ def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(UserError, match=message):
-            convert.load(str(folder))
+            foreign.load(str(folder))
     index.write_text(json.dumps({"weight_map": {**original, "again": "again.safetensors"}}))
     (folder / "again.safetensors").write_bytes((folder / shard).read_bytes())
     with pytest.raises(UserError, match=r"holds 'transformer.*', which another shard also holds"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
     (folder / shard).write_bytes(b"half")
     with pytest.raises(UserError, match="is not a folder of Hugging Face's GPT-2"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 TEXT = "hello <|endoftext|> hell wörld's  日本\n"
@@ -292,7 +295,7 @@ def use_tokenizer_json(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
 def assert_same_ids(folder: Path) -> None:
     expected = AutoTokenizer.from_pretrained(folder)
     text = TEXT.replace("<|endoftext|>", "")
-    assert convert.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
+    assert foreign.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
 
 
 def test_the_vocabulary_next_to_the_merges_is_used(folder):
@@ -301,7 +304,7 @@ def test_the_vocabulary_next_to_the_merges_is_used(folder):
     swapped = {**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]}  # bytes may be in any order
     (folder / "vocab.json").write_text(json.dumps(swapped), encoding="utf-8")
     assert_same_ids(folder)
-    assert convert.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
+    assert foreign.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
     first = {token: (i + 1) % len(VOCAB) for token, i in VOCAB.items()}  # the end-of-text token first
     for vocab, message in (
         ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, but the order of the merges gives it 256"),
@@ -316,10 +319,10 @@ def test_the_vocabulary_next_to_the_merges_is_used(folder):
     ):
         (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
         with pytest.raises(UserError, match=message):
-            convert.load(str(folder))
+            foreign.load(str(folder))
     (folder / "vocab.json").unlink()
     with pytest.raises(UserError, match=r"No such file.*vocab\.json"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +346,7 @@ def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder
     """The files that transformers reads in addition to merges.txt were ignored."""
     change_json(folder, name, **changes)
     with pytest.raises(UserError, match=message):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -362,7 +365,7 @@ def test_damaged_merges_are_refused(merges, message, folder):
     """They ended in a traceback. Without the version line, merges.txt lost a merge and all ids were shifted by one."""
     (folder / "merges.txt").write_text(merges, encoding="utf-8")
     with pytest.raises(UserError, match=message):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def test_a_merge_that_never_applies_is_refused(folder):
@@ -375,7 +378,7 @@ def test_a_merge_that_never_applies_is_refused(folder):
     lines = "".join(" ".join(pair) + "\n" for pair in pairs)
     (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
     with pytest.raises(UserError, match="the merge 'a bc' never applies, because earlier merges come first"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
@@ -414,7 +417,7 @@ def test_tokenizer_json_is_read_at_any_vocabulary_size(vocab_size, folder):
     wte = load_file(folder / "model.safetensors")["transformer.wte.weight"]
     change_tensors(folder, {"transformer.wte.weight": torch.cat([wte, rows])})
     assert_same_ids(folder)
-    assert convert.load(str(folder)).tokenizer.eot == 259
+    assert foreign.load(str(folder)).tokenizer.eot == 259
 
 
 def test_tokenizer_json_in_the_older_format_is_read(folder):
@@ -456,7 +459,7 @@ def test_tokenizer_json_of_another_kind_is_refused(change, message, folder):
     change(content)
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(UserError, match=message):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def test_tokenizer_files_that_disagree_are_refused(folder):
@@ -468,7 +471,7 @@ def test_tokenizer_files_that_disagree_are_refused(folder):
     (folder / "merges.txt").write_text("#version: 0.2\nh e\nl l\nl o\n", encoding="utf-8")
     (folder / "vocab.json").write_text(saved["vocab.json"].replace('"hell"', '"lo"'), encoding="utf-8")
     with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json have different tokens"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -482,10 +485,10 @@ def test_without_a_tokenizer_the_vocabulary_size_must_be_gpt2s(vocab_size, gpt2,
     change_json(folder, "config.json", vocab_size=vocab_size)
     change_tensors(folder, {"transformer.wte.weight": torch.zeros(vocab_size, 16)})
     if gpt2:
-        assert convert.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
+        assert foreign.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
         return
     with pytest.raises(UserError, match=f"no tokenizer.json, and a vocabulary of {vocab_size:,} tokens is not GPT-2's"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
 
 
 def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
@@ -509,7 +512,7 @@ def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod."])
 def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
     ours = save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt", prefix)
-    loaded = convert.load(str(tmp_path / "out" / "ckpt.pt"))
+    loaded = foreign.load(str(tmp_path / "out" / "ckpt.pt"))
     ids = torch.randint(3, (2, 10))
     assert torch.equal(loaded.build().eval()(ids)[0], ours(ids)[0])
     assert loaded.tokenizer.characters == "\nab"
@@ -547,7 +550,7 @@ def test_a_nanogpt_checkpoint_that_folio_computes_differently_is_refused(changes
     """An untied lm_head and the settings of nanoGPT's forks were ignored."""
     save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     with pytest.raises(UserError, match=message):
-        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+        foreign.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
 @pytest.mark.parametrize("vocab_size, gpt2", [(50257, True), (50304, True), (50300, False), (100288, False)])
@@ -558,10 +561,10 @@ def test_a_nanogpt_checkpoint_without_meta_pkl_must_have_gpt2s_size(vocab_size, 
     changes = dict(model=rows, model_args={"vocab_size": vocab_size}, config={"dataset": "openwebtext"})
     save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     if gpt2:
-        assert convert.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
+        assert foreign.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
         return
     with pytest.raises(UserError, match=f"a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl"):
-        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+        foreign.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
 def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
@@ -569,7 +572,7 @@ def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
     save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
     (tmp_path / "data" / "abc" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b"}}))
     with pytest.raises(UserError, match=r"meta\.pkl has a vocabulary of 2, but the model has one of 3"):
-        convert.load(str(tmp_path / "out" / "ckpt.pt"))
+        foreign.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -578,12 +581,12 @@ def test_tensors_larger_than_their_file_are_refused(zipped, tmp_path, monkeypatc
     monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
     shape = dict(block_size=2**25, vocab_size=50257, n_layer=1, n_head=1, n_embd=2**15, bias=False)
     one = torch.zeros(1, dtype=torch.float16)
-    model = {name: one.expand(size) for name, size in convert.parameter_shapes(shape).items()}
+    model = {name: one.expand(size) for name, size in foreign.parameter_shapes(shape).items()}
     saved = {"model": model, "model_args": shape, "config": {}}
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert (tmp_path / "ckpt.pt").stat().st_size < 10_000
     with pytest.raises(UserError, match="its tensors are larger than the data that it stores"):
-        convert.load(str(tmp_path / "ckpt.pt"))
+        foreign.load(str(tmp_path / "ckpt.pt"))
 
 
 class Bomb:
@@ -595,7 +598,7 @@ class Bomb:
 def test_a_pickle_that_would_run_code_is_refused(content, tmp_path, capfd):
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match=r"ckpt\.pt (was not opened: it may run code|is not nanoGPT's)"):
-        convert.load(str(tmp_path / "ckpt.pt"))
+        foreign.load(str(tmp_path / "ckpt.pt"))
     assert "this must not run" not in capfd.readouterr().out
 
 
@@ -603,7 +606,7 @@ def test_a_pytorch_model_bin_that_would_run_code_is_refused(folder, capfd):
     (folder / "model.safetensors").unlink()
     torch.save({"transformer.wte.weight": Bomb()}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin was not opened: it may run code"):
-        convert.load(str(folder))
+        foreign.load(str(folder))
     assert "this must not run" not in capfd.readouterr().out
 
 
@@ -622,7 +625,7 @@ def test_a_device_in_the_place_of_a_foreign_file_is_refused(name, folder):
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(os.devnull)
     with pytest.raises(UserError, match=r"is not a regular file|holds no checkpoint"):
-        convert.load(str(init_from))
+        foreign.load(str(init_from))
 
 
 def text(value: str) -> bytes:
@@ -669,13 +672,13 @@ def test_a_hostile_pickle_is_refused_before_torch_opens_it(case, tmp_path, monke
     with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
     with pytest.raises(UserError, match=rf"ckpt\.pt was not opened: .*\(.*{re.escape(message)}.*\); download it again"):
-        convert.load(str(tmp_path / "ckpt.pt"))
+        foreign.load(str(tmp_path / "ckpt.pt"))
 
 
 def test_a_shared_list_of_a_pickle_is_read_once(monkeypatch):
     """A list that holds another one n times was read n times: minutes for a file of 2 MB."""
-    n, reads, iterate = 500, [], pickles.Values.__iter__
-    monkeypatch.setattr(pickles.Values, "__iter__", lambda values: reads.append(len(values)) or iterate(values))
+    n, reads, iterate = 500, [], pickles.PickledValues.__iter__
+    monkeypatch.setattr(pickles.PickledValues, "__iter__", lambda values: reads.append(len(values)) or iterate(values))
     inner = b"](" + b"K\x01" * n + b"eq\x00"
     content = b"\x80\x02](" + inner + b"h\x00" * (n - 1) + b"e."
     assert len(pickles.check(io.BytesIO(content)).value) == n
@@ -709,14 +712,14 @@ def test_a_zip_file_that_torch_save_does_not_write_is_refused(write, message, tm
     monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
     write(tmp_path / "ckpt.pt")
     with pytest.raises(UserError, match=message):
-        convert.load(str(tmp_path / "ckpt.pt"))
+        foreign.load(str(tmp_path / "ckpt.pt"))
 
 
 def test_an_old_file_that_declares_more_data_than_it_has_is_refused(tmp_path, monkeypatch):
     """The old format allocates what the pickle says, and leaves it uninitialized unless the file lists it."""
     path = tmp_path / "ckpt.pt"
     torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
-    convert.load_pickle(path)
+    foreign.load_pickle(path)
     content = path.read_bytes()
     monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
     numel = b"K\x03Nt"  # of the storage
@@ -727,7 +730,7 @@ def test_an_old_file_that_declares_more_data_than_it_has_is_refused(tmp_path, mo
     ):
         path.write_bytes(changed)
         with pytest.raises(UserError, match=message):
-            convert.load(str(path))
+            foreign.load(str(path))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -764,7 +767,7 @@ def test_what_nanogpt_and_its_forks_save_is_read(dtype, zipped, tmp_path):
         "ema": torch.nn.Parameter(torch.ones(2)),
     }
     torch.save(saved, path, _use_new_zipfile_serialization=zipped)
-    loaded = convert.load(str(path))
+    loaded = foreign.load(str(path))
     for name, parameter in model.named_parameters():
         assert torch.equal(loaded.model[name], parameter.detach().float())
 
@@ -804,7 +807,7 @@ def test_foreign_names_are_shortened_in_messages(folder, theirs, tmp_path):
     ]
     for path in paths:
         with pytest.raises(UserError) as refused:
-            convert.load(str(path))
+            foreign.load(str(path))
         assert len(str(refused.value)) < 800 and len(str(refused.value).splitlines()) == 1, path
 
 
@@ -828,7 +831,7 @@ def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):
     with pytest.raises(
         UserError, match=r"or put config\.json, model\.safetensors, vocab\.json, merges\.txt into a folder"
     ):
-        convert.load("gpt2")
+        foreign.load("gpt2")
 
 
 def write_gguf(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
@@ -865,7 +868,7 @@ def write_gguf(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, 
     data = {}
     for name, tensor in theirs.state_dict().items():
         if name != "lm_head.weight":
-            tensor = tensor.T if name.endswith(convert.TRANSPOSED) else tensor
+            tensor = tensor.T if name.endswith(foreign.TRANSPOSED) else tensor
             data[names.get_name(name, (".weight", ".bias"))] = tensor.contiguous().numpy()
     for name, value in {**data, **(tensors or {})}.items():
         if value is not None:
@@ -889,7 +892,7 @@ def embeddings(theirs: GPT2LMHeadModel) -> np.ndarray:
 
 def test_the_output_of_llama_cpps_converter_computes_the_same(theirs, tmp_path):
     assert_same(theirs, write_gguf(theirs, tmp_path / "a.gguf"))
-    assert convert.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
+    assert foreign.load(str(tmp_path / "a.gguf")).tokenizer.encode("hello").tolist() == [258, VOCAB["o"]]
     # older converters repeat the embeddings as output.weight, and do not record the pre-tokenizer
     older = {"tokenizer.ggml.pre": None}
     assert_same(theirs, write_gguf(theirs, tmp_path / "b.gguf", older, {"output.weight": embeddings(theirs)}))
@@ -907,7 +910,7 @@ def test_gguf_in_16_bits_is_read(dtype, theirs, tmp_path):
 def test_a_padded_vocabulary_is_read(theirs, tmp_path):
     pads = {"tokenizer.ggml.tokens": [*VOCAB, "[PAD260]"], "tokenizer.ggml.token_type": [1] * 259 + [3, 5]}
     rows = {"token_embd.weight": np.concatenate([embeddings(theirs), np.ones((1, 16), np.float32)])}
-    loaded = convert.load(str(write_gguf(theirs, tmp_path / "x.gguf", pads, rows)))
+    loaded = foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", pads, rows)))
     assert loaded.state["model"]["vocab_size"] == 261 and loaded.tokenizer.eot == 259
 
 
@@ -958,7 +961,7 @@ TOKENS = list(VOCAB)
 def test_a_gguf_that_folio_computes_differently_is_refused(fields, message, theirs, tmp_path):
     """A different epsilon, tokens in another order or of another kind, and added tokens were loaded silently."""
     with pytest.raises(UserError, match=message) as refused:
-        convert.load(str(write_gguf(theirs, tmp_path / "x.gguf", fields)))
+        foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", fields)))
     assert len(str(refused.value).splitlines()) == 1 and "x.gguf" in str(refused.value)
 
 
@@ -979,4 +982,4 @@ def test_a_gguf_that_folio_computes_differently_is_refused(fields, message, thei
 def test_gguf_tensors_that_gpt2_does_not_have_are_refused(tensors, message, theirs, tmp_path):
     """output.weight was ignored, even if it differed from the token embeddings."""
     with pytest.raises(UserError, match=message):
-        convert.load(str(write_gguf(theirs, tmp_path / "x.gguf", tensors=tensors)))
+        foreign.load(str(write_gguf(theirs, tmp_path / "x.gguf", tensors=tensors)))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from tiny_tokenizers import bpe, trained
 
-from folio import corpus
-from folio.blocks import END, CorpusError, DocumentPart, Field, TextBlock, document_hash
-from folio.corpus import Corpus, find_cut, find_sources
+from folio.data import corpus
+from folio.data.blocks import END, CorpusError, DocumentPart, Field, TextBlock, document_hash
+from folio.data.corpus import Corpus, find_cut, find_sources
 
 DOCUMENTS = ["first one", "zweites, größer", "", '日本 "quoted", and\na break', "last\r\n"]
 

@@ -17,13 +17,15 @@ from decoding import GREEDY, generate_tokens, random_model
 from repository import ROOT
 
 import model as model_file
-from folio import UserError, compiled, cpu_decoder, decode_step, sampling, torch_decoder
-from folio.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
-from folio.generate import generate, make_decoder, print_once
-from folio.quantize import quantized
-from folio.runtime import resolve_runtime
-from folio.sampling import Sample, Sampling
-from folio.torch_decoder import TorchDecoder
+from folio import UserError
+from folio.decoding import cpu_decoder, decode_step, sampling, torch_decoder
+from folio.decoding.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
+from folio.decoding.generate import generate, make_decoder, print_once
+from folio.decoding.quantize import quantized
+from folio.decoding.sampling import Sample, Sampling
+from folio.decoding.torch_decoder import TorchDecoder
+from folio.machine import compiled
+from folio.machine.runtime import resolve_runtime
 from model import ACTIVATIONS, GPT, POSITIONS
 
 CPU = resolve_runtime("cpu", "float32", False)
@@ -435,9 +437,9 @@ def test_a_forked_process_starts_its_own_threads(threads, decoder):
 def test_a_process_may_end_right_after_a_step_with_several_threads():
     code = """
 from decoding import random_model
-from folio import cpu_decoder
-from folio.generate import generate
-from folio.sampling import Sample, Sampling
+from folio.decoding import cpu_decoder
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sample, Sampling
 cpu_decoder.choose_threads = lambda decoder, rows: 3
 decoder = cpu_decoder.CPUDecoder(random_model(1), "float32")
 print(sum(1 for _ in generate(decoder, [[1]], max_new_tokens=7)))

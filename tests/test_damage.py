@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import train as train_script
-from folio import UserError, checkpoint, load, run_folder
-from folio.files import read_json
-from folio.runs import Run
-from folio.snapshots import find_snapshots
-from folio.viewed_model import ViewedModel
+from folio import UserError, load
+from folio.base.files import read_json
+from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints.snapshots import find_snapshots
+from folio.experiments.runs import Run
+from folio.web.viewed_model import ViewedModel
 from tools import evaluate, report
 from tools.runs import RunsConfig
 from tools.runs import main as list_runs

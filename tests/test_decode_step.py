@@ -1,4 +1,4 @@
-"""The compiled functions of folio/decode_step.py against torch and NumPy, and its sampler against folio.generate."""
+"""The compiled functions of decode_step.py against torch and NumPy, and its sampler against generate.py."""
 
 import ctypes
 import math
@@ -10,11 +10,11 @@ import torch
 from decoding import random_model
 from numba import njit
 
-from folio import compiled, decode_step
-from folio.cpu_decoder import CPUBatch, CPUDecoder
-from folio.cpu_records import DECODE_STEP
-from folio.quantize import pack_int4, quantize_int8, round_trip
-from folio.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
+from folio.decoding import decode_step
+from folio.decoding.cpu_decoder import DECODE_STEP, CPUBatch, CPUDecoder
+from folio.decoding.quantize import pack_int4, quantize_int8, round_trip
+from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
+from folio.machine import compiled
 
 # --- functions of a number --------------------------------------------------------------------------------------------
 

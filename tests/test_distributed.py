@@ -24,12 +24,14 @@ from torchrun import (
     worker_ids,
 )
 
-from folio import UserError, checkpoint, distributed, run_folder
-from folio.distributed import Group
-from folio.kernels import adapt
-from folio.runtime import resolve_runtime
-from folio.shards import Shard
-from folio.windows import ValidationWindows
+from folio import UserError
+from folio.checkpoints import checkpoint, run_folder
+from folio.data.shards import Shard
+from folio.data.windows import ValidationWindows
+from folio.machine import distributed
+from folio.machine.distributed import Group
+from folio.machine.kernels import adapt
+from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 

@@ -2,7 +2,7 @@ import inspect
 import zipfile
 from pathlib import Path
 
-from folio.docstrings import Docstring, distinct, read_module, read_wheel, split_docstring
+from folio.data.sources.docstrings import Docstring, distinct, read_module, read_wheel, split_docstring
 
 PROSE = (
     "It begins with prose, which goes on for as many words as a document must have, that is at least twenty of them."

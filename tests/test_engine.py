@@ -1,4 +1,4 @@
-"""The engine of a model in one HTML file, against model.py, folio.generate and folio.sample_stream."""
+"""The engine of a model in one HTML file, against model.py, folio.decoding.generate and folio.web.playground."""
 
 import itertools
 import math
@@ -13,13 +13,14 @@ from decoding import generate_tokens, random_model
 from engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
 from tiny_tokenizers import bpe
 
-from folio import UserError, configurator
-from folio.continuous_batching import Engine as BatchEngine
-from folio.language_model import LanguageModel
-from folio.runtime import Runtime, resolve_runtime
-from folio.sample_stream import GenerationQuestion, stream_samples
-from folio.sampling import Sampling, next_token_probabilities, uniforms
-from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio import UserError
+from folio.base import settings
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.decoding.sampling import Sampling, next_token_probabilities, uniforms
+from folio.machine.runtime import Runtime, resolve_runtime
+from folio.web.engine import Engine as BatchEngine
+from folio.web.playground import GenerationQuestion, stream_samples
 from model import GPT, POSITIONS
 from tools import bench_html
 from tools.bench_html import HtmlBenchConfig, Size
@@ -227,7 +228,7 @@ def test_random_numbers_are_those_of_generate(engine, seed):
 def near_tokens(model: GPT, ids: list[int], sampling: Sampling, uniform: float) -> tuple[float, range]:
     """The distance of a draw after `ids` from the nearest boundary, and the tokens that are BOUNDARY away or nearer.
 
-    Of a context that was full, folio.generate has dropped half, as often as it was full.
+    Of a context that was full, folio.decoding.generate has dropped half, as often as it was full.
     """
     size = model.config.block_size
     dropped = size // 2 * max(0, math.ceil((len(ids) - size) / (size // 2)))
@@ -346,7 +347,7 @@ def test_bad_questions_have_the_errors_of_the_server(engine, seed):
     engine.load(random_model(seed))
     for question in BAD_QUESTIONS:
         with pytest.raises(UserError) as expected:
-            configurator.from_json(GenerationQuestion, question)
+            settings.from_json(GenerationQuestion, question)
         actual = engine("errorOf(() => readSettings(question, 20))", question={"ids": [1], **question})
         assert actual.split("\n") == str(expected.value).split("\n")
     for ids in ([], [20], [-1], ["1"], 3):

@@ -1,4 +1,4 @@
-"""Questions that the one-file model answers in a browser, against folio/trace_provider.py."""
+"""Questions that the one-file model answers in a browser, against folio/web/questions.py."""
 
 import json
 import math
@@ -17,10 +17,11 @@ from test_trace_provider import read
 from tiny_tokenizers import trained
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
-from folio import UserError, html_file
-from folio.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
-from folio.trace_provider import TraceProvider, probe_ids
-from folio.viewed_model import ViewedModel
+from folio import UserError
+from folio.data.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.web import html_file
+from folio.web.questions import TraceProvider, probe_ids
+from folio.web.viewed_model import ViewedModel
 
 SEED = 5  # of the models and the texts: of random ones, a few have two tokens that are equally likely in float32
 SIZES = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)

@@ -1,4 +1,4 @@
-"""The search in the training data that an HTML file holds, in a browser, against folio/memorized.py."""
+"""The search in the training data that an HTML file holds, in a browser, against folio/evaluation/memorization.py."""
 
 from dataclasses import replace
 
@@ -7,9 +7,10 @@ import pytest
 from engine import engine_in_chromium, in_browser
 from test_memorized import dataset_of, random_case
 
-from folio import UserError, html_file
-from folio.memorized import TrainingSearch, covering_lengths
-from folio.shards import Shard
+from folio import UserError
+from folio.data.shards import Shard
+from folio.evaluation.memorization import TrainingSearch, covering_lengths
+from folio.web import html_file
 
 CASES = 100
 TOKENIZER = "({eot, decode: ids => ids.map(id => `<${id}>`).join('')})"  # the same as:

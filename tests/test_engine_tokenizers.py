@@ -10,10 +10,10 @@ from test_page_music import PERFORMANCE, SCORE, random_text, tokenizer_of
 from tiny_tokenizers import bpe, trained
 
 from folio import UserError
-from folio.generate import TextStream
-from folio.language_model import encode_prompt
-from folio.music import EventFormat, pitch_name, place_notes
-from folio.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.data.sources.music import EventFormat, pitch_name, place_notes
+from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.decoding.generate import TextStream
+from folio.decoding.language_model import encode_prompt
 
 STRINGS = 10_000  # per tokenizer
 CODE = "def f(x):\n    return x + 1\n\n\nfor (let i = 0; i < 10; i++) {\n\t\tprint('it''s', \"they'll\");\r\n}  // 3.14"

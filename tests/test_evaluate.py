@@ -13,17 +13,26 @@ import torch.nn.functional as F
 from scipy import stats
 from tiny_tokenizers import TEXT, bpe
 
-from folio import UserError, convert, tasks, text_loss
-from folio.checkpoint import Checkpoint
-from folio.comparison import Design, choose_design, compare
-from folio.configurator import load
-from folio.corpus import Corpus, find_sources
-from folio.measures import Evaluation, Measure, Reading, halvings, read_characters
-from folio.runtime import Runtime, resolve_runtime
-from folio.shards import Shard
-from folio.tasks import Question, Score, score_endings
-from folio.text_loss import Stream, corpus_stream, measure_positions, measure_text, shard_streams, token_losses
-from folio.tokenizer import ByteTokenizer, CharTokenizer
+from folio import UserError
+from folio.base.settings import load
+from folio.checkpoints import foreign
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.corpus import Corpus, find_sources
+from folio.data.shards import Shard
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.evaluation import benchmarks, text_loss
+from folio.evaluation.benchmarks import MultipleChoice, Score, score_endings
+from folio.evaluation.comparison import Design, choose_design, compare
+from folio.evaluation.scores import Evaluation, Measure, Reading, halvings, read_characters
+from folio.evaluation.text_loss import (
+    Stream,
+    corpus_stream,
+    measure_positions,
+    measure_text,
+    shard_streams,
+    token_losses,
+)
+from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from tools import evaluate
@@ -283,7 +292,7 @@ def test_contexts_longer_than_in_training(tiny, data_dir, tmp_path):
     cfg = tiny(max_iters=2, warmup_iters=1, position="rotary", block_size=16)
     train(cfg)
     run_tool(cfg.out_dir, "--block_size=50", "--dtype=float32", f"--json={tmp_path / 'results.json'}")
-    saved = convert.load(cfg.out_dir)
+    saved = foreign.load(cfg.out_dir)
     ids = torch.from_numpy(np.fromfile(data_dir / "verse" / "val.bin", "<u2").astype(np.int64))
     model, total = saved.build().eval(), 0.0
     for begin in range(0, len(ids) - 1, 50):
@@ -418,7 +427,7 @@ def test_a_comparison_of_settings_is_over_runs():
 def recorded_settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
     """The training settings that checkpoints record, by the name of the run. A test fills it in."""
     settings: dict[str, dict] = {}
-    monkeypatch.setattr(convert, "load", lambda run, _: Checkpoint(Path(run), {}, None, settings[run]))
+    monkeypatch.setattr(foreign, "load", lambda run, _: Checkpoint(Path(run), {}, None, settings[run]))
     return settings
 
 
@@ -653,7 +662,10 @@ def test_endings_are_scored_as_one_by_one(runtime):
     """The other rows of a batch do not change a score; a context that is too long loses its beginning."""
     model, tokenizer = model_of(257), ByteTokenizer()
     theirs = transformers_model(model)
-    questions = [Question("ab", [" c", " defg"], 1), Question("a much longer context", [" ending", " e"], 0)]
+    questions = [
+        MultipleChoice("ab", [" c", " defg"], 1),
+        MultipleChoice("a much longer context", [" ending", " e"], 0),
+    ]
     scores = score_endings(model, tokenizer, runtime, "task", questions)
     for question, ending_scores in zip(questions, scores, strict=True):
         for ending, score in zip(question.endings, ending_scores, strict=True):
@@ -671,7 +683,7 @@ def test_the_likeliest_ending_is_greedy(runtime):
         best = int(model(torch.tensor([list(context.encode())]))[0][0, -1, :128].argmax())
         model.lm_head.weight[128:] = 0  # only ASCII can be the likeliest
         best = int(model(torch.tensor([list(context.encode())]))[0][0, -1].argmax())
-    question = Question(context, [chr(best), chr(best ^ 1)], 0)
+    question = MultipleChoice(context, [chr(best), chr(best ^ 1)], 0)
     (scores,) = score_endings(model, tokenizer, runtime, "task", [question])
     assert [score.greedy for score in scores] == [True, False]
 
@@ -685,22 +697,22 @@ def replace_fetch(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str
         (folder / digest).write_bytes(files[digest[:4]])
         return folder / digest
 
-    monkeypatch.setattr(tasks, "fetch", fetch)
+    monkeypatch.setattr(benchmarks, "fetch", fetch)
 
 
 def test_lambada(monkeypatch, tmp_path, runtime, capsys):
-    questions = [Question("he said hello to the", [" world"], 0), Question("the\nnew", [" hello"], 0)]
+    questions = [MultipleChoice("he said hello to the", [" world"], 0), MultipleChoice("the\nnew", [" hello"], 0)]
     openai_file = "\n".join(json.dumps({"text": q.context + q.endings[0]}) for q in questions).encode()
     requests = [{"request": {"context": q.context, "continuation": q.endings[0]}, "idx": 0} for q in questions]
     olmo_file = gzip.compress("\n".join(map(json.dumps, requests)).encode())
     replace_fetch(monkeypatch, tmp_path, {"4aa8": openai_file})
-    assert tasks.lambada_questions() == questions
+    assert benchmarks.lambada_questions() == questions
     replace_fetch(monkeypatch, tmp_path, {"b990": olmo_file})
-    assert tasks.lambada_questions() == questions
+    assert benchmarks.lambada_questions() == questions
     assert "with white space collapsed" in capsys.readouterr().err
     tokenizer = ByteTokenizer()
     scores = score_endings(model_of(257, std=0), tokenizer, runtime, "lambada", questions)
-    accuracy, loss, perplexity = tasks.lambada(questions, scores)
+    accuracy, loss, perplexity = benchmarks.lambada(questions, scores)
     assert accuracy.ratio == 0 and accuracy.better == "higher"
     assert loss.values == pytest.approx(np.log(257) * np.array([6, 6]))  # six bytes each
     assert perplexity.row()["value"] == pytest.approx(257**6)
@@ -719,11 +731,11 @@ def test_hellaswag(monkeypatch, tmp_path):
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     replace_fetch(monkeypatch, tmp_path, {"5d21": sink.getvalue().to_pybytes()})
-    questions = tasks.hellaswag_questions()
+    questions = benchmarks.hellaswag_questions()
     assert questions[0].context == "Baking: A cook kneads. He. then" and questions[0].correct == 1
     assert questions[0].endings == [" sleeps.", " bakes it well.", " x.", " y."]
     scores = [[Score(5, False), Score(6, False), Score(4, False), Score(9, False)]] * 2
-    acc, normed = tasks.hellaswag(questions, scores)
+    acc, normed = benchmarks.hellaswag(questions, scores)
     assert acc.values.tolist() == [0, 1]  # the third ending has the highest total likelihood
     assert normed.values.tolist() == [1, 0]  # the second has the highest likelihood per byte
 
@@ -742,8 +754,8 @@ def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_p
 
 @pytest.mark.network
 def test_the_tasks_are_downloaded():
-    assert len(tasks.lambada_questions()) == 5153 and len(tasks.hellaswag_questions()) == 10042
-    assert {question.correct for question in tasks.hellaswag_questions()} == {0, 1, 2, 3}
+    assert len(benchmarks.lambada_questions()) == 5153 and len(benchmarks.hellaswag_questions()) == 10042
+    assert {question.correct for question in benchmarks.hellaswag_questions()} == {0, 1, 2, 3}
 
 
 # --- command ----------------------------------------------------------------------------------------------------------
@@ -815,11 +827,11 @@ def test_bad_settings_are_an_error(words, message):
         run_tool(*words)
 
 
-@pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
+@pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path, capsys):
     from test_export import checkpoint_of
 
-    from folio.export_formats import write_hugging_face
+    from folio.checkpoints.export_formats import write_hugging_face
 
     write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
     with pytest.raises(UserError, match="give a --dataset or a --text"):

@@ -14,9 +14,12 @@ from tiny_tokenizers import TEXT, bpe, trained
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import model as model_py
-from folio import UserError, configurator, convert, export_formats, foreign_tokenizers
-from folio.checkpoint import Checkpoint
-from folio.export_formats import (
+from folio import UserError
+from folio.base import settings
+from folio.base.files import read_json, write_json
+from folio.checkpoints import export_formats, foreign, foreign_tokenizers
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import (
     FORMATS,
     check_fits,
     gpt2_parameters,
@@ -26,15 +29,14 @@ from folio.export_formats import (
     write_hugging_face,
     write_nanogpt,
 )
-from folio.files import read_json, write_json
-from folio.generate import generate
-from folio.sampling import Sampling
-from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sampling
 from model import GPT, GPTConfig
 from tools import export
 from train import train
 
-pytestmark = pytest.mark.architecture("folio/export_formats.py, which writes GPT-2's weights only")
+pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
 
 KINDS = {
     "char": lambda: CharTokenizer.of(TEXT),
@@ -65,7 +67,7 @@ def output_path(folder: Path, to: str) -> Path:
 
 def run_export(*arguments: object) -> None:
     """The command, without its process."""
-    export.main(configurator.load(export.ExportConfig, [str(argument) for argument in arguments]))
+    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
 
 
 @pytest.mark.parametrize("paths", [[], ["run"], ["run", "output", "more"]])
@@ -118,7 +120,7 @@ def test_a_folder_that_an_earlier_version_exported_is_read(tmp_path):
     content = read_json(tmp_path / "hf" / "tokenizer.json")
     content["model"]["unk_token"] = loaded.tokenizer.characters[0]
     write_json(tmp_path / "hf" / "tokenizer.json", content)
-    assert convert.load(str(tmp_path / "hf")).tokenizer.to_json() == loaded.tokenizer.to_json()
+    assert foreign.load(str(tmp_path / "hf")).tokenizer.to_json() == loaded.tokenizer.to_json()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,7 +171,7 @@ def test_texts_are_cut_to_the_context(tmp_path):
 def test_exported_tensors_are_read_back_unchanged(tmp_path):
     loaded = checkpoint_of(bpe(), bias=True)
     write_hugging_face(loaded, tmp_path / "hf")
-    tensors = convert.check_tensors(tmp_path, loaded.state["model"], convert.hugging_face_tensors(tmp_path / "hf"))
+    tensors = foreign.check_tensors(tmp_path, loaded.state["model"], foreign.hugging_face_tensors(tmp_path / "hf"))
     assert "transformer.h.0.attn.c_attn.biasbias" not in tensors  # a bug that this test once found
     assert tensors.keys() == loaded.model.keys()
     assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in tensors.items())
@@ -210,7 +212,7 @@ class NoMean(torch.nn.RMSNorm):
 def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refused(to, tmp_path, monkeypatch):
     """Folio's own reader computed the same as the changed model.py, so the export was certified."""
     loaded = checkpoint_of(bpe(), False)
-    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
     path = output_path(tmp_path, to)
     monkeypatch.setattr(model_py, "nn", SimpleNamespace(**{**vars(torch.nn), "LayerNorm": NoMean}))
     reason = rf"from transformers' GPT-2, and --to={to} holds only GPT-2"
@@ -239,7 +241,7 @@ def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch)
     export.check_computes_gpt2(loaded, gpt2, to)
     FORMATS[to].write(gpt2, path)
     assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
-    read, ids = convert.load(str(path)).build().eval(), torch.arange(64)[None]
+    read, ids = foreign.load(str(path)).build().eval(), torch.arange(64)[None]
     assert read.config.position == "learned"
     torch.testing.assert_close(read.logits(ids), loaded.build().eval().logits(ids), atol=1e-4, rtol=1e-4)
 
@@ -255,7 +257,7 @@ def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
     path = output_path(tmp_path, to)
     FORMATS[to].write(loaded, path)
     assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
-    read = convert.load(str(path if to == "gguf" else path / "ckpt.pt"))
+    read = foreign.load(str(path if to == "gguf" else path / "ckpt.pt"))
     assert read.state["model"] == {**loaded.state["model"], "bias": bias or to == "gguf"}
     assert all(torch.equal(read.model[name], tensor) for name, tensor in loaded.model.items())
     added = read.model.keys() - loaded.model.keys()
@@ -278,7 +280,7 @@ def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
     ],
 )
 def test_a_tokenizer_that_the_format_lacks_is_refused(to, kind, reason, tmp_path, monkeypatch):
-    monkeypatch.setattr(convert, "load", lambda *_: checkpoint_of(KINDS[kind](), False))
+    monkeypatch.setattr(foreign, "load", lambda *_: checkpoint_of(KINDS[kind](), False))
     path = output_path(tmp_path, to)
     with pytest.raises(UserError, match=reason):
         run_export("random", path, f"--to={to}")
@@ -317,7 +319,7 @@ REFUSED_POSITIONS = ("rotary", "relative", "alibi", "none")
 def test_what_has_no_place_in_the_format_is_named(to, tensors, settings, message, tmp_path, monkeypatch):
     """The export was written and its logits were off, or it failed with a KeyError, or it left a parameter out."""
     loaded = changed(checkpoint_of(bpe(), True, 5), tensors, **settings)
-    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
     monkeypatch.setattr(export, "FORMATS", {to: replace(FORMATS[to], write=lambda *_: pytest.fail("it was written"))})
     path = output_path(tmp_path, to)
     with pytest.raises(UserError, match=rf"^random: --to={to} .*{message}"):
@@ -355,7 +357,7 @@ def test_a_missing_bias_is_zero_only_where_the_format_has_all_biases():
 @pytest.mark.parametrize("bias", [False, True])
 def test_gpt2s_parameters_are_those_of_the_model(bias):
     shape = checkpoint_of(bpe(), bias).state["model"]
-    assert gpt2_parameters(shape, 99, bias) == convert.parameter_shapes(shape)
+    assert gpt2_parameters(shape, 99, bias) == foreign.parameter_shapes(shape)
 
 
 @pytest.mark.parametrize(
@@ -416,11 +418,11 @@ def test_a_gguf_of_another_architecture_or_cut_is_refused(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(UserError, match=r"other\.gguf has general.architecture='llama'; Folio supports only 'gpt2'"):
-        convert.load(str(tmp_path / "other.gguf"))
+        foreign.load(str(tmp_path / "other.gguf"))
     write_gguf(checkpoint_of(bpe(), True), tmp_path / "half.gguf")
     (tmp_path / "half.gguf").write_bytes((tmp_path / "half.gguf").read_bytes()[:5000])
     with pytest.raises(UserError, match=r"half\.gguf is not a GGUF file of GPT-2"):
-        convert.load(str(tmp_path / "half.gguf"))
+        foreign.load(str(tmp_path / "half.gguf"))
 
 
 STEPS = {"F16": (2**-11, 1.01), "Q8_0": (1 / 127, 0.57), "Q4_0": (1 / 8, 1.01)}  # of a block's largest weight; error
@@ -432,7 +434,7 @@ def test_quantized_matrices_are_read_back(matrices, tmp_path):
     loaded = checkpoint_of(bpe(), bias=True, n_embd=64)
     write_gguf(loaded, tmp_path / "exported.gguf", matrices)
     read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "exported.gguf").tensors}
-    names = convert.gguf_names(2)
+    names = foreign.gguf_names(2)
     assert read.keys() == {names[name] for name in loaded.model}
     for name, tensor in loaded.model.items():
         kind, data = read[names[name]].tensor_type, read[names[name]].data
@@ -473,7 +475,7 @@ def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path
 def test_an_exported_trained_bpe_is_read_back(tmp_path):
     loaded = checkpoint_of(trained(), bias=True)
     write_hugging_face(loaded, tmp_path / "hf")
-    read = convert.load(str(tmp_path / "hf"))
+    read = foreign.load(str(tmp_path / "hf"))
     assert read.tokenizer.encode(TEXT).tolist() == trained().encode(TEXT).tolist()
     assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in read.model.items())
 
@@ -483,7 +485,7 @@ def test_an_exported_folder_is_read_back(kind, tmp_path):
     """Those of characters and bytes were not: their tokenizer.json was refused as not a byte-level BPE."""
     loaded = checkpoint_of(KINDS[kind](), bias=True)
     write_hugging_face(loaded, tmp_path / "hf")
-    read = convert.load(str(tmp_path / "hf"))
+    read = foreign.load(str(tmp_path / "hf"))
     text = TEXT.replace("<|endoftext|>", "")
     assert read.tokenizer.encode(text).tolist() == loaded.tokenizer.encode(text).tolist()
     assert read.tokenizer.vocab_size == loaded.tokenizer.vocab_size and read.tokenizer.eot == loaded.tokenizer.eot
@@ -500,5 +502,5 @@ def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tiny, tmp_path
 def test_the_out_dir_of_nanogpt_is_read(tiny, tmp_path):
     train(tiny(max_iters=2, position="sinusoidal"))
     run_export(tiny().out_dir, tmp_path / "theirs", "--to=nanogpt")
-    read = convert.load(str(tmp_path / "theirs"))
+    read = foreign.load(str(tmp_path / "theirs"))
     assert read.tokenizer.kind == "char" and read.build().num_params()["positions"] == 32 * 32

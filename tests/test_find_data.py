@@ -1,14 +1,16 @@
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-from folio import commands, find_data, shards
-from folio.find_data import find_datasets, open_mixture
-from folio.shards import DatasetError, data_root
+from folio.base import commands
+from folio.data import find_data, shards
+from folio.data.find_data import find_datasets, open_mixture
+from folio.data.shards import DatasetError, data_root
 
 
 def test_data_sets_are_beside_train_py_by_default(tmp_path):
-    assert data_root(None) == Path(find_data.__file__).resolve().parent.parent / "data"
+    assert data_root(None) == ROOT / "data"
     assert data_root(str(tmp_path)) == tmp_path
 
 

@@ -17,10 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from folio import UserError, torch_decoder
-from folio.generate import TextStream, default_prompt, generate
-from folio.runtime import Runtime, resolve_runtime
-from folio.sampling import (
+from folio import UserError
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding import torch_decoder
+from folio.decoding.generate import TextStream, default_prompt, generate
+from folio.decoding.sampling import (
     Sampling,
     keep_min_p,
     keep_top_k,
@@ -29,8 +30,8 @@ from folio.sampling import (
     sample_token,
     uniforms,
 )
-from folio.tokenizer import CharTokenizer
-from folio.torch_decoder import TorchDecoder, sampling_device
+from folio.decoding.torch_decoder import TorchDecoder, sampling_device
+from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig
 
 

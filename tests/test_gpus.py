@@ -1,6 +1,6 @@
 import pytest
 
-from folio.gpus import GPU, GPUS, data_sheet, find_gpu
+from folio.machine.gpus import GPU, GPUS, data_sheet, find_gpu
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from folio.guard import StepGuard
+from folio.training.guard import StepGuard
 
 NAN, INF = float("nan"), float("inf")
 

@@ -25,16 +25,18 @@ from tiny_tokenizers import bpe, trained
 from viewed_models import STRANGE, TEXT, save_random_run
 
 import model as model_py
-from folio import UserError, configurator, html_file
-from folio.html_file import find_languages, pack_weights, read_html, unpack_weights
-from folio.language_model import LanguageModel
-from folio.pairs import make_pair, translation
-from folio.shards import Shard
-from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio import UserError
+from folio.base import settings
+from folio.data.shards import Shard
+from folio.data.sources.pairs import make_pair, translation
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web import html_file
+from folio.web.html_file import find_languages, pack_weights, read_html, unpack_weights
 from model import GPT
 from tools import export
 
-pytestmark = pytest.mark.architecture("folio/engine/gpt.js, which computes what model.py does, and folio/html_file.py")
+pytestmark = pytest.mark.architecture("folio/web/browser/gpt.js, which computes what model.py does, and html_file.py")
 
 NAME = "a </script><b>&\"'name"
 CHARACTERS = CharTokenizer.of(TEXT + STRANGE + "\n")
@@ -111,7 +113,7 @@ def exported(tmp_path_factory) -> Callable[..., Exported]:
 
 def run_export(*arguments: object) -> None:
     """The command, without its process."""
-    export.main(configurator.load(export.ExportConfig, [str(argument) for argument in arguments]))
+    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

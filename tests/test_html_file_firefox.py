@@ -4,9 +4,9 @@ import pytest
 from firefox import FIREFOX, firefox
 from viewed_models import save_random_run
 
-from folio import configurator
-from folio.language_model import LanguageModel
-from folio.tokenizer import CharTokenizer
+from folio.base import settings
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
 from tools import export
 
 TEXT = "To be, or not to be"
@@ -22,7 +22,7 @@ def test_a_file_generates_what_the_command_line_does(tmp_path):
         tmp_path / "run", tokenizer, SEED, block_size=48, n_layer=2, n_head=2, n_embd=32, position="rotary"
     )
     arguments = [str(tmp_path / "run"), str(tmp_path / "model.html"), "--to=html", "--dtype=float32", f"--text={TEXT}"]
-    export.main(configurator.load(export.ExportConfig, arguments))
+    export.main(settings.load(export.ExportConfig, arguments))
     expected = LanguageModel(model, tokenizer, "cpu", "float32").generate(
         TEXT, num_samples=2, max_new_tokens=100, seed=SEED
     )

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from folio.kernels import (
+from folio.decoding.kv_cache import KVCache
+from folio.machine.kernels import (
     CPUDropout,
     ManualAttention,
     ManualAttentionInTraining,
@@ -13,8 +14,7 @@ from folio.kernels import (
     attention_weights,
     describe_attention,
 )
-from folio.kv_cache import KVCache
-from folio.runtime import resolve_runtime
+from folio.machine.runtime import resolve_runtime
 from model import GPT, POSITIONS, Attention, CausalSelfAttention, GPTConfig
 
 # --- training ---------------------------------------------------------------------------------------------------------

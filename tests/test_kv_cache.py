@@ -2,7 +2,7 @@ import pytest
 import torch
 from decoding import random_model
 
-from folio.kv_cache import KVCache
+from folio.decoding.kv_cache import KVCache
 from model import GPT, POSITIONS
 
 

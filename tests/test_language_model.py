@@ -10,8 +10,8 @@ import torch
 
 import folio
 from folio import UserError
-from folio.language_model import GenerationConfig, LanguageModel
-from folio.tokenizer import ByteTokenizer, CharTokenizer
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
 from model import GPT, GPTConfig
 from sample import SampleConfig, main
 from train import train

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from processes import run
 from repository import ROOT, shipped
 
 CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed, never imported
-FILES = sorted({*shipped(), *(ROOT / "folio").glob("*.py"), *(ROOT / "tests").glob("*.py")} - {*CONFIGS})
+FILES = sorted({*shipped(), *(ROOT / "tests").rglob("*.py")} - {*CONFIGS})
 TOOLS = {path for path in shipped() if path.parent.name == "tools"} - {ROOT / "tools" / "bench_timing.py"}  # no command
 PREPARE = [path for path in shipped() if path.parent.name == "prepare"]
 SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *sorted(TOOLS)]
@@ -26,6 +27,210 @@ ALLOWED = {  # importer -> the project's modules and packages that it may import
     "tools": {"folio", "model", "train", "sample", "tools"},  # the bench scripts share two modules
     "tests": {"folio", "model", "train", "sample", "prepare", "tools", "tests"},
 }
+
+# --- the packages of folio --------------------------------------------------------------------------------------------
+
+FLOORS = (  # a package may import those of the floors above it in this list, and its own modules
+    {"base"},
+    {"machine"},
+    {"data"},
+    {"checkpoints"},
+    {"training", "decoding"},
+    {"evaluation"},
+    {"experiments"},
+    {"web"},
+)
+FLOOR = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
+MODULES_PER_LEVEL = 15
+WITHOUT_MODEL = {"base", "data"}
+USED_BY_DATA = {"folio.machine.compiled", "folio.machine.simd"}  # of machine
+LOAD = ("folio", "folio.decoding.language_model")  # the import upward, in folio.load
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """The modules of folio by full name. A package has the name of its folder."""
+    names = {}
+    for path in sorted((root / "folio").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def named_in(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules that a file names: in imports, those inside functions too, and in strings that are a module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in modules else node.module
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules:
+            yield node.value
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """A circle of modules that import each other, or an empty list."""
+    finished: set[str] = set()
+
+    def search(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in finished:
+            return []
+        circle = next((found for next_ in sorted(graph[module]) if (found := search(next_, [*path, module]))), [])
+        finished.add(module)
+        return circle
+
+    return next((circle for module in graph if (circle := search(module, []))), [])
+
+
+def layout_problems(root: Path) -> list[str]:
+    """What is wrong with the packages of a tree, one line each."""
+    modules, problems, graph = modules_of(root), [], {}
+    for module, path in modules.items():
+        named = {name for name in named_in(path, modules) if name.split(".")[0] in ("folio", "model")} - {module}
+        graph[module] = {name for name in named if name in modules and name != "folio"} if module != "folio" else set()
+        if module == "folio":
+            problems += [f"folio imports {name}" for name in named if (module, name) != LOAD]
+            continue
+        package = package_of(module)
+        if package not in FLOOR or path.parent == root / "folio":
+            problems.append(f"{module} is in no package")
+            continue
+        for name in sorted(named - {"folio"}):
+            if name == "model":
+                if package in WITHOUT_MODEL:
+                    problems.append(f"{module} imports model")
+            elif name not in modules:
+                problems.append(f"{module} imports {name}, which does not exist")
+            elif package_of(name) != package and FLOOR[package_of(name)] >= FLOOR[package]:
+                problems.append(f"{module} imports {name}, upward")
+            elif package == "data" and package_of(name) == "machine" and name not in USED_BY_DATA:
+                problems.append(f"{module} imports {name}")
+        if package == "base" and re.search(
+            r"^\s*(import|from) torch\b", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            problems.append(f"{module} imports torch")
+        if path.name == "__init__.py":
+            if [type(node) for node in ast.parse(path.read_text(encoding="utf-8")).body] != [ast.Expr]:
+                problems.append(f"{module} has more than a docstring")
+            if len(siblings := [*path.parent.glob("[a-z]*.py")]) > MODULES_PER_LEVEL:
+                problems.append(f"{module} has {len(siblings)} modules")
+        elif path.parent / "__init__.py" not in modules.values():
+            problems.append(f"{module} is in a folder without __init__.py")
+    if circle := circle_in(graph):
+        problems.append("a circle: " + " -> ".join(circle))
+    stems = [path.stem for path in modules.values() if path.name != "__init__.py"]
+    problems += [f"two modules are called {name}" for name in sorted({name for name in stems if stems.count(name) > 1})]
+    classes = [
+        node.name
+        for path in [*modules.values(), *root.glob("*.py")]
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    problems += [f"two classes are called {name}" for name in sorted({c for c in classes if classes.count(c) > 1})]
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        tests = {name for name in named_in(path, modules) if name.split(".")[-1].startswith("test_")}
+        problems += [f"{path.name} imports {name}" for name in sorted(tests)]
+    return problems
+
+
+def test_each_package_imports_those_below_it():
+    assert layout_problems(ROOT) == []
+
+
+PLANTED = {  # files of a small tree, and the problem
+    "a module outside the packages": ({"folio/x.py": ""}, "folio.x is in no package"),
+    "an unknown package": ({"folio/utils/__init__.py": "'x'"}, "folio.utils is in no package"),
+    "an import upward": (
+        {"folio/data/shards.py": "from folio.training import loader"},
+        "folio.data.shards imports folio.training.loader, upward",
+    ),
+    "an import upward in a function": (
+        {"folio/data/shards.py": "def f():\n    from folio.training.loader import x"},
+        "folio.data.shards imports folio.training.loader, upward",
+    ),
+    "a name in a string": (
+        {"folio/data/shards.py": "NAME = 'folio.training.loader'"},
+        "folio.data.shards imports folio.training.loader, upward",
+    ),
+    "training imports decoding": (
+        {"folio/training/state.py": "import folio.decoding.language_model"},
+        "folio.training.state imports folio.decoding.language_model, upward",
+    ),
+    "a module that does not exist": (
+        {"folio/data/shards.py": "from folio.base import nothing\nimport folio.gone"},
+        "folio.data.shards imports folio.gone, which does not exist",
+    ),
+    "a circle": (
+        {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "def f():\n    import folio.base.a"},
+        "a circle: folio.base.a -> folio.base.b -> folio.base.a",
+    ),
+    "a circle by a string": (
+        {"folio/base/a.py": "from folio.base import b", "folio/base/b.py": "NAME = 'folio.base.a'"},
+        "a circle: folio.base.a -> folio.base.b -> folio.base.a",
+    ),
+    "torch in base": ({"folio/base/a.py": "def f():\n    import torch.nn"}, "folio.base.a imports torch"),
+    "data uses torch's part of machine": (
+        {"folio/machine/runtime.py": "", "folio/data/shards.py": "from folio.machine import runtime"},
+        "folio.data.shards imports folio.machine.runtime",
+    ),
+    "data uses the model": ({"folio/data/shards.py": "from model import GPT"}, "folio.data.shards imports model"),
+    "folio imports more than load needs": ({"folio/__init__.py": "import folio.base"}, "folio imports folio.base"),
+    "a package that re-exports": (
+        {"folio/data/__init__.py": "'data'\nfrom folio.base import files"},
+        "folio.data has more than a docstring",
+    ),
+    "a folder that is no package": (
+        {"folio/data/more/x.py": ""},
+        "folio.data.more.x is in a folder without __init__.py",
+    ),
+    "sixteen modules": ({f"folio/base/m{i}.py": "" for i in range(15)}, "folio.base has 16 modules"),
+    "two modules of one name": ({"folio/data/files.py": ""}, "two modules are called files"),
+    "two classes of one name": (
+        {"folio/base/a.py": "class Step: ...", "train.py": "class Step: ..."},
+        "two classes are called Step",
+    ),
+    "a test that imports a test": ({"tests/test_b.py": "from test_a import f"}, "test_b.py imports test_a"),
+}
+
+
+@pytest.mark.parametrize("case", [None, *PLANTED])
+def test_a_planted_violation_is_found(case, tmp_path):
+    clean = {
+        "folio/__init__.py": "def load():\n    from folio.decoding.language_model import x",
+        "folio/base/files.py": "from folio import UserError",
+        "folio/data/shards.py": "from folio.base import files",
+        "folio/training/state.py": "from folio.data.shards import x\nfrom model import GPT",
+        "folio/training/loader.py": "import torch",
+        "folio/decoding/language_model.py": "'folio.data.shards'",
+        "train.py": "from folio.training import state",
+        "tests/test_a.py": "from tests.support import b",
+    }
+    clean |= {
+        f"folio/{package}/__init__.py": f"'{package}'"
+        for package in ("base", "machine", "data", "training", "decoding")
+    }
+    planted, problem = PLANTED[case] if case else ({}, None)
+    for name, content in (clean | planted).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert layout_problems(tmp_path) == ([problem] if case else [])
+
+
+def test_data_needs_no_torch():
+    """The prepare scripts would take a second longer to start, and so would each of their worker processes."""
+    names = [name for name in modules_of(ROOT) if name.startswith(("folio.base", "folio.data"))]
+    code = f"import sys, {', '.join(names)}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# --- all files --------------------------------------------------------------------------------------------------------
 
 
 def imports(path: Path) -> set[str]:
@@ -62,7 +267,9 @@ def test_nothing_runs_at_import(path):
     for node in tree.body:
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             allowed = "sys.path.insert(0, str(ROOT))"
-            if path == ROOT / "folio" / "openmp.py":  # the only exception, because torch reads it when imported
+            if (
+                path == ROOT / "folio" / "machine" / "openmp.py"
+            ):  # the only exception, because torch reads it when imported
                 allowed = "os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')"
             assert ast.unparse(node) == allowed, ast.unparse(node)
         elif isinstance(node, ast.If):
@@ -101,21 +308,25 @@ def test_a_users_own_files_are_not_tested(tmp_path):
 
 ```
 train.py       settings; `python train.py`
-folio/
-  settings     configurator.py
+folio/         what the scripts share
+  base/        settings
 prepare/       one script per data set: text.py
                pairs.py
 data/          mine/prepare.py
-tests/         test_<module>.py for each module
+tests/         the tests of folio/x/y.py are in tests/x/test_y.py
 ```
 """
     (tmp_path / "README.md").write_text(listing)
-    files = ["data/mine/prepare.py", "folio/configurator.py", "prepare/pairs.py", "prepare/text.py", "train.py"]
+    files = ["data/mine/prepare.py", "folio/base/settings.py", "prepare/pairs.py", "prepare/text.py", "train.py"]
     for file in [*files, "prepare/mine.py", "config/mine.py", "mine.py"]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("import nothing_that_exists\n")
     assert [path.relative_to(tmp_path).as_posix() for path in shipped(tmp_path)] == files
-    assert {ROOT / "prepare" / "text.py", ROOT / "config" / "gpt2_124m.py", ROOT / "folio" / "optim.py"} <= {*shipped()}
+    assert {
+        ROOT / "prepare" / "text.py",
+        ROOT / "config" / "gpt2_124m.py",
+        ROOT / "folio" / "training" / "optim.py",
+    } <= {*shipped()}
 
 
 def test_a_failed_test_of_the_architecture_says_where_to_teach_it_a_change(request):

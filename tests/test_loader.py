@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from folio.distributed import Group
-from folio.loader import BatchLoader
-from folio.runtime import Runtime, resolve_runtime
-from folio.shards import Dataset, Shard, open_dataset
-from folio.tokenizer import ByteTokenizer
-from folio.windows import Mixture
+from folio.data.shards import Dataset, Shard, open_dataset
+from folio.data.tokenizer import ByteTokenizer
+from folio.data.windows import Mixture
+from folio.machine.distributed import Group
+from folio.machine.runtime import Runtime, resolve_runtime
+from folio.training.loader import BatchLoader
 
 
 def test_batches_gathered_on_the_device_equal_copied_ones(tmp_path, seed):

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from folio import UserError, memorized
-from folio.memorized import CONTEXT_TOKENS, TrainingIndex, covering_lengths, held_out_lengths, maximal_spans
-from folio.shards import Dataset, DatasetError, Shard
-from folio.trace_provider import TraceProvider
-from folio.viewed_model import ViewedModel
+from folio import UserError
+from folio.data.shards import Dataset, DatasetError, Shard
+from folio.evaluation import memorization
+from folio.evaluation.memorization import (
+    CONTEXT_TOKENS,
+    TrainingIndex,
+    covering_lengths,
+    held_out_lengths,
+    maximal_spans,
+)
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
 from train import train
 
 VOCAB = 70_000
@@ -156,7 +163,7 @@ def test_random_text_has_no_span_beyond_chance(runs, seed):
     assert (longest > chance).sum() <= 10  # expected: at most 2
     probability = np.bincount(corpus) / len(corpus)
     collision = (probability**2).sum()
-    independent = math.log(100 * len(corpus) / memorized.CHANCE) / math.log(1 / collision)
+    independent = math.log(100 * len(corpus) / memorization.CHANCE) / math.log(1 / collision)
     if runs:
         assert chance > independent + 2
     else:
@@ -165,7 +172,7 @@ def test_random_text_has_no_span_beyond_chance(runs, seed):
 
 
 def test_expected_matches_are_the_sums_of_all_products(monkeypatch, seed):
-    monkeypatch.setattr(memorized, "BLOCK", 7)
+    monkeypatch.setattr(memorization, "BLOCK", 7)
     rng = np.random.default_rng(seed)
     corpora = [rng.integers(1, 5, size=n).astype("<u2") for n in (1, 6, 40, 23)]
     index = TrainingIndex([dataset_of(*corpora)], 3)
@@ -192,7 +199,7 @@ def test_only_so_many_tokens_of_each_data_set_are_indexed(monkeypatch, seed):
     datasets = [dataset_of(ids[:1000], ids[1000:2000]), dataset_of(ids[2000:])]
     index = TrainingIndex(datasets, None)
     assert (index.searched, index.complete) == (3000, True)
-    monkeypatch.setattr(memorized, "MOST_TOKENS", 2400)
+    monkeypatch.setattr(memorization, "MAX_INDEXED_TOKENS", 2400)
     index = TrainingIndex(datasets, None)
     assert (index.searched, index.complete) == (2200, False)
     assert index.find(ids[1190:1200]) and not index.find(ids[1195:1205]) and index.find(ids[2990:])
@@ -254,7 +261,7 @@ def test_the_answer_about_a_text(viewed, text):
 def test_the_index_is_built_once(viewed, monkeypatch):
     provider = TraceProvider([viewed, viewed], "")
     first = provider.answer({"kind": "memorized", "ids": [1, 2, 3]})
-    monkeypatch.setattr("folio.memorized.TrainingIndex", None)
+    monkeypatch.setattr("folio.evaluation.memorization.TrainingIndex", None)
     second = provider.answer({"kind": "memorized", "ids": [1, 2, 3], "model": 1})
     assert first.facts == second.facts
 

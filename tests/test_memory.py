@@ -7,8 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from folio import UserError, distributed, memory
-from folio.forecast import (
+from folio import UserError
+from folio.machine import distributed, memory
+from folio.machine.kernels import adapt
+from folio.machine.runtime import Runtime, resolve_runtime
+from folio.training.forecast import (
     bytes_kept_by_block,
     bytes_of_loss,
     memory_of,
@@ -17,9 +20,7 @@ from folio.forecast import (
     suggest_memory_fix,
     training_memory,
 )
-from folio.kernels import adapt
-from folio.loader import resident_bytes
-from folio.runtime import Runtime, resolve_runtime
+from folio.training.loader import resident_bytes
 from model import GPT, POSITIONS, GPTConfig, cross_entropy
 from train import open_data, train
 
@@ -58,7 +59,7 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     return sum(sizes.values())
 
 
-@pytest.mark.architecture("folio/forecast.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/training/forecast.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
@@ -70,7 +71,7 @@ def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position)
     assert (two - one - cast_weights) / (4 * 64) == bytes_kept_by_block(config, dtype, "cpu")
 
 
-@pytest.mark.architecture("folio/forecast.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/training/forecast.py: bytes_kept_by_block, and training_memory for the rest")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
@@ -106,7 +107,7 @@ class PeakBytes(TorchDispatchMode):
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     """Against the peak of computing it. The gradient of x and the weights cast for matmuls are counted elsewhere."""
     N, V, C, n = 240, 1000, 8, 60
-    for module in ("model", "folio.forecast"):
+    for module in ("model", "folio.training.forecast"):
         monkeypatch.setattr(f"{module}.LOGITS_AT_ONCE", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
@@ -116,7 +117,7 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     assert bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
 
 
-@pytest.mark.architecture("folio/forecast.py: training_memory")
+@pytest.mark.architecture("folio/training/forecast.py: training_memory")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_the_forecast_includes_the_bias_of_a_position_method(dtype, position):
@@ -173,7 +174,7 @@ def test_a_fix_never_changes_the_sequences_per_step(tiny):
     assert suggest_memory_fix(cfg, lambda changed: changed.batch_size == 1) is None
 
 
-@pytest.mark.architecture("folio/forecast.py: refuse_too_large")
+@pytest.mark.architecture("folio/training/forecast.py: refuse_too_large")
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_model_that_is_too_large_for_the_memory_is_refused(tiny, monkeypatch, optimizer):
     """The forecast was only printed, and the allocator raised an exception or the system killed the run."""
@@ -216,7 +217,7 @@ def test_a_containers_file_cache_counts_as_free(tmp_path, monkeypatch):
     assert memory.free(torch.device("cpu")) > 2**20
 
 
-@pytest.mark.architecture("folio/forecast.py: refuse_too_large")
+@pytest.mark.architecture("folio/training/forecast.py: refuse_too_large")
 def test_with_fsdp_a_model_may_be_larger(tiny, monkeypatch):
     shape = dict(n_layer=4, n_embd=64, n_head=4)
     size = 16 * (12 * 4 * 64**2 + (43 + 32) * 64)

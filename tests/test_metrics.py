@@ -1,6 +1,6 @@
 import json
 
-from folio.metrics import Metrics
+from folio.training.run_log import Metrics
 
 CONFIG = dict(wandb_log=False)
 LINE = dict(val_loss=None, tokens_per_second=None, mfu=None)

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from folio.find_data import find_datasets
-from folio.windows import Mixture
+from folio.data.find_data import find_datasets
+from folio.data.windows import Mixture
 from model import ACTIVATIONS, GPT, SHAPES, GPTConfig, main
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)

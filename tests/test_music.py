@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import symusic
 
-from folio import UserError, tokenizer
-from folio.music import (
+from folio import UserError
+from folio.data import tokenizer
+from folio.data.sources.music import (
     EventFormat,
     Note,
     PieceError,
@@ -22,7 +23,7 @@ from folio.music import (
     transpose,
     write_midi,
 )
-from folio.tokenizer import MidiTokenizer, TextError
+from folio.data.tokenizer import MidiTokenizer, TextError
 
 PERFORMANCE = EventFormat()
 SCORE = EventFormat("beats", steps=4, longest_shift=4, velocities=0, lowest=30, highest=90, tempo=80.0)

@@ -14,10 +14,10 @@ from test_tunes import tune
 
 import sample
 from folio import UserError
-from folio.configurator import ConfigError, load
-from folio.memorized import TrainingIndex
-from folio.music import EventFormat, Note
-from folio.music_measures import (
+from folio.base.settings import ConfigError, load
+from folio.data.sources.music import EventFormat, Note
+from folio.evaluation.memorization import TrainingIndex
+from folio.evaluation.music_measures import (
     Piece,
     Share,
     distance,

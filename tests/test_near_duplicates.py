@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from folio import UserError
-from folio.configurator import load
-from folio.near_duplicates import NO_WORDS, SimilarDocuments, count_near_duplicates, signatures_of
-from folio.text_kernels import BANDS, PERMUTATIONS, SIMILARITY
+from folio.base.settings import load
+from folio.data.minhash import BANDS, PERMUTATIONS, SIMILARITY
+from folio.data.near_duplicates import NO_WORDS, SimilarDocuments, count_near_duplicates, signatures_of
 from tools import bench_duplicates
 from tools.bench_duplicates import DuplicatesBenchConfig, change, jaccard, measure
 

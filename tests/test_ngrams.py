@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from folio.ngrams import BOUNDARY, BOUNDARY_WORD, HashFilter, HashSet, mix, ngrams_within_documents, word_hashes
+from folio.data.ngrams import BOUNDARY, BOUNDARY_WORD, HashFilter, HashSet, mix, ngrams_within_documents, word_hashes
 
 CHARACTERS = [*"abXYZ019", *" .,;\n-_", *"éÉßẞЖжΣςσỆệᲐა中日カ한", "\u2019", "\u201c", "\u2013", "\u00a0", "«", "🎉"]
 

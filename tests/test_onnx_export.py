@@ -20,9 +20,11 @@ from torch.onnx._internal.exporter import _onnx_program
 from transformers import AutoTokenizer
 
 import model as model_py
-from folio import UserError, configurator, convert, onnx_export
-from folio.checkpoint import Checkpoint
-from folio.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer, Tokenizer
+from folio import UserError
+from folio.base import settings
+from folio.checkpoints import foreign, onnx_export
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer, Tokenizer
 from model import GPT, POSITIONS
 from tools import export
 
@@ -46,9 +48,9 @@ def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
 
 def run_export(loaded: Checkpoint, output: Path, *arguments: str) -> None:
     """The command, without its process."""
-    cfg = configurator.load(export.ExportConfig, ["random", str(output), "--to=onnx", *arguments])
+    cfg = settings.load(export.ExportConfig, ["random", str(output), "--to=onnx", *arguments])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convert, "load", lambda *_: loaded)
+        patch.setattr(foreign, "load", lambda *_: loaded)
         export.main(cfg)
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from repository import ROOT
 
-from folio import distributed, optim
-from folio.distributed import Group
-from folio.optim import (
+from folio.machine import distributed
+from folio.machine.distributed import Group
+from folio.training import optim
+from folio.training.optim import (
     LR_SCHEDULES,
     Muon,
     load_state_tensors,
@@ -286,7 +287,7 @@ def test_a_step_does_not_import_the_compiler(kind):
     """Training started a second later, because methods of torch's optimizers imported torch._dynamo."""
     code = f"""
 import sys, torch
-from folio.optim import load_state_tensors, make_optimizer, state_tensors
+from folio.training.optim import load_state_tensors, make_optimizer, state_tensors
 from model import GPT, GPTConfig
 model = GPT(GPTConfig(8, 9, 1, 1, 4))
 optimizer = make_optimizer(model, {kind!r}, 1e-3, (0.9, 0.95), 0.1)

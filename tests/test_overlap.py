@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folio import overlap
-from folio.shards import Dataset, Shard
+from folio.data.shards import Dataset, Shard
+from folio.evaluation import overlap
 
 
 def choose_probes(*documents: np.ndarray) -> list[np.ndarray]:

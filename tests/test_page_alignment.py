@@ -6,7 +6,7 @@ from numpy_gpt import NumpyGPT, assert_same
 from test_view import Viewer, browser, in_browser, new_viewer, serving  # noqa: F401
 from viewed_models import save_random_run
 
-from folio.tokenizer import ByteTokenizer, CharTokenizer
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
 
 SOURCE, PROMPT = "en: May 3, 2026 ", "en: May 3, 2026 | de:"
 SIZES = dict(block_size=32, n_layer=3, n_head=2, n_embd=16)

@@ -18,11 +18,12 @@ from decoding import decoder_in, random_model
 from runs import blank_state
 from torch import Tensor
 
-from folio import checkpoint, torch_decoder
-from folio.generate import generate
-from folio.sampling import Sampling, uniforms
-from folio.snapshots import write_snapshot
-from folio.tokenizer import CharTokenizer
+from folio.checkpoints import checkpoint
+from folio.checkpoints.snapshots import write_snapshot
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding import torch_decoder
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sampling, uniforms
 from model import GPT
 
 pytestmark = pytest.mark.browser
@@ -51,9 +52,9 @@ def serve(tmp_path) -> Iterator[Callable[..., str]]:
     """A function that serves runs, each given by its models by step, and returns the address."""
     import uvicorn
 
-    from folio.trace_provider import TraceProvider
-    from folio.viewed_model import ViewedModel
-    from folio.viewer import make_app
+    from folio.web.questions import TraceProvider
+    from folio.web.viewed_model import ViewedModel
+    from folio.web.viewer import make_app
 
     servers = []
 

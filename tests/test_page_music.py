@@ -13,11 +13,11 @@ from test_view import Served, Viewer, browser, in_browser, new_viewer, serving  
 from viewed_models import save_random_run
 
 from folio import UserError
-from folio.language_model import LanguageModel
-from folio.music import EventFormat
-from folio.tokenizer import ByteTokenizer, MidiTokenizer
-from folio.trace_provider import TraceProvider
-from folio.viewed_model import ViewedModel
+from folio.data.sources.music import EventFormat
+from folio.data.tokenizer import ByteTokenizer, MidiTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
 from model import GPT
 
 SIZES = dict(block_size=64, n_layer=2, n_head=3, n_embd=24, position="relative")

@@ -8,7 +8,7 @@ from numpy_gpt import NumpyGPT, assert_same
 from test_view import Viewer, browser, in_browser, new_viewer, served, servers  # noqa: F401
 from waiting import wait_until
 
-from folio.language_model import LanguageModel
+from folio.decoding.language_model import LanguageModel
 
 PROMPT = "To be"
 

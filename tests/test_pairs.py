@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from folio import UserError
-from folio.pairs import Pair, make_pair, read_pairs, split_pairs, validation_pairs, write_pairs
-from folio.shards import Shard, open_dataset
-from folio.tokenizer import ByteTokenizer
+from folio.data.shards import Shard, open_dataset
+from folio.data.sources.pairs import Pair, make_pair, read_pairs, split_pairs, validation_pairs, write_pairs
+from folio.data.tokenizer import ByteTokenizer
 from prepare import pairs as prepare_pairs
 from prepare import translation
 from prepare.pairs import PairsConfig

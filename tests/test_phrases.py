@@ -8,7 +8,7 @@ import pytest
 from babel import Locale
 
 from folio import UserError
-from folio.phrases import (
+from folio.data.sources.phrases import (
     FIRST_DATE,
     KINDS,
     LANGUAGES,

@@ -7,7 +7,10 @@ import pytest
 import torch
 from simulated import SimulatedMachine
 
-from folio import UserError, configurator, forecast, memory
+from folio import UserError
+from folio.base import settings
+from folio.machine import memory
+from folio.training import forecast
 from model import GPT, GPTConfig
 from tools import plan, report
 from train import TrainConfig, train
@@ -15,7 +18,7 @@ from train import TrainConfig, train
 
 def run_plan(*args: str) -> tuple[plan.PlanConfig, dict]:
     """The settings, and the content of plan.json."""
-    cfg = configurator.load(plan.PlanConfig, [*args, "--save"])
+    cfg = settings.load(plan.PlanConfig, [*args, "--save"])
     plan.main(cfg)
     return cfg, json.loads(Path(cfg.out_dir, "plan.json").read_text())
 
@@ -67,7 +70,7 @@ def test_a_plan_counts_the_table_of_a_position_method(position, parameters, tmp_
 def test_a_plan_leaves_no_folder_behind(tmp_path, capsys):
     """Each plan wrote OUT_DIR/plan.json, also of runs that were never started."""
     args = [f"--out_dir={tmp_path / 'out'}", f"--data_dir={tmp_path}", "--device=4090"]
-    plan.main(configurator.load(plan.PlanConfig, args))
+    plan.main(settings.load(plan.PlanConfig, args))
     out = capsys.readouterr().out
     assert "1 x RTX 4090, by its data sheet" in out and f"add --save to write {tmp_path / 'out' / 'plan.json'}" in out
     assert not list(tmp_path.iterdir())

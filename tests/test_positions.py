@@ -12,11 +12,11 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from folio.cpu_decoder import FORMATS, CPUBatch
-from folio.generate import generate
-from folio.kernels import attention_weights
-from folio.quantize import quantized
-from folio.torch_decoder import TorchBatch
+from folio.decoding.cpu_decoder import FORMATS, CPUBatch
+from folio.decoding.generate import generate
+from folio.decoding.quantize import quantized
+from folio.decoding.torch_decoder import TorchBatch
+from folio.machine.kernels import attention_weights
 from model import (
     GPT,
     POSITIONS,

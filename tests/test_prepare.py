@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 from tiny_tokenizers import bpe
 
-from folio import UserError, compiled, corpus, dataset_builder, tokenizer
-from folio import prepare as prepare_module
-from folio.blocks import document_hash
-from folio.configurator import ConfigError, check, load
-from folio.corpus import Corpus, find_sources
-from folio.dataset_builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
-from folio.files import read_json, write_json
-from folio.prepare import PrepareConfig, name_from, prepare
-from folio.shards import open_dataset
-from folio.windows import parse_mixture
-from folio.workers import map_in_order
+from folio import UserError
+from folio.base.files import read_json, write_json
+from folio.base.settings import ConfigError, check, load
+from folio.base.workers import map_in_order
+from folio.data import builder, corpus, tokenizer
+from folio.data import prepare as prepare_module
+from folio.data.blocks import document_hash
+from folio.data.builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
+from folio.data.corpus import Corpus, find_sources
+from folio.data.prepare import PrepareConfig, name_from, prepare
+from folio.data.shards import open_dataset
+from folio.data.windows import parse_mixture
+from folio.machine import compiled
 from prepare.text import TextConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -653,7 +655,7 @@ def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines,
 
 def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
     """So the line that says what is compiled is printed once."""
-    monkeypatch.setattr("folio.tokenizer.CACHE_WORDS_AFTER", 10)
+    monkeypatch.setattr("folio.data.tokenizer.CACHE_WORDS_AFTER", 10)
     monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
     loaded, address = tmp_path / "loaded", compiled.address
 
@@ -728,7 +730,7 @@ def test_killed_after_finishing_a_shard_and_before_saving_the_progress(save, lin
             raise KeyboardInterrupt
         write_json(path, value)
 
-    monkeypatch.setattr(dataset_builder, "write_json", killed)
+    monkeypatch.setattr(builder, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
         prepare(config(tmp_path, shard_tokens=700), lines, "killed")
     assert content(prepare(config(tmp_path, shard_tokens=700), lines, "killed")) == content(straight)
@@ -795,7 +797,7 @@ def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
     script.write_text(
         "import sys, time\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from folio.workers import map_in_order\n"
+        "from folio.base.workers import map_in_order\n"
         "print('started', flush=True)\n"
         "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
     )

@@ -10,9 +10,10 @@ import pytest
 from test_music import SCORE, write
 
 from folio import UserError
-from folio.configurator import ConfigError, load
-from folio.files import read_json
-from folio.music import (
+from folio.base.files import read_json
+from folio.base.settings import ConfigError, load
+from folio.data.shards import open_dataset
+from folio.data.sources.music import (
     EventFormat,
     Note,
     PieceError,
@@ -21,8 +22,7 @@ from folio.music import (
     in_order,
     notes_of_events,
 )
-from folio.music_corpus import in_one_key, split_pieces, versions
-from folio.shards import open_dataset
+from folio.data.sources.music_corpus import in_one_key, split_pieces, versions
 from prepare import chorales, midi
 from prepare.chorales import ChoralesConfig
 from prepare.midi import MidiConfig

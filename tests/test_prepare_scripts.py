@@ -16,12 +16,13 @@ from processes import run
 from pyarrow import parquet
 from tiny_tokenizers import bpe
 
-from folio import UserError, corpus, tokenizer
-from folio.blocks import document_hash
-from folio.configurator import ConfigError, load, run_script
-from folio.files import read_json
-from folio.prepare import default_name
-from folio.shards import open_dataset
+from folio import UserError
+from folio.base.files import read_json
+from folio.base.settings import ConfigError, load, run_script
+from folio.data import corpus, tokenizer
+from folio.data.blocks import document_hash
+from folio.data.prepare import default_name
+from folio.data.shards import open_dataset
 from prepare import openwebtext, pairs, shakespeare, shakespeare_char
 from prepare import text as prepare_text
 from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from folio.number_format import counted, format_value
+from folio.base.number_format import counted, format_value
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = "from folio.progress import progress_bar\nfor _ in progress_bar(iterable=range(3), desc='steps'): pass"
+CODE = "from folio.base.progress import progress_bar\nfor _ in progress_bar(iterable=range(3), desc='steps'): pass"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
@@ -77,8 +77,8 @@ def in_terminal(code: str) -> str:
 CODE_OF_A_SCRIPT = f"""
 import sys
 from folio import UserError
-from folio.configurator import run_script
-from folio.progress import note
+from folio.base.settings import run_script
+from folio.base.progress import note
 
 def main(arguments):
     print({HOSTILE!r})

@@ -3,8 +3,10 @@ import pytest
 import torch
 from decoding import random_model
 
-from folio import UserError, memory, quantize
-from folio.quantize import pack_int4, quantize_int8, quantized, round_trip
+from folio import UserError
+from folio.decoding import quantize
+from folio.decoding.quantize import pack_int4, quantize_int8, quantized, round_trip
+from folio.machine import memory
 
 
 def test_int8_rounds_to_the_nearest_of_255_numbers(seed):

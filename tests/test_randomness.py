@@ -1,6 +1,6 @@
 import numpy as np
 
-from folio.randomness import derive_seed, permute
+from folio.base.randomness import derive_seed, permute
 
 
 def test_permute_is_a_permutation_for_every_key(seed):

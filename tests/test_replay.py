@@ -1,4 +1,4 @@
-"""tools/replay.py and folio/replay.py: a step of a run, trained again, against the run's log and independent passes."""
+"""A step of a run, trained again, against the run's log and independent passes."""
 
 import json
 import math
@@ -19,10 +19,12 @@ from torchrun import ROOT, run_ranks, start_script_ranks
 
 import tools.replay as replay_script
 import train as train_script
-from folio import UserError, checkpoint, configurator, run_folder
-from folio.files import locked
-from folio.replay_report import label, visible
-from folio.runtime import Runtime
+from folio import UserError
+from folio.base import settings
+from folio.base.files import locked
+from folio.checkpoints import checkpoint, run_folder
+from folio.experiments.replay_report import label, visible
+from folio.machine.runtime import Runtime
 from model import GPT
 from prepare import text as prepare_text
 from tools.replay import ReplayConfig, main
@@ -413,7 +415,7 @@ def test_ctrl_c_ends_with_one_line(tiny, monkeypatch, capsys):
 )
 def test_bad_arguments_are_errors_in_one_line(arguments, message):
     with pytest.raises(UserError, match=re.escape(message)) as error:
-        configurator.load(ReplayConfig, arguments)
+        settings.load(ReplayConfig, arguments)
     assert "\n" not in str(error.value)
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from folio import UserError, configurator
-from folio.number_format import format_seconds
-from folio.runs import Run
-from folio.selection import sort_runs
+from folio import UserError
+from folio.base import settings
+from folio.base.number_format import format_seconds
+from folio.experiments.runs import Run
+from folio.experiments.selection import sort_runs
 from model import GPT, GPTConfig
 from tools.report import ReportConfig, main, report, summary
 from train import train
@@ -160,7 +161,7 @@ def test_seconds_are_readable(seconds, text):
 
 def test_without_a_run_the_command_is_shown():
     with pytest.raises(UserError, match="runs: name at least one run's folder, as in python tools/report"):
-        configurator.load(ReportConfig, [])
+        settings.load(ReportConfig, [])
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path):

@@ -16,13 +16,16 @@ from processes import ROOT, start, wait
 from runs import blank_state, edit_state, write_state
 
 import train as train_script
-from folio import UserError, checkpoint, configurator, load, run_folder, runs
-from folio.files import is_locked
-from folio.find_runs import resolve, runs_under
-from folio.runs import Run, is_logged
-from folio.selection import Selection, different_settings
-from folio.session import TrainingError
-from folio.viewed_model import ViewedModel
+from folio import UserError, load
+from folio.base import settings
+from folio.base.files import is_locked
+from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints.find_runs import resolve, runs_under
+from folio.experiments import runs
+from folio.experiments.runs import Run, is_logged
+from folio.experiments.selection import Selection, different_settings
+from folio.training.session import TrainingError
+from folio.web.viewed_model import ViewedModel
 from prepare import text as prepare_text
 from sample import SampleConfig
 from sample import main as sample
@@ -62,7 +65,7 @@ def set_date(folder: Path, seconds: int) -> None:
 def listed(capsys, *arguments: str) -> str:
     """What tools/runs.py prints with these arguments."""
     capsys.readouterr()
-    main(configurator.load(RunsConfig, [*arguments]))
+    main(settings.load(RunsConfig, [*arguments]))
     return capsys.readouterr().out
 
 
@@ -306,7 +309,7 @@ def four(tmp_path, monkeypatch) -> Path:
 
 def names(*arguments: str) -> list[str]:
     """The last parts of the selected runs' names."""
-    cfg = configurator.load(RunsConfig, [*arguments])
+    cfg = settings.load(RunsConfig, [*arguments])
     return [run.name[-1] for run in cfg.select(runs_under(Path()), Path())]
 
 
@@ -378,7 +381,7 @@ def test_runs_are_filtered_sorted_and_limited(four, arguments, expected):
 )  # fmt: skip
 def test_mistakes_get_one_line(four, arguments, message):
     with pytest.raises(UserError) as error:
-        main(configurator.load(RunsConfig, arguments))
+        main(settings.load(RunsConfig, arguments))
     assert str(error.value).startswith(message) or message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -465,20 +468,20 @@ def test_json_holds_every_run_with_all_settings(four, tmp_path, capsys):
 
 
 def test_an_option_that_is_a_list_can_be_given_several_times():
-    cfg = configurator.load(Selection, ["--filter=a, b", "--filter", "c=1"])
-    assert cfg.filter == ("a", "b", "c=1") and configurator.load(Selection, []).filter == ()
-    assert re.search(r"--filter= +state=failed", configurator.help_text(Selection))
+    cfg = settings.load(Selection, ["--filter=a, b", "--filter", "c=1"])
+    assert cfg.filter == ("a", "b", "c=1") and settings.load(Selection, []).filter == ()
+    assert re.search(r"--filter= +state=failed", settings.help_text(Selection))
 
 
 def test_the_report_takes_the_same_selection(four, tmp_path, capsys):
-    cfg = configurator.load(report.ReportConfig, [".", "--filter=state=finished", "--output=page.html"])
+    cfg = settings.load(report.ReportConfig, [".", "--filter=state=finished", "--output=page.html"])
     report.main(cfg)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<title>Folio: sweep-x/c, a</title>" in page
-    report.main(configurator.load(report.ReportConfig, ["sweep-x", "--limit=1"]))
+    report.main(settings.load(report.ReportConfig, ["sweep-x", "--limit=1"]))
     assert "<title>Folio: b</title>" in (tmp_path / "sweep-x" / "report.html").read_text(encoding="utf-8")
     with pytest.raises(UserError, match="none of 2 runs matches; their n_layer: 6"):
-        report.main(configurator.load(report.ReportConfig, ["sweep-x", "--filter=n_layer=3"]))
+        report.main(settings.load(report.ReportConfig, ["sweep-x", "--filter=n_layer=3"]))
 
 
 def test_a_report_of_many_runs_has_one_closed_part_per_run(tmp_path, monkeypatch):
@@ -538,24 +541,24 @@ def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
     assert load("latest", device="cpu").generate("the", max_new_tokens=5, temperature=0.0) == expected
     for setting in "--out_dir=latest", "--init_from=latest":
         options = ["--start=the", "--max_new_tokens=5", "--temperature=0", "--device=cpu", setting]
-        sample(configurator.load(SampleConfig, options))
+        sample(settings.load(SampleConfig, options))
         captured = capsys.readouterr()
         assert captured.out == f"the{expected}\n" and f"by {two}" in captured.err
     assert evaluate.expand("old,latest") == ["old", str(two)] and evaluate.expand("latest") == [str(two)]
     with pytest.raises(UserError, match="is on both sides"):
-        evaluate.choose_sides(configurator.load(evaluate.EvaluateConfig, ["compare", "latest", str(two)]))
-    export.main(configurator.load(export.ExportConfig, ["--to=nanogpt", "latest", "exported"]))
+        evaluate.choose_sides(settings.load(evaluate.EvaluateConfig, ["compare", "latest", str(two)]))
+    export.main(settings.load(export.ExportConfig, ["--to=nanogpt", "latest", "exported"]))
     assert (tmp_path / "exported" / "ckpt.pt").exists()
     assert ViewedModel("latest", "best", torch.device("cpu")).name == str(two)
-    report.main(configurator.load(report.ReportConfig, ["latest"]))
+    report.main(settings.load(report.ReportConfig, ["latest"]))
     assert "<title>Folio: new</title>" in (two / "report.html").read_text(encoding="utf-8")
-    main(configurator.load(RunsConfig, ["latest"]))
+    main(settings.load(RunsConfig, ["latest"]))
     assert "\nnew " in capsys.readouterr().out
 
 
 def test_latest_resumes_and_finetunes(two, tiny, data_dir, capsys):
     """The line that continues the run, and the checkpoint, name its folder: latest will soon be another run."""
-    train_script.main(configurator.load(TrainConfig, ["--init_from=resume", "--out_dir=latest", "--max_iters=6"]))
+    train_script.main(settings.load(TrainConfig, ["--init_from=resume", "--out_dir=latest", "--max_iters=6"]))
     assert run_folder.last_state(two)["step"] == 6 and f"--out_dir={two}" in capsys.readouterr().out
     cfg = tiny(out_dir="fine", init_from="latest", n_layer=1, max_iters=2)
     train_script.main(cfg)
@@ -565,9 +568,9 @@ def test_latest_resumes_and_finetunes(two, tiny, data_dir, capsys):
 
 def test_a_new_run_is_not_called_latest(two, tmp_path):
     with pytest.raises(UserError, match=r"out_dir=latest: it names the run that was written to last; resume that with"):
-        configurator.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"])
+        settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"])
     (tmp_path / "latest").mkdir()
-    assert configurator.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"]).out_dir == "latest"
+    assert settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"]).out_dir == "latest"
 
 
 def test_torchrun_does_not_guess_what_latest_is(two, monkeypatch):
@@ -578,7 +581,7 @@ def test_torchrun_does_not_guess_what_latest_is(two, monkeypatch):
         with pytest.raises(
             UserError, match=rf"=latest: under torchrun, name the run's folder: --\w+={re.escape(str(two))}"
         ):
-            train_script.main(configurator.load(TrainConfig, options))
+            train_script.main(settings.load(TrainConfig, options))
 
 
 def test_a_sweep_does_not_start_its_trials_from_the_latest_of_them(two):
@@ -589,5 +592,5 @@ def test_a_sweep_does_not_start_its_trials_from_the_latest_of_them(two):
 def test_the_tokenizer_of_the_latest_run_prepares_a_text(two, tmp_path, text, capsys):
     (tmp_path / "more.txt").write_text(text[:5000])
     options = ["more.txt", "--tokenizer=latest", "--data_dir=data", "--on_unknown=skip"]
-    prepare_text.main(configurator.load(prepare_text.TextConfig, options))
+    prepare_text.main(settings.load(prepare_text.TextConfig, options))
     assert f"--init_from={two}" in capsys.readouterr().out

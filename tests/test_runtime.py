@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from folio import UserError, runtime
-from folio.runtime import Length, resolve_runtime
+from folio import UserError
+from folio.machine import runtime
+from folio.machine.runtime import Length, resolve_runtime
 
 
 @pytest.fixture(autouse=True)

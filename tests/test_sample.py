@@ -13,11 +13,16 @@ import pytest
 import torch
 from tiny_tokenizers import bpe
 
-from folio import UserError, checkpoint, configurator, convert, language_model, memory, tokenizer
-from folio.checkpoint import LazyTensors
-from folio.cpu_decoder import CPUDecoder
-from folio.language_model import LanguageModel
-from folio.tokenizer import ByteTokenizer
+from folio import UserError
+from folio.base import settings
+from folio.checkpoints import checkpoint, foreign
+from folio.checkpoints.checkpoint import LazyTensors
+from folio.data import tokenizer
+from folio.data.tokenizer import ByteTokenizer
+from folio.decoding import language_model
+from folio.decoding.cpu_decoder import CPUDecoder
+from folio.decoding.language_model import LanguageModel
+from folio.machine import memory
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from sample import SampleConfig, main
@@ -136,7 +141,7 @@ def test_all_invalid_settings_are_reported_together():
     )
     invalid |= dict(min_p=0.0, repetition_penalty=0.0, logprobs=-1, compile=True, stop="")
     with pytest.raises(UserError) as error:
-        configurator.check(SampleConfig(**invalid))
+        settings.check(SampleConfig(**invalid))
     named = {line.split("=")[0] for line in str(error.value).splitlines()}
     assert named == invalid.keys()
     assert [name for name, _ in SampleConfig(prompts="a.jsonl", start="b").problems()] == ["prompts"]
@@ -273,7 +278,7 @@ def run_command(out_dir: str, *arguments: str) -> str:
     """What `python sample.py ARGUMENTS` prints to standard output."""
     out = io.StringIO()
     with redirect_stdout(out):
-        main(configurator.load(SampleConfig, [f"--out_dir={out_dir}", "--dtype=float32", *arguments]))
+        main(settings.load(SampleConfig, [f"--out_dir={out_dir}", "--dtype=float32", *arguments]))
     return out.getvalue()
 
 
@@ -349,7 +354,7 @@ def test_logprobs_of_more_tokens_than_the_tokenizer_has(trained, monkeypatch):
     tokens, wte = loaded.tokenizer.vocab_size, loaded.model["transformer.wte.weight"]
     loaded.model["transformer.wte.weight"] = torch.cat([wte, wte])
     loaded.state["model"]["vocab_size"] = 2 * tokens
-    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
     (line,) = run_command(trained, "--logprobs=1000000000000000000000000", "--max_new_tokens=1").splitlines()
     assert len(re.findall(r" -\d+\.\d{3}", line)) == 1 + tokens
 
@@ -513,7 +518,7 @@ def test_ctrl_c_ends_the_text_and_exits_with_130(trained, monkeypatch, capsys):
     monkeypatch.setattr(language_model.TextStream, "push", push_or_interrupt)
     monkeypatch.setattr("sys.argv", ["sample.py", f"--out_dir={trained}", "--dtype=float32", "--start=The"])
     with pytest.raises(SystemExit) as end:
-        configurator.run_script(main, SampleConfig)
+        settings.run_script(main, SampleConfig)
     out, err = capsys.readouterr()
     assert end.value.code == 130 and len(out) == 3 + 9 + 1 and out.endswith("\n")
     assert int(re.search(r"10 tokens, ([\d,]+) tokens/s", err)[1].replace(",", "")) > 0
@@ -523,7 +528,7 @@ def test_ctrl_c_ends_the_text_and_exits_with_130(trained, monkeypatch, capsys):
 def test_a_name_that_is_too_long_for_the_system_is_one_line(option, trained, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["sample.py", f"--out_dir={trained}", option + "x" * 256])
     with pytest.raises(SystemExit) as end:
-        configurator.run_script(main, SampleConfig)
+        settings.run_script(main, SampleConfig)
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: xxx") and error.endswith("File name too long\n")
 
@@ -536,7 +541,7 @@ def test_an_error_of_the_system_without_a_file_name_keeps_its_traceback(number, 
         raise OSError(number, os.strerror(number))
 
     with pytest.raises(OSError, match=os.strerror(number)):
-        configurator.run_script(fail)
+        settings.run_script(fail)
 
 
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
@@ -570,7 +575,7 @@ def test_nan_weights_are_a_one_line_error(trained, monkeypatch):
     """An id beyond the vocabulary was sampled, which ended in a traceback."""
     loaded = checkpoint.load(Path(trained), "best")
     loaded.model["transformer.ln_f.weight"][3] = torch.nan
-    monkeypatch.setattr(convert, "load", lambda *_: loaded)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
     for dtype in ("float32", "int8"):
         with pytest.raises(UserError, match=r"^the model computes NaN: use another checkpoint, or --dtype=float32"):
             run_command(trained, f"--dtype={dtype}")

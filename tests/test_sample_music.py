@@ -11,8 +11,8 @@ from test_sample import run, sample_text, trained_once  # noqa: F401  run and tr
 from test_tunes import tune
 
 from folio import UserError
-from folio.configurator import ConfigError, load
-from folio.music import EventFormat, events_of_file, notes_of_events
+from folio.base.settings import ConfigError, load
+from folio.data.sources.music import EventFormat, events_of_file, notes_of_events
 from prepare import midi
 from prepare import tunes as prepare_tunes
 from prepare.midi import MidiConfig

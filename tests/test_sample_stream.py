@@ -9,12 +9,13 @@ from tiny_tokenizers import trained
 from viewed_models import save_random_run
 from waiting import wait_until
 
-from folio import UserError, sample_stream
-from folio.language_model import LanguageModel
-from folio.snapshots import write_snapshot
-from folio.tokenizer import CharTokenizer
-from folio.trace_provider import TraceProvider
-from folio.viewed_model import ViewedModel
+from folio import UserError
+from folio.checkpoints.snapshots import write_snapshot
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web import playground
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
 
 SEED = 5  # of the weights
 CHARACTERS = "\n abcdefghijklmnopqr.,é日"
@@ -160,13 +161,13 @@ def test_a_branch_begins_with_its_text(provider, runs):
 
 def test_a_model_that_computes_nan_samples_until_then(tmp_path, monkeypatch):
     """If the engine was some steps ahead of the page, the error came before the tokens that it had sampled."""
-    wait_for_step = sample_stream.wait_for_step
+    wait_for_step = playground.wait_for_step
 
     def wait_for_end(completions, *arguments):
         wait_until(lambda: completions[0].finish_reason)
         wait_for_step(completions, *arguments)
 
-    monkeypatch.setattr(sample_stream, "wait_for_step", wait_for_end)
+    monkeypatch.setattr(playground, "wait_for_step", wait_for_end)
     """If the engine was some steps ahead, the error came before the tokens that had been sampled."""
     for index, value, steps in ((0, torch.nan, 0), (3 * 16, torch.nan, 3)):  # the first position, and the fourth
         save_random_run(tmp_path / str(steps), CharTokenizer(CHARACTERS), SEED)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from folio import configurator
-from folio.schedule import Schedule, StepCounts
+from folio.base import settings
+from folio.training.schedule import Schedule, StepCounts
 from train import TrainConfig
 
 # --- step counts ------------------------------------------------------------------------------------------------------
@@ -19,7 +19,7 @@ def test_max_iters_on_the_command_line_scales_a_config_files_step_counts(tmp_pat
     )
 
     def counts(*args: str) -> tuple:
-        cfg = configurator.load(TrainConfig, ["x.py", *args])
+        cfg = settings.load(TrainConfig, ["x.py", *args])
         return cfg.max_iters, cfg.lr_decay_iters, cfg.warmup_iters, cfg.eval_interval, cfg.wsd_decay_iters
 
     assert counts() == (5000, 5000, 100, 250, None) and capsys.readouterr().out == ""
@@ -42,7 +42,7 @@ def test_default_step_counts_depend_on_max_iters(max_iters):
 
 
 def test_the_shakespeare_recipe_evaluates_all_validation_data_at_least_8_times():
-    cfg = configurator.load(TrainConfig, ["config/shakespeare_char.py"])
+    cfg = settings.load(TrainConfig, ["config/shakespeare_char.py"])
     assert cfg.step_counts.evaluations >= 8 and cfg.eval_iters is None
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from decoding import GREEDY, decoder_in, generate_tokens, random_model
 
-from folio import torch_decoder
-from folio.cpu_decoder import CPUBatch
-from folio.generate import generate
-from folio.runtime import resolve_runtime
-from folio.sampling import Sampling
-from folio.scheduler import Completion, Scheduler, TokenLogprobs
-from folio.torch_decoder import TorchBatch
+from folio.decoding import torch_decoder
+from folio.decoding.cpu_decoder import CPUBatch
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs
+from folio.decoding.torch_decoder import TorchBatch
+from folio.machine.runtime import resolve_runtime
 from model import GPT
 
 CPU = resolve_runtime("cpu", "float32", False)

@@ -1,7 +1,7 @@
 import pytest
 
-from folio.configurator import ConfigError
-from folio.search_space import Range, Values, describe_point, grid, parse_space
+from folio.base.settings import ConfigError
+from folio.experiments.sweep.space import Range, Values, describe_point, grid, parse_space
 from train import TrainConfig
 
 

@@ -17,10 +17,11 @@ from types import SimpleNamespace
 import pytest
 from viewed_models import save_random_run
 
-from folio import UserError, configurator
-from folio.chat import ChatTemplate
-from folio.language_model import LanguageModel
-from folio.tokenizer import ByteTokenizer
+from folio import UserError
+from folio.base import settings
+from folio.data.tokenizer import ByteTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web.chat import ChatTemplate
 from tools import serve
 from tools.serve import ServeConfig
 
@@ -47,7 +48,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[int]:
         return server
 
     monkeypatch.setattr(serve, "make_server", remember)
-    cfg = configurator.load(ServeConfig, [*arguments, "--port=0", "--device=cpu", "--rows=2"])
+    cfg = settings.load(ServeConfig, [*arguments, "--port=0", "--device=cpu", "--rows=2"])
     thread = threading.Thread(target=serve.main, args=(cfg,))
     thread.start()
     server, port = servers.get(timeout=300)
@@ -96,7 +97,7 @@ def ask(port: int, method: str, path: str, body: dict | None = None, **headers: 
 def test_mistakes_are_one_line(monkeypatch, arguments, message):
     monkeypatch.delenv(serve.KEY, raising=False)
     with pytest.raises(UserError) as caught:
-        serve.main(configurator.load(ServeConfig, arguments))
+        serve.main(settings.load(ServeConfig, arguments))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 

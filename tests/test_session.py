@@ -1,4 +1,4 @@
-"""folio/session.py, through train(): signals, metrics, checkpoints, full disks, patience, samples."""
+"""folio/training/session.py, through train(): signals, metrics, checkpoints, full disks, patience, samples."""
 
 import contextlib
 import json
@@ -22,12 +22,13 @@ from torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
 from waiting import wait_until
 
 import train as train_script
-from folio import UserError, checkpoint, convert, run_folder
-from folio.files import is_locked, read_json
-from folio.metrics import Metrics
-from folio.runtime import Runtime
-from folio.session import SignalHandler, TrainingError
-from folio.start import reserve
+from folio import UserError
+from folio.base.files import is_locked, read_json
+from folio.checkpoints import checkpoint, foreign, run_folder
+from folio.machine.runtime import Runtime
+from folio.training.run_log import Metrics
+from folio.training.session import SignalHandler, TrainingError
+from folio.training.start import reserve
 from train import train
 
 
@@ -244,8 +245,8 @@ def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
         """
 from pathlib import Path
 import sys
-from folio.files import is_locked, read_json
-from folio.metrics import Metrics
+from folio.base.files import is_locked, read_json
+from folio.training.run_log import Metrics
 line = dict(val_loss=None, tokens_per_second=None, mfu=None)
 with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
     for step, val_loss in ((1, None), (2, 3.5), (3, None)):
@@ -517,7 +518,7 @@ def test_samples_contain_no_padding_ids(tiny, monkeypatch):
         model={**saved.model, "transformer.wte.weight": wte},
         state={"model": {**saved.state["model"], "vocab_size": V + 500}},
     )
-    monkeypatch.setattr(convert, "load", lambda path: padded)
+    monkeypatch.setattr(foreign, "load", lambda path: padded)
     (Path(tiny().out_dir).parent / "padded").mkdir()
     cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
     train(cfg)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folio import shards as shards_module
-from folio.files import read_json, write_json
-from folio.shards import DatasetError, ShardWriter, open_dataset
-from folio.tokenizer import CharTokenizer
+from folio.base.files import read_json, write_json
+from folio.data import shards as shards_module
+from folio.data.shards import DatasetError, ShardWriter, open_dataset
+from folio.data.tokenizer import CharTokenizer
 from prepare import text as prepare_text
 
 
@@ -310,7 +310,7 @@ def test_there_may_be_more_shards_than_open_files(data_dir, tmp_path):
     program = """
 import resource, sys
 from folio import UserError
-from folio.shards import open_dataset
+from folio.data.shards import open_dataset
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
 try:

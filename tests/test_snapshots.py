@@ -1,4 +1,4 @@
-"""folio/snapshots.py, through train(), and the viewer's question about a run."""
+"""folio/checkpoints/snapshots.py, through train(), and the viewer's question about a run."""
 
 import json
 import random
@@ -15,12 +15,13 @@ import torch
 from runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
 from torchrun import LONG_RUN, ROOT, run_torchrun
 
-from folio import UserError, checkpoint, run_folder
-from folio.metrics import Metrics
-from folio.schedule import Schedule, StepCounts, snapshot_is_due, snapshot_steps
-from folio.snapshots import find_snapshots, read_snapshot, write_snapshot
-from folio.trace_provider import TraceProvider
-from folio.viewed_model import ViewedModel
+from folio import UserError
+from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints.snapshots import find_snapshots, read_snapshot, write_snapshot
+from folio.training.run_log import Metrics
+from folio.training.schedule import Schedule, StepCounts, snapshot_is_due, snapshot_steps
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
 from model import GPT
 from train import TrainConfig, train
 

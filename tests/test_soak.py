@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from folio.metrics import Metrics
+from folio.training.run_log import Metrics
 from prepare import text as prepare_text
 from train import train
 

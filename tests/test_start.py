@@ -1,4 +1,4 @@
-"""folio/start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
+"""start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
 
 import json
 import os
@@ -13,15 +13,17 @@ from filelock import FileLock
 from runs import assert_same_run, edit_state, read_metrics, same_tensors
 from simulated import SimulatedMachine
 
-from folio import UserError, checkpoint, configurator, load, run_folder
-from folio.generate import generate, make_decoder
-from folio.metrics import Metrics
-from folio.pairs import validation_pairs
-from folio.runtime import resolve_runtime
-from folio.sampling import Sampling
-from folio.session import TrainingError
-from folio.shards import open_dataset
-from folio.start import resumed
+from folio import UserError, load
+from folio.base import settings
+from folio.checkpoints import checkpoint, run_folder
+from folio.data.shards import open_dataset
+from folio.data.sources.pairs import validation_pairs
+from folio.decoding.generate import generate, make_decoder
+from folio.decoding.sampling import Sampling
+from folio.machine.runtime import resolve_runtime
+from folio.training.run_log import Metrics
+from folio.training.session import TrainingError
+from folio.training.start import resumed
 from model import GPT
 from prepare import pairs as prepare_pairs
 from train import TrainConfig, main, train
@@ -134,7 +136,7 @@ def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path
     Path("x.py").write_text("max_iters = 40\nwarmup_iters = 4\nlearning_rate = 1e-3\n")
     small = "n_layer n_head n_embd block_size batch_size dataset data_dir dtype out_dir eval_iters".split()
     args = ["x.py", *[f"--{name}={getattr(tiny(), name)}" for name in small], "--log_interval=1", "--sample_tokens=0"]
-    train(configurator.load(TrainConfig, [*args, "--max_iters=8"]))
+    train(settings.load(TrainConfig, [*args, "--max_iters=8"]))
     resume = ["--init_from=resume", "--max_iters=400", "--eval_interval=400", "--patience=1"]
     log = Metrics.log
 
@@ -144,7 +146,7 @@ def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Metrics, "log", log_and_stop_at_step_10)
-    train(configurator.load(TrainConfig, [*args, *resume]))
+    train(settings.load(TrainConfig, [*args, *resume]))
     assert [line["lr"] > 9e-4 for line in read_metrics(tiny().out_dir)][8:] == [True] * 3
 
 
@@ -158,7 +160,7 @@ def run_file(tiny, tmp_path, monkeypatch):
     Path("x.py").write_text("\n".join([*lines, *counts]))
 
     def run(*args: str) -> dict:
-        cfg = configurator.load(TrainConfig, list(args))
+        cfg = settings.load(TrainConfig, list(args))
         train(cfg)
         return checkpoint.load(Path(cfg.out_dir)).state["config"]
 
@@ -238,7 +240,7 @@ def resume_budget(run_file, capsys):
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
         capsys.readouterr()
-        given = configurator.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
+        given = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
         return resumed(given, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
 
     return resume
@@ -272,7 +274,7 @@ def test_step_counts_without_effect_on_a_time_budget_are_named(resume_budget):
 def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
     """It showed the defaults."""
     run_file("x.py", "--out_dir=a")
-    main(configurator.load(TrainConfig, ["--out_dir=a", "--init_from=resume", "--print_config", "--patience=3"]))
+    main(settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", "--print_config", "--patience=3"]))
     out = capsys.readouterr().out.splitlines()
     assert "n_layer = 2" in out and "dataset = 'verse'" in out and "patience = 3" in out
 
@@ -372,10 +374,10 @@ def test_a_shape_on_the_command_line_is_refused_even_if_it_is_the_default(tiny, 
     args = [f"--data_dir={tiny().data_dir}", "--dataset=verse", f"--out_dir={tmp_path / 'new'}"]
     args += [f"--init_from={tiny().out_dir}"]
     for setting in ("n_layer=12", "block_size=1024"):
-        cfg = configurator.load(TrainConfig, [*args, f"--{setting}"])
+        cfg = settings.load(TrainConfig, [*args, f"--{setting}"])
         with pytest.raises(UserError, match=rf"{setting}: the checkpoint .* has {setting.split('=')[0]}="):
             train(cfg)
-    train(configurator.load(TrainConfig, [*args, "--max_iters=2", "--batch_size=2"]))
+    train(settings.load(TrainConfig, [*args, "--max_iters=2", "--batch_size=2"]))
     assert checkpoint.load(tmp_path / "new").state["model"]["n_layer"] == 2
 
 
@@ -386,10 +388,10 @@ def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, mon
     Path("x.py").write_text("n_layer = 5\nn_head = 3\nn_embd = 48\nblock_size = 64\nmax_iters = 2\nbatch_size = 2\n")
     args = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
     args += [f"--init_from={tiny().out_dir}"]
-    train(configurator.load(TrainConfig, args))
+    train(settings.load(TrainConfig, args))
     message = "block_size=32 (not 64), n_layer=2 (not 5), n_head=2 (not 3), n_embd=32 (not 48)"
     assert message in capsys.readouterr().out and checkpoint.load(Path("new")).state["config"]["n_layer"] == 2
-    cfg = configurator.load(TrainConfig, [*args, "--n_layer=3", "--n_head=1"])
+    cfg = settings.load(TrainConfig, [*args, "--n_layer=3", "--n_head=1"])
     with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .*; n_head=1: the checkpoint .*; leave"):
         train(cfg.replace(overwrite=True))
 
@@ -400,11 +402,11 @@ def test_the_position_method_is_that_of_the_checkpoint(tiny, tmp_path, monkeypat
     Path("x.py").write_text("position = 'rotary'\nmax_iters = 2\nbatch_size = 2\n")
     args = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
     args += [f"--init_from={tiny().out_dir}"]
-    train(configurator.load(TrainConfig, args))
+    train(settings.load(TrainConfig, args))
     assert checkpoint.load(Path("new")).state["model"]["position"] == "alibi"
     assert "position=alibi (not rotary)" in capsys.readouterr().out
     for position in ("rotary", "learned"):
-        cfg = configurator.load(TrainConfig, [*args, f"--position={position}", "--overwrite"])
+        cfg = settings.load(TrainConfig, [*args, f"--position={position}", "--overwrite"])
         with pytest.raises(UserError, match=rf"^position={position}: the checkpoint .* has position=alibi; leave the"):
             train(cfg)
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from folio.measures import Measure
-from folio.statistics import (
+from folio.evaluation.intervals import (
     Estimate,
     _tukey,
     differences_to_best,
@@ -18,6 +17,7 @@ from folio.statistics import (
     share_interval,
     welch_difference,
 )
+from folio.evaluation.scores import Measure
 
 
 def test_a_mean_by_hand():

@@ -19,16 +19,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tiny_tokenizers import bpe
 
-from folio import UserError, checkpoint, configurator, convert, foreign_tokenizers
-from folio.checkpoint import Checkpoint
-from folio.export_formats import FORMATS
-from folio.files import read_json, sha256, write_json
-from folio.shards import nanogpt_tokenizer, open_dataset
-from folio.tokenizer import EOT_TEXT, CharTokenizer
+from folio import UserError
+from folio.base import settings
+from folio.base.files import read_json, sha256, write_json
+from folio.checkpoints import checkpoint, foreign, foreign_tokenizers
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import FORMATS
+from folio.data.shards import nanogpt_tokenizer, open_dataset
+from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 
-pytestmark = pytest.mark.architecture("folio/convert.py and export_formats.py, which know GPT-2's weights only")
+pytestmark = pytest.mark.architecture(
+    "folio/checkpoints: foreign.py and export_formats.py, which know GPT-2's weights only"
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 VALUES = st.recursive(
@@ -182,7 +186,7 @@ def foreign_file(to: str, name: str) -> Case:
 
         def attempt(content: bytes) -> None:
             changed.write_bytes(content)
-            loaded = convert.load(str(init_from))
+            loaded = foreign.load(str(init_from))
             loaded.build()
             loaded.tokenizer.decode([0])
 
@@ -198,7 +202,7 @@ HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_m
 def config_text(run: Path, data: Path, folder: Path) -> Prepared:
     def attempt(content: bytes) -> None:
         (folder / "config.py").write_bytes(content)
-        configurator.load(TrainConfig, [str(folder / "config.py")])
+        settings.load(TrainConfig, [str(folder / "config.py")])
 
     lines = ["dataset = 'a'", "n_layer = 4", "n_head = 4", "n_embd = 64 * n_layer", "out_dir = 'out' + 'x'"]
     return "\n".join([*lines, "dropout = -(-1) / 10**2\n"]).encode(), attempt
@@ -285,8 +289,8 @@ def test_a_small_file_with_a_huge_array_ends(tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 4, 2**62)))
     assert path.stat().st_size == 49
-    program = "import sys; from folio import convert, UserError\n"
-    program += "try: convert.load(sys.argv[1])\nexcept UserError as error: print(error)"
+    program = "import sys; from folio import UserError\nfrom folio.checkpoints import foreign\n"
+    program += "try: foreign.load(sys.argv[1])\nexcept UserError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "is not a GGUF file of GPT-2: it ends at byte 49, in the middle of a value" in done.stdout, done.stderr
 
@@ -326,7 +330,7 @@ def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
     content, reason = GGUF_WITH_WRONG_LENGTHS[case]
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(UserError, match=rf"x\.gguf is not a GGUF file of GPT-2: .*{reason}"):
-        convert.load(str(tmp_path / "x.gguf"))
+        foreign.load(str(tmp_path / "x.gguf"))
 
 
 def test_an_array_of_a_gguf_is_one_array(tmp_path):
@@ -337,11 +341,11 @@ def test_an_array_of_a_gguf_is_one_array(tmp_path):
     content += gguf_field(9, struct.pack("<IQ", 8, 3) + strings, b"tokenizer.ggml.tokens")
     content += gguf_field(9, struct.pack("<IQ3i", 5, 3, 1, -2, 3), b"tokenizer.ggml.token_type")
     (tmp_path / "x.gguf").write_bytes(content + bytes(32))
-    reader = convert._open_gguf(tmp_path / "x.gguf")
+    reader = foreign._open_gguf(tmp_path / "x.gguf")
     assert [len(reader.fields[name].parts) for name in ("not read", "tokenizer.ggml.tokens")] == [4, 4]
     assert reader.fields["not read"].parts[-1].shape == (2**21,)
-    assert convert._gguf_value(reader, "tokenizer.ggml.tokens") == ["ab", "", "é"]
-    assert convert._gguf_value(reader, "tokenizer.ggml.token_type") == [1, -2, 3]
+    assert foreign._gguf_value(reader, "tokenizer.ggml.tokens") == ["ab", "", "é"]
+    assert foreign._gguf_value(reader, "tokenizer.ggml.token_type") == [1, -2, 3]
 
 
 def test_gguf_that_is_cut_short_is_refused(tmp_path):
@@ -357,9 +361,9 @@ def test_gguf_that_is_cut_short_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    convert._open_gguf(tmp_path / "x.gguf")
+    foreign._open_gguf(tmp_path / "x.gguf")
     content = (tmp_path / "x.gguf").read_bytes()
     for size in range(len(content.rstrip(b"\0"))):  # the last tensor is followed by padding
         (tmp_path / "cut.gguf").write_bytes(content[:size])
         with pytest.raises(ValueError):
-            convert._open_gguf(tmp_path / "cut.gguf")
+            foreign._open_gguf(tmp_path / "cut.gguf")

@@ -7,8 +7,8 @@ import optuna
 import pytest
 
 from folio import UserError
-from folio.search_space import Range, Values
-from folio.study import (
+from folio.experiments.sweep.space import Range, Values
+from folio.experiments.sweep.study import (
     Study,
     TrialFailed,
     TrialInterrupted,

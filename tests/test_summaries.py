@@ -11,13 +11,14 @@ from hub import serving
 from processes import ROOT, run
 from pyarrow import parquet
 
-from folio import UserError, prepare_pairs
-from folio.configurator import load
-from folio.files import read_json, sha256
-from folio.pairs import split_pairs, validation_pairs
-from folio.prepare_pairs import choose_validation
-from folio.shards import Shard, open_dataset
-from folio.tokenizer import ByteTokenizer
+from folio import UserError
+from folio.base.files import read_json, sha256
+from folio.base.settings import load
+from folio.data.shards import Shard, open_dataset
+from folio.data.sources import prepare_pairs
+from folio.data.sources.pairs import split_pairs, validation_pairs
+from folio.data.sources.prepare_pairs import choose_validation
+from folio.data.tokenizer import ByteTokenizer
 from prepare import summaries
 from prepare.summaries import SummariesConfig, cut
 

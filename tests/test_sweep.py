@@ -17,13 +17,14 @@ from runs import assert_same_run
 from waiting import wait_until
 
 import train
-from folio import UserError, configurator
-from folio.configurator import ROOT
-from folio.search_space import Values
-from folio.study import Outcome
-from folio.sweep_page import curves, sweep_page
-from folio.sweep_results import notes, summarize
-from folio.trial import read_progress, reason_of_failure, run_training
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import ROOT
+from folio.experiments.sweep.results import notes, summarize
+from folio.experiments.sweep.results_page import curves, sweep_page
+from folio.experiments.sweep.space import Values
+from folio.experiments.sweep.study import Outcome
+from folio.experiments.sweep.trial import read_progress, reason_of_failure, run_training
 from tools import sweep
 from train import TrainConfig
 
@@ -48,7 +49,7 @@ def in_process(monkeypatch):
         started.append((folder.name, arguments))
         options = ["--init_from=resume"] if list(folder.glob("step-*")) else arguments
         try:
-            train.train(configurator.load(TrainConfig, [*options, f"--out_dir={folder}"]))
+            train.train(settings.load(TrainConfig, [*options, f"--out_dir={folder}"]))
         except UserError as error:
             return str(error)
         watch(*read_progress(folder))
@@ -346,7 +347,7 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(arguments, 
     assert 20 < done < 800 and (folder / f"step-{done:06d}").exists()
     sweep.main(words)
     straight = tmp_path / "straight"
-    train.train(configurator.load(TrainConfig, [*words[2:], "--seed=1337", f"--out_dir={straight}"]))
+    train.train(settings.load(TrainConfig, [*words[2:], "--seed=1337", f"--out_dir={straight}"]))
     assert_same_run(str(folder), str(straight))
 
 

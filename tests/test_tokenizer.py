@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tiktoken_ext.openai_public import r50k_pat_str
 from tiny_tokenizers import TEXT, bpe, trained
 
-from folio import UserError, tokenizer
-from folio.fetch import Wheel, fetch
-from folio.files import write_json
-from folio.tokenizer import (
+from folio import UserError
+from folio.base.download import Wheel, fetch
+from folio.base.files import write_json
+from folio.data import tokenizer
+from folio.data.tokenizer import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
@@ -304,7 +305,7 @@ def test_pieces_do_not_change_what_a_bpe_learns(kind, seed):
     """The texts, with and without white space, are many times longer than a piece."""
     rng = random.Random(seed)
     text = {
-        "code": lambda: "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "folio").glob("*.py"))),
+        "code": lambda: "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "folio").rglob("*.py"))),
         "chinese": lambda: "".join(
             chr(0x4E00 + int(rng.expovariate(0.05))) + "\uff0c" * (rng.random() < 0.1) for _ in range(40_000)
         ),
@@ -329,7 +330,9 @@ def test_a_bpe_learns_from_pieces_of_bounded_length(unit):
 
 
 def test_training_on_a_million_line_breaks_finishes():
-    code = "from folio.tokenizer import BPETokenizer; print(BPETokenizer.train(['\\n' * 1_000_000], 300).vocab_size)"
+    code = (
+        "from folio.data.tokenizer import BPETokenizer; print(BPETokenizer.train(['\\n' * 1_000_000], 300).vocab_size)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and 257 < int(done.stdout) <= 300, done.stderr
 

@@ -8,7 +8,7 @@ from numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
 from torch import Tensor
 from torch.testing import assert_close
 
-from folio.trace import Heads, Switches, Trace, captured, head_scores, repeated_random_ids
+from folio.web.trace import Heads, Switches, Trace, captured, head_scores, repeated_random_ids
 from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
 from tools.bench_baselines import transformers_model
 
@@ -63,7 +63,7 @@ def test_biases_and_activations_are_traced(activation, bias, seed):
     assert_same_run(*traced(seed, activation=activation, bias=bias))
 
 
-@pytest.mark.architecture("tests/numpy_gpt.py, and transformers_model in folio/export_formats.py")
+@pytest.mark.architecture("tests/numpy_gpt.py, and transformers_model in folio/checkpoints/export_formats.py")
 def test_a_trace_is_what_transformers_computes(seed):
     trace, _ = traced(seed)
     theirs = transformers_model(trace.model).eval()

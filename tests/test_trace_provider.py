@@ -11,17 +11,18 @@ from numpy_gpt import NumpyGPT, assert_same, assert_same_ranks
 from test_trace import N, planted_model
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
-from folio import UserError, trace_provider
-from folio.tokenizer import EOT_TEXT
-from folio.trace_provider import Answer, TraceProvider
-from folio.viewed_model import ViewedModel
+from folio import UserError
+from folio.data.tokenizer import EOT_TEXT
+from folio.web import questions
+from folio.web.questions import Answer, TraceProvider
+from folio.web.viewed_model import ViewedModel
 from model import GPT, GPTConfig
 
 CPU = torch.device("cpu")
 
 
 def read(content: bytes) -> tuple[dict, dict[str, np.ndarray]]:
-    """The facts and tensors in the bytes of an answer: folio/trace_provider.py describes the format."""
+    """The facts and tensors in the bytes of an answer: folio/web/questions.py describes the format."""
     (length,) = struct.unpack_from("<I", content)
     facts = json.loads(content[4 : 4 + length])
     tensors, at = {}, 4 + length
@@ -325,12 +326,12 @@ def test_weights_that_are_not_numbers_are_shown(provider, model):
 def test_a_text_is_traced_once(provider, monkeypatch):
     traced = []
 
-    class CountedTrace(trace_provider.ViewedTrace):
+    class CountedTrace(questions.ViewedTrace):
         def __init__(self, *arguments):
             traced.append(arguments[1:])
             super().__init__(*arguments)
 
-    monkeypatch.setattr(trace_provider, "ViewedTrace", CountedTrace)
+    monkeypatch.setattr(questions, "ViewedTrace", CountedTrace)
     for kind in ("overview", "head", "layer", "token", "logits"):
         ask(provider, kind, ids=IDS, heads_off="1.1,0.0")
         ask(provider, kind, ids=IDS, heads_off="0.0,1.1,0.0", step=200)  # which is the one that was opened

@@ -1,5 +1,5 @@
-"""End-to-end tests of train(). The modules that it uses have their own tests; folio/session.py, folio/start.py and
-folio/budget.py are tested through train() in test_session.py, test_start.py and test_budget.py.
+"""End-to-end tests of train(). The modules that it uses have their own tests; session.py, start.py and
+budget.py are tested through train() in test_session.py, test_start.py and test_budget.py.
 """
 
 import hashlib
@@ -24,13 +24,15 @@ from torch import nn
 
 import sample
 import train as train_script
-from folio import UserError, checkpoint, configurator, run_folder
-from folio.find_data import find_datasets
-from folio.kernels import compile_loss
-from folio.runtime import Runtime, resolve_runtime
-from folio.session import TrainingError
-from folio.shards import DatasetError, Shard
-from folio.windows import Mixture, ValidationWindows
+from folio import UserError
+from folio.base import settings
+from folio.checkpoints import checkpoint, run_folder
+from folio.data.find_data import find_datasets
+from folio.data.shards import DatasetError, Shard
+from folio.data.windows import Mixture, ValidationWindows
+from folio.machine.kernels import compile_loss
+from folio.machine.runtime import Runtime, resolve_runtime
+from folio.training.session import TrainingError
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from train import TrainConfig, mean_loss, train
@@ -508,7 +510,7 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
 def run_command(args: list[str], monkeypatch, capsys) -> str:
     """What `python train.py ARGS` prints. It runs in this process, which saves the start of another."""
     monkeypatch.setattr(sys, "argv", ["train.py", *args])
-    train_script.main(configurator.load(TrainConfig, args))
+    train_script.main(settings.load(TrainConfig, args))
     return capsys.readouterr().out
 
 
@@ -618,7 +620,7 @@ def test_a_learning_rate_that_concerns_a_part_of_the_model_says_so(tiny, capsys)
         (["--optimizer=muon", "--muon_learning_rate=0.02"], False),
         ([], False),
     ):
-        cfg = configurator.load(TrainConfig, ["--learning_rate=2e-3", *args])
+        cfg = settings.load(TrainConfig, ["--learning_rate=2e-3", *args])
         train(tiny(max_iters=1, overwrite=True).replace(cfg.origins, optimizer=cfg.optimizer, learning_rate=2e-3))
         assert (message in capsys.readouterr().out) == said
 

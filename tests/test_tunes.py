@@ -9,8 +9,8 @@ import pytest
 from test_prepare_music import fake_wheel, mutated, pieces_of
 
 from folio import UserError
-from folio.files import read_json
-from folio.tunes import TuneError, decode, distinct, reduce_tune, split_tunes
+from folio.base.files import read_json
+from folio.data.sources.tunes import TuneError, decode, distinct, reduce_tune, split_tunes
 from prepare import tunes as prepare_tunes
 from prepare.tunes import TunesConfig
 

@@ -9,8 +9,9 @@ import processes
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from folio import UserError, checkpoint
-from folio.files import read_json, sha256, write_json
+from folio import UserError
+from folio.base.files import read_json, sha256, write_json
+from folio.checkpoints import checkpoint
 from tools import verify_resume
 from tools.verify_resume import VerifyConfig, compare, kill_and_resume, main
 from train import train

@@ -27,11 +27,11 @@ from servers import running
 from viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
 
 from folio import UserError
-from folio.sampling import Sampling, next_token_probabilities
-from folio.trace_provider import TraceProvider
-from folio.viewed_model import ViewedModel
-from folio.viewer import make_app
-from folio.web import listen, make_server
+from folio.decoding.sampling import Sampling, next_token_probabilities
+from folio.web.questions import TraceProvider
+from folio.web.server import listen, make_server
+from folio.web.viewed_model import ViewedModel
+from folio.web.viewer import make_app
 from model import GPT, GPTConfig
 from tools import bench_view
 from tools.bench_view import ViewBenchConfig
@@ -890,7 +890,7 @@ def test_the_sliders_change_the_distribution(char_viewer):
 
 @in_browser
 def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
-    """They were among the tokens that can be drawn; folio/sampling.py leaves them out."""
+    """They were among the tokens that can be drawn; folio/decoding/sampling.py leaves them out."""
     viewer = new_viewer(servers("rotary")).open("output", token=8, temperature=1, top_k=0)
     table = viewer.table("distribution")
     by_id = {row[0]: row for row in table["rows"]}

@@ -16,12 +16,13 @@ from test_prepare_music import pieces_of, write_pieces
 from tiny_tokenizers import trained
 from viewed_models import save_random_run
 
-from folio import UserError, configurator
-from folio.language_model import LanguageModel
-from folio.music import EventFormat, events_of_file
-from folio.run_folder import NoCheckpointError
-from folio.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
-from folio.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
+from folio import UserError
+from folio.base import settings
+from folio.checkpoints.run_folder import NoCheckpointError
+from folio.data.sources.music import EventFormat, events_of_file
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
 from prepare import midi, pairs
 from prepare.midi import MidiConfig
 from prepare.pairs import PairsConfig
@@ -52,7 +53,7 @@ def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.c
         return server
 
     monkeypatch.setattr(view, "make_server", remember)
-    cfg = configurator.load(ViewConfig, [*arguments, "--open=False", "--device=cpu"])
+    cfg = settings.load(ViewConfig, [*arguments, "--open=False", "--device=cpu"])
     thread = threading.Thread(target=view.main, args=(cfg,))
     thread.start()
     server, (host, port, *_) = servers.get(timeout=300)
@@ -91,7 +92,7 @@ def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> di
 )
 def test_mistakes_are_one_line(arguments, message):
     with pytest.raises(UserError) as caught:
-        view.main(configurator.load(ViewConfig, arguments))
+        view.main(settings.load(ViewConfig, arguments))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 

@@ -7,8 +7,9 @@ from numpy_gpt import NumpyGPT, assert_same
 from safetensors.torch import save
 from viewed_models import TOKENIZERS, build_model, save_run
 
-from folio import UserError, memory
-from folio.viewed_model import Cache, ViewedModel
+from folio import UserError
+from folio.machine import memory
+from folio.web.viewed_model import Cache, ViewedModel
 
 CPU = torch.device("cpu")
 IDS = [5, 7, 5, 1, 12]

@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 from servers import running
 from viewed_models import save_random_run
 
-from folio import UserError, viewer
-from folio.language_model import LanguageModel
-from folio.sample_stream import GenerationQuestion
-from folio.tokenizer import CharTokenizer
-from folio.trace_provider import Answer, Question, TraceProvider
-from folio.viewed_model import ViewedModel
-from folio.viewer import make_app, read_page
-from folio.web import LARGEST_BODY, make_server
+from folio import UserError
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web import viewer
+from folio.web.playground import GenerationQuestion
+from folio.web.questions import Answer, Question, TraceProvider
+from folio.web.server import LARGEST_BODY, make_server
+from folio.web.viewed_model import ViewedModel
+from folio.web.viewer import make_app, read_page
 
 SEED = 5  # of the weights
 JSON = {"content-type": "application/json"}

@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from folio import UserError, web
-from folio.web import Guard, json_response, listen, make_server, names_of, read_json
+from folio import UserError
+from folio.web import server
+from folio.web.server import Guard, json_response, listen, make_server, names_of, read_json
 
 ALLOWED = "https://allowed.example"
 
@@ -42,7 +43,7 @@ def serving(**limits) -> Iterator[int]:
     port = listener.getsockname()[1]
     routes = [Route("/echo", echo, methods=["POST"]), Route("/fail/{how}", fail)]
     hosts = names_of(["127.0.0.1"], port)
-    app = Guard(web.make_app(routes, error_content), error_content, hosts, frozenset({ALLOWED}))
+    app = Guard(server.make_app(routes, error_content), error_content, hosts, frozenset({ALLOWED}))
     with running(make_server(app, **limits), listener):
         yield port
 
@@ -86,7 +87,7 @@ def test_the_body_must_be_json_of_a_bounded_size(port):
     assert request(port, "POST", "/echo", '{"a": [1]}') == (200, {"a": [1]})
     for body in ("", "{", "NaN", "[" * 100_000, b"\xff"):
         assert request(port, "POST", "/echo", body) == (400, {"problem": [400, "the body is not JSON"]})
-    largest = json.dumps("x" * (web.LARGEST_BODY - 2))
+    largest = json.dumps("x" * (server.LARGEST_BODY - 2))
     assert request(port, "POST", "/echo", largest)[0] == 200
     assert request(port, "POST", "/echo", largest + " ")[0] == 413
 
@@ -204,7 +205,7 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
         return Response(b"x" * size)
 
     def listen_with_small_buffers(host: str, port: int) -> socket.socket:
-        listener = web.listen(host, port)
+        listener = server.listen(host, port)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
         return listener
 
@@ -221,10 +222,10 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch):
 
 def test_a_client_that_does_not_read_the_end_is_disconnected(monkeypatch):
     """The server waited for it without end if what was not sent was little."""
-    made: list[web.Connection] = []
+    made: list[server.Connection] = []
     lost = threading.Event()
 
-    class Watched(web.Connection):
+    class Watched(server.Connection):
         def connection_made(self, transport: asyncio.Transport) -> None:
             made.append(self)
             super().connection_made(transport)
@@ -240,7 +241,7 @@ def test_a_client_that_does_not_read_the_end_is_disconnected(monkeypatch):
     async def answer(request: Request) -> Response:
         return StreamingResponse(until_the_buffers_are_full())
 
-    monkeypatch.setattr(web, "Connection", Watched)
+    monkeypatch.setattr(server, "Connection", Watched)
     monkeypatch.setitem(globals(), "echo", answer)
     with serving(stall_seconds=0.5) as port, connect_slowly(port):
         assert lost.wait(60)

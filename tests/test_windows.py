@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from folio.shards import Dataset, DatasetError, Shard
-from folio.tokenizer import CharTokenizer
-from folio.windows import Mixture, TrainingWindows, ValidationWindows, parse_mixture
+from folio.data.shards import Dataset, DatasetError, Shard
+from folio.data.tokenizer import CharTokenizer
+from folio.data.windows import Mixture, TrainingWindows, ValidationWindows, parse_mixture
 
 T = 8
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from folio import word_cache
-from folio.tokenizer import EOT_TEXT, GPT2Tokenizer
-from folio.word_cache import WordCache
+from folio.data import word_cache
+from folio.data.tokenizer import EOT_TEXT, GPT2Tokenizer
+from folio.data.word_cache import WordCache
 
 CHARACTERS = [
     *"abcst'mdlvreXZ019",
@@ -114,7 +114,7 @@ def test_a_full_cache_gives_the_same_ids(tokenizer, monkeypatch, seed):
 
 
 def test_a_large_text_uses_the_cache(tokenizer, monkeypatch):
-    monkeypatch.setattr("folio.tokenizer.CACHE_WORDS_AFTER", 10)
+    monkeypatch.setattr("folio.data.tokenizer.CACHE_WORDS_AFTER", 10)
     texts = ["the theory", "", "ab\ud800 the", "the" + " " * 150_000 + "the"]
     fresh = GPT2Tokenizer(tokenizer.ranks)
     for chosen in (texts[:1], texts[:3], texts[:3], texts):

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from folio.configurator import ROOT
+from folio.base.settings import ROOT
 
 HEADER = f"""
 import signal, sys, time
@@ -17,22 +17,22 @@ from pathlib import Path
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, which processes inherit
 sys.path[:0] = [{str(ROOT)!r}]
-from folio.configurator import run_script
+from folio.base.settings import run_script
 """
 CHILD = f"{HEADER}\nrun_script(lambda arguments: time.sleep(600))\n"
 PARENTS = {  # each starts a process, or two, and waits for it
     "workers": """
 import multiprocessing
-from folio.workers import map_in_order
+from folio.base.workers import map_in_order
 multiprocessing.set_start_method("fork", force=True)  # as Linux's Python does; this process has another default
 list(map_in_order(time.sleep, [600] * 9, 2))
 """,
     "train.py prepares data": """
-from folio.find_data import run_script
+from folio.data.find_data import run_script
 run_script(Path("train.py"), Path())
 """,
     "sweep": """
-from folio import trial
+from folio.experiments.sweep import trial
 trial.train_command = lambda folder, arguments: [sys.executable, "train.py"]
 trial.run_training(Path(), [], {}, lambda *progress: "train")
 """,
@@ -100,9 +100,9 @@ def test_processes_end_when_their_parent_is_killed(number, tmp_path):
 
 def test_standard_input_of_a_child_is_empty(tmp_path):
     """The processes that a child starts would inherit the pipe of its parent, and read from it without an end."""
-    code = "import os; from folio.workers import end_with_parent; end_with_parent(); print(os.read(0, 1))"
+    code = "import os; from folio.base.workers import end_with_parent; end_with_parent(); print(os.read(0, 1))"
     (tmp_path / "parent.py").write_text(
-        f"{HEADER}\nimport subprocess\nfrom folio.workers import child_options\n"
+        f"{HEADER}\nimport subprocess\nfrom folio.base.workers import child_options\n"
         f"subprocess.run([sys.executable, '-c', {code!r}], cwd={str(ROOT)!r}, check=True, **child_options())\n"
     )
     done = processes.run([tmp_path / "parent.py"], stdin="text")

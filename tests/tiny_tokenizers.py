@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from folio.tokenizer import BPETokenizer, GPT2Tokenizer
+from folio.data.tokenizer import BPETokenizer, GPT2Tokenizer
 
 TEXT = "hello wörld\n日本🎉 hello hello  world's <|endoftext|>"
 

@@ -9,9 +9,9 @@ from decoding import random_model
 from runs import blank_state
 from tiny_tokenizers import bpe
 
-from folio import checkpoint
-from folio.snapshots import write_snapshot
-from folio.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.checkpoints import checkpoint
+from folio.checkpoints.snapshots import write_snapshot
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT
 
 STRANGE = "</script><b>&amp;\"'\0\x1b\t\u202eabc\u200f\u05d0\u2028\x85é🎉"  # must be shown as text

@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import Settings, run_script  # noqa: E402
-from folio.shards import open_dataset  # noqa: E402
-from folio.tokenizer import gpt2_tokenizer  # noqa: E402
-from folio.workers import cores  # noqa: E402
+from folio.base.settings import Settings, run_script  # noqa: E402
+from folio.base.workers import cores  # noqa: E402
+from folio.data.shards import open_dataset  # noqa: E402
+from folio.data.tokenizer import gpt2_tokenizer  # noqa: E402
 
 # torch is imported in the functions that use it: `prepare_dataset` is timed as a whole process and does not need torch.
 
@@ -155,7 +155,7 @@ def generate_transformers(
 
 def transformers_model(ours: Any) -> Any:
     """transformers' GPT-2 with the weights of a model.GPT."""
-    from folio import export_formats
+    from folio.checkpoints import export_formats
 
     return export_formats.transformers_model(asdict(ours.config), dict(ours.named_parameters()))
 
@@ -170,8 +170,8 @@ def write_llama_model(ours: Any, path: Path, matrices: str) -> float:
     """
     from gguf import GGUFReader
 
-    from folio.checkpoint import Checkpoint
-    from folio.export_formats import write_gguf
+    from folio.checkpoints.checkpoint import Checkpoint
+    from folio.checkpoints.export_formats import write_gguf
 
     vocab_size = ours.config.vocab_size
     letters = [bytes([b]) for b in range(min(256, vocab_size - 2))]  # and at least one merge, which llama.cpp needs

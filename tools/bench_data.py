@@ -28,12 +28,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio.configurator import NonEmptyStr, PositiveInt, Settings, line_breaks, run_script  # noqa: E402
-from folio.files import read_json  # noqa: E402
-from folio.shards import open_dataset  # noqa: E402
-from folio.tokenizer import gpt2_tokenizer  # noqa: E402
-from folio.windows import Mixture  # noqa: E402
-from folio.workers import child_options, cores  # noqa: E402
+from folio.base.files import read_json  # noqa: E402
+from folio.base.settings import NonEmptyStr, PositiveInt, Settings, line_breaks, run_script  # noqa: E402
+from folio.base.workers import child_options, cores  # noqa: E402
+from folio.data.shards import open_dataset  # noqa: E402
+from folio.data.tokenizer import gpt2_tokenizer  # noqa: E402
+from folio.data.windows import Mixture  # noqa: E402
 from tools.bench_baselines import memmap_batch  # noqa: E402
 from tools.bench_timing import time_calls  # noqa: E402
 

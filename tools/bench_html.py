@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import PositiveInt, comma_separated, run_script  # noqa: E402
-from folio.tokenizer import CharTokenizer  # noqa: E402
+from folio.base.settings import PositiveInt, comma_separated, run_script  # noqa: E402
+from folio.data.tokenizer import CharTokenizer  # noqa: E402
 from tools import export  # noqa: E402
 from tools.bench_timing import (  # noqa: E402
     BenchConfig,

@@ -26,9 +26,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio.configurator import NonNegativeFloat, NonNegativeInt, comma_separated, run_script  # noqa: E402
-from folio.language_model import GenerationConfig, LanguageModel  # noqa: E402
-from folio.tokenizer import CharTokenizer  # noqa: E402
+from folio.base.settings import NonNegativeFloat, NonNegativeInt, comma_separated, run_script  # noqa: E402
+from folio.data.tokenizer import CharTokenizer  # noqa: E402
+from folio.decoding.language_model import GenerationConfig, LanguageModel  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools import bench_baselines as baselines  # noqa: E402
 from tools.bench_timing import (  # noqa: E402

@@ -34,11 +34,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import NonNegativeInt, PositiveInt, comma_separated, run_script  # noqa: E402
-from folio.generate import TextStream  # noqa: E402
-from folio.language_model import GenerationConfig, LanguageModel  # noqa: E402
-from folio.tokenizer import CharTokenizer  # noqa: E402
-from folio.workers import child_options  # noqa: E402
+from folio.base.settings import NonNegativeInt, PositiveInt, comma_separated, run_script  # noqa: E402
+from folio.base.workers import child_options  # noqa: E402
+from folio.data.tokenizer import CharTokenizer  # noqa: E402
+from folio.decoding.generate import TextStream  # noqa: E402
+from folio.decoding.language_model import GenerationConfig, LanguageModel  # noqa: E402
 from tools.bench_baselines import run_llama, write_llama_model  # noqa: E402
 from tools.bench_timing import BenchConfig, busy_processes, describe_device, not_integers, unknown_names  # noqa: E402
 from tools.bench_view import write_run  # noqa: E402

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import PositiveInt, Settings, run_script  # noqa: E402
-from folio.files import read_json  # noqa: E402
-from folio.statistics import differences_to_best  # noqa: E402
+from folio.base.files import read_json  # noqa: E402
+from folio.base.settings import PositiveInt, Settings, run_script  # noqa: E402
+from folio.evaluation.intervals import differences_to_best  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from folio import UserError
-from folio.configurator import ROOT, NonNegativeInt, PositiveInt, Settings, comma_separated
-from folio.workers import child_options
+from folio.base.settings import ROOT, NonNegativeInt, PositiveInt, Settings, comma_separated
+from folio.base.workers import child_options
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def time_calls(action: Callable[[], object], count: int) -> float:
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Run `count` processes that each keep one core busy until the block ends."""
-    code = "from folio.workers import end_with_parent\nend_with_parent()\nwhile True: pass"
+    code = "from folio.base.workers import end_with_parent\nend_with_parent()\nwhile True: pass"
     command = [sys.executable, "-c", code]
     processes = [subprocess.Popen(command, cwd=ROOT, **child_options()) for _ in range(count)]
     try:

@@ -28,15 +28,15 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import folio.openmp  # noqa: E402, F401  (the processes that are started inherit its variable, nanoGPT's too)
-from folio.configurator import comma_separated, run_script  # noqa: E402
-from folio.files import read_json  # noqa: E402
-from folio.find_data import find_datasets  # noqa: E402
-from folio.kernels import adapt, compile_loss  # noqa: E402
-from folio.optim import make_optimizer  # noqa: E402
-from folio.runtime import resolve_runtime  # noqa: E402
-from folio.shards import data_root, open_dataset  # noqa: E402
-from folio.workers import child_options  # noqa: E402
+import folio.machine.openmp  # noqa: E402, F401  (the processes that are started inherit its variable, nanoGPT's too)
+from folio.base.files import read_json  # noqa: E402
+from folio.base.settings import comma_separated, run_script  # noqa: E402
+from folio.base.workers import child_options  # noqa: E402
+from folio.data.find_data import find_datasets  # noqa: E402
+from folio.data.shards import data_root, open_dataset  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss  # noqa: E402
+from folio.machine.runtime import resolve_runtime  # noqa: E402
+from folio.training.optim import make_optimizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_baselines import (  # noqa: E402
     NANOGPT_A100_LOSS,

@@ -24,10 +24,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, checkpoint  # noqa: E402
-from folio.configurator import comma_separated, run_script  # noqa: E402
-from folio.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
-from folio.workers import child_options  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base.settings import comma_separated, run_script  # noqa: E402
+from folio.base.workers import child_options  # noqa: E402
+from folio.checkpoints import checkpoint  # noqa: E402
+from folio.data.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from tools.bench_timing import (  # noqa: E402
     BenchConfig,

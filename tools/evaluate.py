@@ -42,13 +42,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
-from folio import UserError, convert  # noqa: E402
-from folio.answers import BASELINES, answer_pairs, group_rows, measure_answers  # noqa: E402
-from folio.blocks import texts_of  # noqa: E402
-from folio.checkpoint import Checkpoint  # noqa: E402
-from folio.comparison import choose_design, compare  # noqa: E402
-from folio.configurator import (  # noqa: E402
+import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+from folio import UserError  # noqa: E402
+from folio.base.files import write_json  # noqa: E402
+from folio.base.progress import note  # noqa: E402
+from folio.base.settings import (  # noqa: E402
     NonEmptyStr,
     NonNegativeFloat,
     NonNegativeInt,
@@ -58,17 +56,24 @@ from folio.configurator import (  # noqa: E402
     line_breaks,
     run_script,
 )
-from folio.corpus import Corpus, find_sources  # noqa: E402
-from folio.extraction import describe_reproduction, measure_reproduction  # noqa: E402
-from folio.files import write_json  # noqa: E402
-from folio.find_data import find_datasets  # noqa: E402
-from folio.find_runs import find_runs  # noqa: E402
-from folio.kernels import adapt  # noqa: E402
-from folio.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
-from folio.measures import Evaluation, PositionLoss, Reading, read_characters  # noqa: E402
-from folio.memorized import TrainingIndex  # noqa: E402
-from folio.music import EventFormat  # noqa: E402
-from folio.music_measures import (  # noqa: E402
+from folio.checkpoints import foreign  # noqa: E402
+from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
+from folio.checkpoints.find_runs import find_runs  # noqa: E402
+from folio.data.blocks import texts_of  # noqa: E402
+from folio.data.corpus import Corpus, find_sources  # noqa: E402
+from folio.data.find_data import find_datasets  # noqa: E402
+from folio.data.shards import Dataset  # noqa: E402
+from folio.data.sources.music import EventFormat  # noqa: E402
+from folio.data.sources.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
+from folio.data.tokenizer import MidiTokenizer  # noqa: E402
+from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
+from folio.decoding.quantize import quantized  # noqa: E402
+from folio.evaluation.answers import BASELINES, answer_pairs, group_rows, measure_answers  # noqa: E402
+from folio.evaluation.benchmarks import TASKS, score_endings  # noqa: E402
+from folio.evaluation.comparison import choose_design, compare  # noqa: E402
+from folio.evaluation.extraction import describe_reproduction, measure_reproduction  # noqa: E402
+from folio.evaluation.memorization import TrainingIndex  # noqa: E402
+from folio.evaluation.music_measures import (  # noqa: E402
     distance_rows,
     generate_pieces,
     longest_copied,
@@ -79,14 +84,9 @@ from folio.music_measures import (  # noqa: E402
     piece_of_tune,
     pieces_of,
 )
-from folio.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
-from folio.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
-from folio.progress import note  # noqa: E402
-from folio.quantize import quantized  # noqa: E402
-from folio.runtime import resolve_runtime  # noqa: E402
-from folio.shards import Dataset  # noqa: E402
-from folio.tasks import TASKS, score_endings  # noqa: E402
-from folio.text_loss import (  # noqa: E402
+from folio.evaluation.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
+from folio.evaluation.scores import Evaluation, PositionLoss, Reading, read_characters  # noqa: E402
+from folio.evaluation.text_loss import (  # noqa: E402
     Stream,
     corpus_stream,
     measure_positions,
@@ -94,7 +94,8 @@ from folio.text_loss import (  # noqa: E402
     shard_streams,
     token_sizes,
 )
-from folio.tokenizer import MidiTokenizer  # noqa: E402
+from folio.machine.kernels import adapt  # noqa: E402
+from folio.machine.runtime import resolve_runtime  # noqa: E402
 
 PIECES = 200  # of music to generate, and at most to compare them with
 
@@ -251,7 +252,7 @@ def choose_sides(cfg: EvaluateConfig) -> list[list[str]]:
 
 def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     """Measure one model on all texts or tasks that the settings ask for."""
-    saved = convert.load(run, cfg.checkpoint)
+    saved = foreign.load(run, cfg.checkpoint)
     tokenizer = saved.tokenizer
     tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
     is_quantized = cfg.dtype in QUANTIZED
@@ -364,7 +365,7 @@ def measure_memorized(cfg: EvaluateConfig) -> None:
     """Print what each run reproduces of its training data."""
     facts = []
     for run in [run for name in cfg.runs[1:] for run in expand(name)]:
-        saved = convert.load(run, cfg.checkpoint)
+        saved = foreign.load(run, cfg.checkpoint)
         if cfg.dtype in QUANTIZED:  # whose decoder has no weights for the passages, which are read without decoding
             model = LanguageModel(quantized(saved.build(), cfg.dtype), saved.tokenizer, cfg.device, "float32")
         else:

@@ -33,10 +33,12 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, convert, html_file, onnx_export  # noqa: E402
-from folio.checkpoint import Checkpoint  # noqa: E402
-from folio.configurator import Settings, run_script  # noqa: E402
-from folio.export_formats import (  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base.progress import progress_bar  # noqa: E402
+from folio.base.settings import Settings, run_script  # noqa: E402
+from folio.checkpoints import foreign, onnx_export  # noqa: E402
+from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
+from folio.checkpoints.export_formats import (  # noqa: E402
     FORMATS,
     ExportedModel,
     check_fits,
@@ -44,19 +46,19 @@ from folio.export_formats import (  # noqa: E402
     transformers_model,
     with_position_table,
 )
-from folio.find_runs import resolve  # noqa: E402
-from folio.generate import default_prompt, generate, make_decoder  # noqa: E402
-from folio.html_file import Weights  # noqa: E402
-from folio.language_model import encode_prompt, read_prompt  # noqa: E402
-from folio.measures import LOSS  # noqa: E402
-from folio.overlap import open_training_data  # noqa: E402
-from folio.pairs import Pair, validation_pairs  # noqa: E402
-from folio.progress import progress_bar  # noqa: E402
-from folio.runtime import resolve_runtime  # noqa: E402
-from folio.shards import Dataset  # noqa: E402
-from folio.text_loss import Stream, measure_text, shard_streams  # noqa: E402
-from folio.trace_provider import MOST_CHARACTERS  # noqa: E402
-from folio.viewed_model import ViewedModel, choose_text  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.data.shards import Dataset  # noqa: E402
+from folio.data.sources.pairs import Pair, validation_pairs  # noqa: E402
+from folio.decoding.generate import default_prompt, generate, make_decoder  # noqa: E402
+from folio.decoding.language_model import encode_prompt, read_prompt  # noqa: E402
+from folio.evaluation.overlap import open_training_data  # noqa: E402
+from folio.evaluation.scores import LOSS  # noqa: E402
+from folio.evaluation.text_loss import Stream, measure_text, shard_streams  # noqa: E402
+from folio.machine.runtime import resolve_runtime  # noqa: E402
+from folio.web import html_file  # noqa: E402
+from folio.web.html_file import Weights  # noqa: E402
+from folio.web.questions import MOST_CHARACTERS  # noqa: E402
+from folio.web.viewed_model import ViewedModel, choose_text  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
@@ -128,7 +130,7 @@ def removed_on_error(output: Path) -> Iterator[None]:
 def export_gpt2(cfg: ExportConfig, output: Path) -> None:
     """Export to one of FORMATS."""
     run, target = resolve(cfg.paths[0]), FORMATS[cfg.to]
-    loaded = convert.load(run, cfg.checkpoint)
+    loaded = foreign.load(run, cfg.checkpoint)
     gpt2 = with_position_table(loaded)
     check_fits(gpt2, cfg.to)
     check_computes_gpt2(loaded, gpt2, cfg.to)
@@ -205,7 +207,7 @@ def generate_text(model: GPT, loaded: Checkpoint) -> str:
 def export_onnx(cfg: ExportConfig, output: Path) -> None:
     """Export to a folder with an ONNX graph."""
     onnx_export.check_packages()
-    loaded = convert.load(resolve(cfg.paths[0]), cfg.checkpoint)
+    loaded = foreign.load(resolve(cfg.paths[0]), cfg.checkpoint)
     check_tokenizer(loaded, cfg.to, FORMATS["hf"].tokenizers)
     with removed_on_error(output):
         onnx_export.write_onnx(loaded, output)

@@ -18,26 +18,28 @@ from typing import Annotated, Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 import torch  # noqa: E402
 from annotated_types import Gt, Le  # noqa: E402
 
-from folio import UserError, configurator, memory  # noqa: E402
-from folio.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
-from folio.commands import command  # noqa: E402
-from folio.configurator import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
-from folio.files import write_json  # noqa: E402
-from folio.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
-from folio.forecast import Memory, memory_of, suggest_memory_fix  # noqa: E402
-from folio.gpus import GPUS, find_gpu  # noqa: E402
-from folio.kernels import adapt, compile_loss  # noqa: E402
-from folio.loader import BatchLoader  # noqa: E402
-from folio.optim import muon_matrices  # noqa: E402
-from folio.runtime import DTYPES, resolve_runtime  # noqa: E402
-from folio.schedule import StepCounts  # noqa: E402
-from folio.shards import data_root, has_data  # noqa: E402
-from folio.start import MODEL_SETTINGS  # noqa: E402
-from folio.windows import Mixture, parse_mixture  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.commands import command  # noqa: E402
+from folio.base.files import write_json  # noqa: E402
+from folio.base.settings import NonNegativeFloat, PositiveFloat, PositiveInt  # noqa: E402
+from folio.data.find_data import SCRIPTS_FOR_ANY_INPUT  # noqa: E402
+from folio.data.shards import data_root, has_data  # noqa: E402
+from folio.data.windows import Mixture, parse_mixture  # noqa: E402
+from folio.machine import memory  # noqa: E402
+from folio.machine.gpus import GPUS, find_gpu  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss  # noqa: E402
+from folio.machine.runtime import DTYPES, resolve_runtime  # noqa: E402
+from folio.training.budget import affordable_evaluations, evaluation_seconds, with_time_budget  # noqa: E402
+from folio.training.forecast import Memory, memory_of, suggest_memory_fix  # noqa: E402
+from folio.training.loader import BatchLoader  # noqa: E402
+from folio.training.optim import muon_matrices  # noqa: E402
+from folio.training.schedule import StepCounts  # noqa: E402
+from folio.training.start import MODEL_SETTINGS  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from train import TrainConfig, measure_step, open_data  # noqa: E402
 
@@ -296,4 +298,4 @@ def _hours(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, PlanConfig)
+    settings.run_script(main, PlanConfig)

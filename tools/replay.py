@@ -18,32 +18,33 @@ from typing import Literal, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from folio import UserError, distributed  # noqa: E402
-from folio.checkpoint import Checkpoint  # noqa: E402
-from folio.configurator import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
-from folio.files import atomic_write, write_json  # noqa: E402
-from folio.find_runs import find_runs  # noqa: E402
-from folio.guard import Step  # noqa: E402
-from folio.kernels import compile_loss  # noqa: E402
-from folio.loader import BatchLoader  # noqa: E402
-from folio.number_format import format_seconds  # noqa: E402
-from folio.overlap import open_training_mixture  # noqa: E402
-from folio.progress import note, progress_bar  # noqa: E402
-from folio.replay import Comparison, StepRecorder  # noqa: E402
-from folio.replay_page import page  # noqa: E402
-from folio.replay_report import Report  # noqa: E402
-from folio.run_history import HeldCheckpoint, History, Part  # noqa: E402
-from folio.runtime import Runtime, resolve_runtime  # noqa: E402
-from folio.schedule import Schedule  # noqa: E402
-from folio.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
-from folio.state import TrainState  # noqa: E402
-from folio.tokenizer import Tokenizer  # noqa: E402
-from folio.windows import Mixture  # noqa: E402
-from folio.workers import under_torchrun  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base.files import atomic_write, write_json  # noqa: E402
+from folio.base.number_format import format_seconds  # noqa: E402
+from folio.base.progress import note, progress_bar  # noqa: E402
+from folio.base.settings import NonEmptyStr, PositiveInt, Settings, run_script  # noqa: E402
+from folio.base.workers import under_torchrun  # noqa: E402
+from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
+from folio.checkpoints.find_runs import find_runs  # noqa: E402
+from folio.data.tokenizer import Tokenizer  # noqa: E402
+from folio.data.windows import Mixture  # noqa: E402
+from folio.evaluation.overlap import open_training_mixture  # noqa: E402
+from folio.experiments.replay import Comparison, StepRecorder  # noqa: E402
+from folio.experiments.replay_page import page  # noqa: E402
+from folio.experiments.replay_report import Report  # noqa: E402
+from folio.experiments.run_history import HeldCheckpoint, History, Part  # noqa: E402
+from folio.machine import distributed  # noqa: E402
+from folio.machine.kernels import compile_loss  # noqa: E402
+from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
+from folio.training.guard import JudgedStep  # noqa: E402
+from folio.training.loader import BatchLoader  # noqa: E402
+from folio.training.schedule import Schedule  # noqa: E402
+from folio.training.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
+from folio.training.state import TrainState  # noqa: E402
 from model import GPTConfig  # noqa: E402
 from train import LossFunction, TrainConfig, build_state, train_step, wrap  # noqa: E402
 
@@ -97,7 +98,7 @@ class Training(NamedTuple):
     def train_step(self) -> None:
         train_step(self.state, self.loss_fn, self.loader, self.learning_rate, self.cfg.grad_clip, self.cfg.seed)
 
-    def read_steps(self) -> list[Step]:
+    def read_steps(self) -> list[JudgedStep]:
         """What the guard says about the steps since the last reading."""
         guard = self.state.guard
         if not guard.judged:
@@ -136,7 +137,7 @@ def replay(given: ReplayConfig) -> None:
 
     start = Start(settings[0], saved, before=settings[0]) if saved else Start(settings[0], initial_weights(history))
     training: Training | None = None
-    before: list[Step] = []  # the steps from there, without the last one
+    before: list[JudgedStep] = []  # the steps from there, without the last one
     with progress_bar(total=step, initial=begin, unit="step") if group.rank == 0 else tqdm(disable=True) as bar:
         for part, cfg, runtime in zip(parts, settings, runtimes, strict=True):
             if training:

@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import NonEmptyStr, run_script  # noqa: E402
-from folio.find_runs import find_runs, runs_of  # noqa: E402
-from folio.number_format import format_seconds  # noqa: E402
-from folio.progress import note  # noqa: E402
-from folio.runs import Run  # noqa: E402
-from folio.selection import Selection, different_settings  # noqa: E402
-from folio.static_page import COLORS, details, figures, page, table  # noqa: E402
+from folio.base.number_format import format_seconds  # noqa: E402
+from folio.base.progress import note  # noqa: E402
+from folio.base.settings import NonEmptyStr, run_script  # noqa: E402
+from folio.checkpoints.find_runs import find_runs, runs_of  # noqa: E402
+from folio.experiments.runs import Run  # noqa: E402
+from folio.experiments.selection import Selection, different_settings  # noqa: E402
+from folio.experiments.static_page import COLORS, details, figures, page, table  # noqa: E402
 
 PANELS = {  # title -> (key in metrics.jsonl, factor)
     "loss (nats per token)": ("loss", 1.0),

@@ -25,12 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import CommaSeparated, run_script  # noqa: E402
-from folio.files import write_json  # noqa: E402
-from folio.find_runs import find_runs, no_runs, runs_under  # noqa: E402
-from folio.number_format import format_seconds, format_tokens, format_value  # noqa: E402
-from folio.runs import Run  # noqa: E402
-from folio.selection import (  # noqa: E402
+from folio.base.files import write_json  # noqa: E402
+from folio.base.number_format import format_seconds, format_tokens, format_value  # noqa: E402
+from folio.base.settings import CommaSeparated, run_script  # noqa: E402
+from folio.checkpoints.find_runs import find_runs, no_runs, runs_under  # noqa: E402
+from folio.experiments.runs import Run  # noqa: E402
+from folio.experiments.selection import (  # noqa: E402
     COLUMNS,
     Selection,
     check_column,

@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.api import Served, make_app  # noqa: E402
-from folio.chat import chat_template  # noqa: E402
-from folio.completions import Limits  # noqa: E402
-from folio.configurator import CommaSeparated, PositiveFloat, PositiveInt, Settings, run_script  # noqa: E402
-from folio.continuous_batching import Engine  # noqa: E402
-from folio.find_runs import resolve  # noqa: E402
-from folio.language_model import LanguageModel  # noqa: E402
-from folio.web import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
+from folio.base.settings import CommaSeparated, PositiveFloat, PositiveInt, Settings, run_script  # noqa: E402
+from folio.checkpoints.find_runs import resolve  # noqa: E402
+from folio.decoding.language_model import LanguageModel  # noqa: E402
+from folio.web.api import Served, make_app  # noqa: E402
+from folio.web.chat import chat_template  # noqa: E402
+from folio.web.completions import Limits  # noqa: E402
+from folio.web.engine import Engine  # noqa: E402
+from folio.web.server import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
 
 KEY = "FOLIO_KEY"
 ANY_ADDRESS = ("0.0.0.0", "::")

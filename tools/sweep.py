@@ -33,14 +33,17 @@ from typing import Any, Literal
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import folio.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 import optuna  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from folio import UserError, configurator  # noqa: E402
-from folio.commands import short_path  # noqa: E402
-from folio.configurator import (  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.commands import short_path  # noqa: E402
+from folio.base.files import atomic_write, is_locked, locked, write_json  # noqa: E402
+from folio.base.progress import progress_bar  # noqa: E402
+from folio.base.settings import (  # noqa: E402
     COMMAND_LINE,
     ConfigError,
     NonEmptyStr,
@@ -50,15 +53,14 @@ from folio.configurator import (  # noqa: E402
     run_script,
     split_arguments,
 )
-from folio.files import atomic_write, is_locked, locked, write_json  # noqa: E402
-from folio.find_data import find_datasets  # noqa: E402
-from folio.find_runs import LATEST, is_run  # noqa: E402
-from folio.progress import progress_bar  # noqa: E402
-from folio.runs import Run  # noqa: E402
-from folio.schedule import scaled_to_override  # noqa: E402
-from folio.search_space import Dimension, Values, corners, describe_point, grid, parse_space  # noqa: E402
-from folio.start import cannot_write  # noqa: E402
-from folio.study import (  # noqa: E402
+from folio.base.workers import cores  # noqa: E402
+from folio.checkpoints.find_runs import LATEST, is_run  # noqa: E402
+from folio.data.find_data import find_datasets  # noqa: E402
+from folio.experiments.runs import Run  # noqa: E402
+from folio.experiments.sweep.results import as_json, format_table, notes, summarize  # noqa: E402
+from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
+from folio.experiments.sweep.space import Dimension, Values, corners, describe_point, grid, parse_space  # noqa: E402
+from folio.experiments.sweep.study import (  # noqa: E402
     Outcome,
     Study,
     TrialFailed,
@@ -68,10 +70,9 @@ from folio.study import (  # noqa: E402
     reporting_a_lost_database,
     sqlite_url,
 )
-from folio.sweep_page import sweep_page  # noqa: E402
-from folio.sweep_results import as_json, format_table, notes, summarize  # noqa: E402
-from folio.trial import claim, is_finished, run_training  # noqa: E402
-from folio.workers import cores  # noqa: E402
+from folio.experiments.sweep.trial import claim, is_finished, run_training  # noqa: E402
+from folio.training.schedule import scaled_to_override  # noqa: E402
+from folio.training.start import cannot_write  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 # Settings of train.py that a sweep sets itself, or that make no sense in one, and what to do instead.
@@ -181,7 +182,7 @@ def parse_sweep(argv: list[str]) -> Sweep:
     mine, rest = split_arguments(SweepConfig, TrainConfig, argv)
     varied = [argument for argument in rest if not argument.startswith("--") and "=" in argument]
     arguments = [argument for argument in rest if argument not in varied]
-    cfg = configurator.load(SweepConfig, [*mine, *varied])
+    cfg = settings.load(SweepConfig, [*mine, *varied])
     space = parse_space(TrainConfig, varied)
     example = "python tools/sweep.py config/shakespeare_char.py learning_rate=1e-3,3e-3"
     if not space:
@@ -221,11 +222,11 @@ def parse_sweep(argv: list[str]) -> Sweep:
 def shared_settings(arguments: list[str], space: list[Dimension]) -> TrainConfig:
     """The settings that all trials share. One that the trials replace may contradict others. Raises ConfigError."""
     try:
-        return configurator.load(TrainConfig, arguments)
+        return settings.load(TrainConfig, arguments)
     except ConfigError:
         for params in corners(space):
             with suppress(ConfigError), redirect_stdout(None):
-                return configurator.load(TrainConfig, [*arguments, *options(params)])
+                return settings.load(TrainConfig, [*arguments, *options(params)])
         raise
 
 
@@ -480,7 +481,7 @@ def with_copied_files(sweep: Sweep) -> Sweep:
         if not argument.startswith("--"):
             copy = sweep.out_dir / f"{number}-{Path(argument).name}"
             with writing(sweep.out_dir), atomic_write(copy) as temporary:
-                temporary.write_bytes(configurator.find_config(argument).read_bytes())
+                temporary.write_bytes(settings.find_config(argument).read_bytes())
             arguments[number] = str(copy)
     return replace(sweep, arguments=arguments)
 

@@ -31,12 +31,14 @@ from annotated_types import Ge, Le
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError, checkpoint, configurator, run_folder  # noqa: E402
-from folio.configurator import PositiveInt  # noqa: E402
-from folio.find_data import find_datasets  # noqa: E402
-from folio.schema import Progress  # noqa: E402
-from folio.start import versions  # noqa: E402
-from folio.workers import child_options  # noqa: E402
+from folio import UserError  # noqa: E402
+from folio.base import settings  # noqa: E402
+from folio.base.settings import PositiveInt  # noqa: E402
+from folio.base.workers import child_options  # noqa: E402
+from folio.checkpoints import checkpoint, run_folder  # noqa: E402
+from folio.checkpoints.schema import RunProgress  # noqa: E402
+from folio.data.find_data import find_datasets  # noqa: E402
+from folio.training.start import versions  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 LOGGED = ("step", "tokens", "loss", "val_loss", "lr", "grad_norm", "skipped")  # all but speed and memory
@@ -204,7 +206,7 @@ def compare(first: Path, second: Path) -> list[str]:
             bits = sum(different_bits(mine[name], other[name]) for name in mine)
             if bits:
                 differences.append(f"{which}: {bits:,} bits of the {part}")
-        changed = [key for key in Progress.__annotations__ if a.state[key] != b.state[key]]
+        changed = [key for key in RunProgress.__annotations__ if a.state[key] != b.state[key]]
         differences += [f"{which}: {key}: {a.state[key]} and {b.state[key]}" for key in changed]
     logs = []
     for out_dir in (first, second):
@@ -222,4 +224,4 @@ def different_bits(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 if __name__ == "__main__":
-    configurator.run_script(main, VerifyConfig)
+    settings.run_script(main, VerifyConfig)

@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.configurator import Settings, run_script  # noqa: E402
-from folio.language_model import encode_prompt, read_prompt  # noqa: E402
-from folio.runtime import resolve_runtime  # noqa: E402
-from folio.trace_provider import MOST_CHARACTERS, TraceProvider  # noqa: E402
-from folio.viewed_model import ViewedModel, choose_text  # noqa: E402
-from folio.viewer import make_app  # noqa: E402
-from folio.web import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
+from folio.base.settings import Settings, run_script  # noqa: E402
+from folio.decoding.language_model import encode_prompt, read_prompt  # noqa: E402
+from folio.machine.runtime import resolve_runtime  # noqa: E402
+from folio.web.questions import MOST_CHARACTERS, TraceProvider  # noqa: E402
+from folio.web.server import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402
+from folio.web.viewed_model import ViewedModel, choose_text  # noqa: E402
+from folio.web.viewer import make_app  # noqa: E402
 
 
 @dataclass(frozen=True)

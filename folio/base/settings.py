@@ -1,0 +1,562 @@
+"""Config files and options (--key=value or --key value), turned into a typed, frozen dataclass.
+
+A config file holds assignments of constants, arithmetic and names defined above; it is parsed, never run. Files and
+options apply from left to right. The dataclass lists the settings with their types and rules, and is the --help.
+"""
+
+import ast
+import difflib
+import errno
+import functools
+import gc
+import inspect
+import math
+import operator
+import os
+import re
+import sys
+import textwrap
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+from folio import UserError
+from folio.base.files import read_text, short_repr, shorten
+from folio.base.progress import note, visible
+from folio.base.workers import end_with_parent
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMMAND_LINE = "command line"
+Config = TypeVar("Config", bound="Settings")
+MAX_CONFIG_BYTES = 1 << 16  # of a config file, and the characters of a text in it
+MAX_ASSIGNMENTS = 1000  # in a config file
+MAX_NESTING = 50  # levels of an expression
+MAX_DIGITS = 100  # of an integer; Python does not print one of more than 4,300
+type_hints = functools.cache(get_type_hints)  # of a class; they take half a millisecond
+
+# Types with rules, for the fields of settings.
+INT64 = Lt(2**63)
+PositiveInt = Annotated[int, Ge(1), INT64]
+NonNegativeInt = Annotated[int, Ge(0), INT64]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Probability = Annotated[float, Ge(0), Lt(1)]
+NonEmptyStr = Annotated[str, MinLen(1)]
+CommaSeparated = Sequence[str]  # an option that may be repeated; arguments that are not options: tuple[str, ...]
+
+
+class ConfigError(UserError):
+    """Settings that cannot be used, one per line."""
+
+
+class Settings:
+    """Base of frozen dataclasses of settings. Rules about one setting are in its type, `Annotated[int, Ge(1)]`."""
+
+    origins: ClassVar[Mapping[str, str]] = MappingProxyType({})  # setting -> "command line" or "config/x.py:7", by load
+    other_names: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what people write -> what they mean, for an error
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Rules across settings: (setting, what is wrong with it and how to fix it) for each that is broken.
+
+        It is also called for settings that break the rules in their types.
+        """
+        return []
+
+    def with_overrides(self: Config, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> Config:
+        """Adapt settings of a config file to what the command line overrides. The default changes nothing.
+
+        origins: where each setting was set. overridden: a config file's values that the command line replaced.
+        """
+        return self
+
+    def is_set(self, name: str) -> bool:
+        """Whether somebody has set this setting: in a file, on the command line, or in Python to another value."""
+        return name in self.origins or getattr(self, name) != type(self).__dataclass_fields__[name].default
+
+    def is_from_file(self, name: str) -> bool:
+        """Whether this setting was set in a config file."""
+        return self.origins.get(name, COMMAND_LINE) != COMMAND_LINE
+
+    def replace(self: Config, origins: Mapping[str, str] | None = None, **changes: Any) -> Config:
+        """dataclasses.replace, which also keeps the origins, or sets new ones."""
+        changed = replace(self, **changes)
+        object.__setattr__(changed, "origins", MappingProxyType(dict(self.origins if origins is None else origins)))
+        return changed
+
+
+def load(cls: type[Config], argv: list[str]) -> Config:
+    """The settings in `argv`: config files and options. `--help` prints the settings and exits.
+
+    If the class has a field of type tuple[str, ...], arguments that are not options go there, and are not config files.
+    Raises ConfigError with all problems together.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(help_text(cls))
+        raise SystemExit(0)
+    types_of = type_hints(cls)
+    hints = {field.name: types_of[field.name] for field in fields(cls)}
+    values = {field.name: field.default for field in fields(cls)}
+    words = next((name for name, hint in hints.items() if hint == tuple[str, ...]), None)
+    origins: dict[str, str] = {}  # setting -> where it was set
+    overridden: dict[str, Any] = {}  # values of config files that the command line replaced
+    errors: list[str] = []
+
+    def assign(name: str, value: Any, origin: str, from_text: bool) -> None:
+        if name == "config" and not words:
+            errors.append(f"{origin}: name the config file {value} without --config")
+            return
+        if name not in hints:
+            errors.append(f"{origin}: {_not_a_setting(cls, name)}")
+            return
+        if hints[name] == tuple[str, ...]:
+            errors.append(f"{origin}: name the {name} without --{name}")
+            return
+        if hints[name] == CommaSeparated:
+            values[name], origins[name] = (*values[name], *comma_separated(value)), origin
+            return
+        try:
+            new = _from_text(value, hints[name]) if from_text else _coerce(value, hints[name])
+            if from_text and origins.get(name, COMMAND_LINE) != COMMAND_LINE:
+                overridden[name] = values[name]
+            values[name], origins[name] = new, origin
+        except (ValueError, OverflowError):
+            errors.append(f"{origin}: {name}={shorten(str(value))}: it takes {_describe(hints[name])}")
+
+    for option, text in _split_options(argv, hints, errors):
+        if option:
+            assign(option, text, COMMAND_LINE, from_text=True)
+        elif words:
+            values[words] += (text,)
+            origins[words] = COMMAND_LINE
+        elif (path := find_config(text)) is None:
+            errors.append(_no_such_file(text, hints))
+        else:
+            for name, value, line in _parse(path, text, values, errors):
+                assign(name, value, f"{text}:{line}", from_text=False)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    config = cls(**values).with_overrides(origins, overridden)
+    object.__setattr__(config, "origins", MappingProxyType(origins))
+    check(config)
+    return config
+
+
+def parse_setting(cls: type[Config], name: str, text: str) -> Any:
+    """The value of one setting, written as on the command line. Raises ConfigError."""
+    rules, types_of = type_hints(cls, include_extras=True), type_hints(cls)
+    if name not in cls.__dataclass_fields__:
+        raise ConfigError(_not_a_setting(cls, name))
+    try:
+        value = _from_text(text, types_of[name])
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{name}={text}: it takes {_describe(types_of[name])}") from None
+    if rule := broken_rule(value, rules[name]):
+        raise ConfigError(f"{name}={text}: {rule}")
+    return value
+
+
+def split_arguments(cls: type[Settings], others: type[Settings], argv: list[str]) -> tuple[list[str], list[str]]:
+    """The options in `argv` that set fields of `cls`, as --name=value, and all other arguments, for `others`.
+
+    Raises ConfigError for an option that is not written like --name=value or --name value.
+    """
+    errors: list[str] = []
+    hints = {**get_type_hints(others), **get_type_hints(cls)}
+    mine, rest = [], []
+    for name, text in _split_options(argv, hints, errors):
+        argument = f"--{name}={text}" if name else text
+        (mine if name in cls.__dataclass_fields__ else rest).append(argument)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return mine, rest
+
+
+def from_json(cls: type[Config], values: Mapping[str, Any]) -> Config:
+    """Settings that were written as JSON. Names that the class does not have are ignored; missing ones have defaults.
+
+    Raises ConfigError if a value is of another type or breaks a rule.
+    """
+    hints = type_hints(cls)
+    typed = {}
+    for name in values.keys() & cls.__dataclass_fields__.keys():
+        try:
+            typed[name] = _coerce(values[name], hints[name])
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{name}={short_repr(values[name])}: it takes {_describe(hints[name])}") from None
+    config = cls(**typed)
+    check(config)
+    return config
+
+
+def _not_a_setting(cls: type[Settings], name: str) -> str:
+    meant = cls.other_names.get(name)
+    hint = f"; write --{meant}" if meant else _did_you_mean(name, cls.__dataclass_fields__)
+    return f"{shorten(name)} is not a setting{hint}"
+
+
+def _split_options(argv: list[str], hints: Mapping[str, Any], errors: list[str]) -> Iterator[tuple[str | None, str]]:
+    """Yield each option's name and value, and (None, argument) for each other argument.
+
+    --key value is the same as --key=value, and a switch without a value means True. Messages about options that are
+    not written like that go to `errors`.
+    """
+    remaining = deque(argv)
+    while remaining:
+        argument = remaining.popleft()
+        name, equals, text = argument.lstrip("-").partition("=")
+        following = remaining[0] if remaining else "--"
+        if not argument.startswith("-") or argument == "-":
+            yield None, argument
+        elif not argument.startswith("--"):
+            errors.append(f"{COMMAND_LINE}: write --{name}=VALUE instead of {argument}")
+        elif equals:
+            yield name, text
+        elif bool in _options(hints.get(name)) and not _is_value(following, hints[name]):
+            yield name, "True"
+        elif following.startswith("--") and name in hints:
+            errors.append(f"{COMMAND_LINE}: --{name} needs a value: --{name}=VALUE")
+        elif following.startswith("--"):
+            yield name, ""
+        else:
+            yield name, remaining.popleft()
+
+
+def check(config: Settings) -> None:
+    """Raise ConfigError with all broken rules, each with the setting's value and where it was set.
+
+    Of a setting that is invalid by itself, only that is reported.
+    """
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    hints = type_hints(type(config), include_extras=True)
+    broken = {name: rule for name, value in values.items() if (rule := broken_rule(value, hints[name]))}
+    problems = [*broken.items(), *(problem for problem in config.problems() if problem[0] not in broken)]
+    if problems:
+        raise ConfigError("\n".join(_describe_setting(config, name) + problem for name, problem in problems))
+
+
+def _describe_setting(config: Settings, name: str) -> str:
+    """Where a setting was set, its name and its value, before what is wrong with it. A default has no place."""
+    value = getattr(config, name)
+    if isinstance(value, tuple):
+        value = " ".join(value) or None
+    shown = f"{name}: " if value is None else f"{name}={shorten(str(value))}: "
+    return f"{config.origins[name]}: {shown}" if name in config.origins else shown
+
+
+def broken_rule(value: Any, hint: Any) -> str | None:
+    """What `value` breaks of the rules in its type, or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "it must be a finite number"
+    options = _options(hint)
+    rules = [rule for option in options if get_origin(option) is Annotated for rule in option.__metadata__]
+    if value is None or all(_obeys(value, rule) for rule in rules):
+        return None
+    if INT64 in rules and value >= INT64.lt:
+        return "it must be less than 2**63"
+    bounds = [_describe_bound(rule) for rule in rules if rule != INT64 and not isinstance(rule, MinLen)]
+    or_none = ", or None" if type(None) in options else ""
+    return f"it must be {' and '.join(bounds)}{or_none}" if bounds else "it must not be empty"
+
+
+Rule = Ge | Gt | Le | Lt | MinLen
+
+
+def _obeys(value: Any, rule: Rule) -> bool:
+    match rule:
+        case Ge(bound):
+            return value >= bound
+        case Gt(bound):
+            return value > bound
+        case Le(bound):
+            return value <= bound
+        case Lt(bound):
+            return value < bound
+        case MinLen(length):
+            return len(value.strip()) >= length
+    raise TypeError(rule)
+
+
+def _describe_bound(rule: Rule) -> str:
+    match rule:
+        case Ge(bound):
+            return f"at least {bound}"
+        case Gt(bound):
+            return f"above {bound}"
+        case Le(bound):
+            return f"at most {bound}"
+        case Lt(bound):
+            return f"less than {bound}"
+    raise TypeError(rule)
+
+
+def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
+    """Call `main` with the command line's settings, or, without a class, with its arguments.
+
+    A UserError prints its message and exits with its code. So does a path that the system refuses: one with a name that
+    is too long, or in a folder that this user may not search.
+    """
+    gc.freeze()  # keeps imported modules out of full collections, which scan torch's objects for 60 ms each
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="replace")  # Windows' consoles have other encodings
+    sys.stdout = visible(sys.stdout)
+    end_with_parent()
+    try:
+        main(load(cls, sys.argv[1:]) if cls else sys.argv[1:])
+    except UserError as error:
+        note(f"error: {error}")
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of the output has exited, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES) or error.filename is None:
+            raise
+        note(f"error: {shorten(str(error.filename))}: {error.strerror}")
+        raise SystemExit(UserError.exit_code) from None
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def find_config(name: str) -> Path | None:
+    """A config file by its path from the working directory, or else from Folio's folder."""
+    return next((path for path in (Path(name), ROOT / name) if os.path.isfile(path)), None)
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """The settings that a config file assigns. Raises ConfigError."""
+    errors: list[str] = []
+    assignments = _parse(find_config(name), name, {}, errors)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return {name: value for name, value, _ in assignments}
+
+
+NANOGPT_CONFIGS = {  # nanoGPT's config files, and what replaces them here
+    "train_shakespeare_char.py": "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py",
+    "train_gpt2.py": "config/gpt2_124m.py",
+    "eval_gpt2.py": "--init_from=gpt2 --dataset=openwebtext --eval_only=True",
+    "eval_gpt2_medium.py": "--init_from=gpt2-medium --dataset=openwebtext --eval_only=True",
+    "eval_gpt2_large.py": "--init_from=gpt2-large --dataset=openwebtext --eval_only=True",
+    "eval_gpt2_xl.py": "--init_from=gpt2-xl --dataset=openwebtext --eval_only=True",
+}
+
+
+def _no_such_file(name: str, hints: Mapping[str, Any]) -> str:
+    if "out_dir" in hints and name and os.path.isdir(name):
+        return f"{COMMAND_LINE}: {name} is a folder, not a config file; name a run with --out_dir={name}"
+    if "init_from" in hints and (meant := NANOGPT_CONFIGS.get(Path(name).name)):
+        return f"{COMMAND_LINE}: no config file {shorten(name)} exists; write {meant}"
+    known = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "config").glob("*.py"))]
+    hint = _did_you_mean(name, known) or f"; Folio has {', '.join(known)}"
+    return f"command line: no config file {shorten(name)} exists{hint}"
+
+
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+}
+
+
+def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) -> list[tuple[str, Any, int]]:
+    """The assignments (name, value, line) of a config file; messages about other statements go to `errors`."""
+    try:
+        content = read_text(path, MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
+        errors.append(f"{shown}:1: {error}; a config file is a short text of assignments")
+        return []
+    try:
+        tree = ast.parse(content, filename=shown)
+    except (RecursionError, MemoryError):
+        errors.append(f"{shown}:1: an expression has too many operators or parentheses")
+        return []
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        errors.append(f"{shown}:{line}: this is not Python: {getattr(error, 'msg', error)}")
+        return []
+    lines = [node.lineno for node in tree.body for _ in getattr(node, "targets", [node])]
+    if len(lines) > MAX_ASSIGNMENTS:
+        errors.append(f"{shown}:{lines[MAX_ASSIGNMENTS]}: a config file has at most {MAX_ASSIGNMENTS:,} assignments")
+        return []
+    scope, assignments = dict(values), []
+    for node in tree.body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            continue  # a docstring
+        if isinstance(node, ast.Import) and [(alias.name, alias.asname) for alias in node.names] == [("time", None)]:
+            continue  # nanoGPT's finetune_shakespeare.py names its wandb run with str(time.time())
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets = [node.target]
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+        try:
+            if _is_nested_deeply(node):
+                raise ValueError(f"it has more than {MAX_NESTING} levels of operators or parentheses")
+            if not targets or not all(isinstance(target, ast.Name) for target in targets):
+                raise ValueError(f"{_source(node)} is not an assignment to a setting")
+            value = _evaluate(node.value, scope)
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            rule = "a config file holds assignments of constants, arithmetic and names defined above"
+            errors.append(f"{shown}:{node.lineno}: {shorten(str(error))}; {rule}")
+            continue
+        for target in targets:
+            scope[target.id] = value
+            if not target.id.startswith("_"):
+                assignments.append((target.id, value, node.lineno))
+    return assignments
+
+
+def _source(node: ast.AST) -> str:
+    """The first line of a statement or expression, for a message."""
+    return f"`{shorten(ast.unparse(node).splitlines()[0], 100)}`"
+
+
+def _is_nested_deeply(node: ast.AST) -> bool:
+    """Whether a statement has more than MAX_NESTING levels."""
+    level = [node]
+    for _ in range(MAX_NESTING + 2):  # the statement and its innermost constants
+        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
+    return bool(level)
+
+
+def _evaluate(node: ast.expr, scope: dict[str, Any]) -> Any:
+    """The value of a constant expression. Raises ValueError for anything else, and for a value that is too large."""
+    value = _compute(node, scope)
+    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+        raise ValueError(f"the number has more than {MAX_DIGITS} digits")
+    if isinstance(value, str) and len(value) > MAX_CONFIG_BYTES:
+        raise ValueError(f"the text has more than {MAX_CONFIG_BYTES:,} characters")
+    return value
+
+
+def _compute(node: ast.expr, scope: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
+        return node.value
+    if isinstance(node, ast.Call) and ast.unparse(node) == "str(time.time())":
+        return str(time.time())
+    if isinstance(node, ast.Name):
+        if node.id not in scope:
+            raise ValueError(f"{_source(node)} is not defined above")
+        return scope[node.id]
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.operand, scope))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _evaluate(node.left, scope), _evaluate(node.right, scope)
+        numbers = all(isinstance(side, (int, float)) and abs(side) < 1e18 for side in (left, right))
+        concatenates = isinstance(node.op, ast.Add) and isinstance(left, str) and isinstance(right, str)
+        if not (numbers or concatenates) or (isinstance(node.op, ast.Pow) and abs(right) > 64):
+            raise ValueError(f"{_source(node)} is not arithmetic with numbers of ordinary size")
+        return _OPERATORS[type(node.op)](left, right)
+    raise ValueError(f"{_source(node)} is not a constant")
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def line_breaks(text: str) -> str:
+    """Replace each \\n, as typed in a shell, by a line break."""
+    return text.replace("\\n", "\n")
+
+
+def comma_separated(text: str) -> list[str]:
+    """The parts of a setting that is a list, without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _coerce(value: Any, hint: Any) -> Any:
+    """Convert `value` to the type `hint`: 1 to a float, 5e3 to an integer. Raises ValueError."""
+    for option in _options(hint):
+        if get_origin(option) is Literal:
+            if value in get_args(option) and isinstance(value, str):
+                return value
+        elif option is type(None):
+            if value is None:
+                return None
+        elif isinstance(value, bool) or option is bool:
+            if isinstance(value, bool) and option is bool:
+                return value
+        elif option is int and isinstance(value, (int, float)) and value == value // 1:
+            return int(value)
+        elif option is float and isinstance(value, (int, float)):
+            return float(value)
+        elif option is str and isinstance(value, str):
+            return value
+    raise ValueError
+
+
+def _from_text(text: str, hint: Any) -> Any:
+    """Parse a value of the command line. Raises ValueError."""
+    options = _options(hint)
+    if type(None) in options and text.lower() == "none":
+        return None
+    if bool in options and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if str in options or any(get_origin(option) is Literal and text in get_args(option) for option in options):
+        return text
+    return _coerce(float(text) if re.search(r"[.einf]", text, re.IGNORECASE) else int(text), hint)
+
+
+def _is_value(text: str, hint: Any) -> bool:
+    """Whether the command line's text is a value of this type."""
+    try:
+        _from_text(text, hint)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe(hint: Any) -> str:
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+    names: list[str] = []
+    for option in _options(hint):
+        names += [repr(o) for o in get_args(option)] if get_origin(option) is Literal else [words[option]]
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _did_you_mean(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def help_text(cls: type) -> str:
+    """The script's docstring and the fields of its dataclass, grouped under their comment headings as in the source."""
+    lines = [inspect.cleandoc(sys.modules[cls.__module__].__doc__ or ""), ""]
+    names = {field.name for field in fields(cls)}
+    bases = [base for base in cls.__mro__ if is_dataclass(base)]  # a field that a class redefines is shown there
+    for line in "\n".join(textwrap.dedent(inspect.getsource(base)) for base in bases).splitlines():
+        heading = re.match(r"    # --- (.*?) -*$", line)
+        field = re.match(r"    (\w+): .*? = (.*?)(?:  # (.*))?$", line)
+        if heading:
+            lines.append(f"\n{heading[1]}:")
+        elif field and field[1] in names:
+            names.remove(field[1])
+            is_name = re.fullmatch(r"[A-Z]\w*\.\w+", field[2])  # of a constant elsewhere
+            default = repr(getattr(cls, field[1])) if is_name else field[2].replace("()", "")
+            shown = f"{field[1].upper()} ..." if "tuple[" in line else f"--{field[1]}={default}"
+            lines.append(f"  {shown:42} {field[3] or ''}".rstrip())
+        elif more := re.match(r"      +# (.*)", line):
+            lines.append(" " * 43 + more[1])
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What a run leaves on disk, found, written and read, and the formats of other programs."""

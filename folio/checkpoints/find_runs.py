@@ -1,0 +1,101 @@
+"""Finds the folders of runs: by a name, by a pattern, under a folder, or the one that was written to last."""
+
+import glob
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from folio import UserError
+from folio.base.files import is_locked, step_number
+from folio.base.progress import note
+from folio.checkpoints import run_folder
+from folio.data.shards import has_data
+
+LATEST = "latest"  # names the run that was written to last
+
+
+def find_runs(name: str) -> list[str]:
+    """The folders that match a pattern, as "out-*", or what resolve() makes of the name.
+
+    Raises UserError if a pattern has no match.
+    """
+    matches = sorted(filter(os.path.isdir, glob.glob(name)))
+    if "*" in name and not matches:
+        raise UserError(f"{name}: no folder matches this pattern")
+    return matches or [resolve(name)]
+
+
+def resolve(name: str) -> str:
+    """The folder of the run that was written to last, if the name is "latest" and no folder is called that; any other
+    name as it is.
+
+    A line on standard error says which run it is. Raises UserError if there is none under the working directory.
+    """
+    if name != LATEST or os.path.isdir(name):
+        return name
+    folder = max(runs_under(Path()), key=written_at, default=None)
+    if folder is None or not written_at(folder):
+        raise UserError(f"{LATEST}: there is no run under {Path.cwd()}; name the folder of a run")
+    note(f"{LATEST}: {folder}")
+    return str(folder)
+
+
+def runs_under(folder: Path) -> list[Path]:
+    """The folders of runs in and under a folder, in the order of their paths.
+
+    Hidden folders and data sets under it are left out. A folder that symbolic links lead to again is listed once.
+    """
+    runs: list[Path] = []
+    visited: set[tuple[int, int]] = set()
+    folders, links = [folder], []
+    while folders or links:
+        path = (folders or links).pop()  # links last, so that a folder is listed under its own name
+        try:
+            info = path.stat()
+            with os.scandir(path) as listing:
+                entries = list(listing)
+        except OSError:  # it is a file, cannot be read, or was removed
+            continue
+        if (info.st_dev, info.st_ino) in visited or (path != folder and has_data(path)):
+            continue
+        visited.add((info.st_dev, info.st_ino))
+        if is_run(path):
+            runs.append(path)
+        for entry in entries:
+            if entry.name.startswith(".") or step_number(entry.name) is not None:
+                continue
+            if entry.is_symlink():
+                links.append(path / entry.name)
+            elif entry.is_dir():
+                folders.append(path / entry.name)
+    return sorted(runs)
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, otherwise those of the runs under it. Raises UserError if there is none."""
+    return [folder] if is_run(folder) else runs_under(folder) or no_runs(folder)
+
+
+def no_runs(folder: Path) -> NoReturn:
+    """Raise UserError about a folder without runs."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    raise UserError(
+        f"{folder}: there are no runs in this folder; train one: python train.py config/shakespeare_char.py"
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has written to this folder, or is about to."""
+    lock = folder / ".lock"
+    return (folder / "metrics.jsonl").is_file() or run_folder.exists(folder) or (lock.exists() and is_locked(lock))
+
+
+def written_at(folder: Path) -> float:
+    """When a run last wrote numbers, a sample or a checkpoint there, in seconds since 1970; 0 if it has not yet."""
+    seconds = 0.0
+    for name in ("metrics.jsonl", "samples.jsonl", "last.json"):
+        with suppress(OSError):  # there is no such file
+            seconds = max(seconds, (folder / name).stat().st_mtime)
+    return seconds

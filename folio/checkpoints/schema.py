@@ -1,0 +1,159 @@
+"""The schema of state.json, which every checkpoint contains: the types and ranges of its values."""
+
+import math
+from types import UnionType
+from typing import Annotated, Any, Literal, TypedDict, Union, get_args, get_origin, is_typeddict
+
+from annotated_types import Ge, Le
+
+from folio.base.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    broken_rule,
+    type_hints,
+)
+
+MAX_LAYERS = 4096  # a report builds the model without values, at about a millisecond per layer
+Float32 = Annotated[float, Ge(-3e38), Le(3e38)]
+Moments = tuple[Float32, Float32, Float32]  # steps, mean, variance
+
+
+class GuardProgress(TypedDict, total=False):
+    """StepGuard.state()."""
+
+    in_a_row: NonNegativeInt
+    skipped: NonNegativeInt
+    moments: tuple[Moments, Moments]  # of loss and gradient norm
+
+
+class ScalerProgress(TypedDict, total=False):
+    """GradScaler.state_dict(), which is empty unless the run is in float16."""
+
+    scale: PositiveFloat
+    growth_factor: PositiveFloat
+    backoff_factor: PositiveFloat
+    growth_interval: PositiveInt
+    _growth_tracker: NonNegativeInt
+
+
+class RunProgress(TypedDict):
+    """How far a run has come; bitwise identical after a resume."""
+
+    step: NonNegativeInt  # steps done
+    next_sequence: NonNegativeInt  # the whole data state, because sequence i is a function of i
+    best_val_loss: NonNegativeFloat | None  # None: not evaluated yet
+    best_step: NonNegativeInt  # 0: not evaluated yet
+    evaluations_since_best: NonNegativeInt
+    guard: GuardProgress
+    grad_scaler: ScalerProgress
+
+
+class Resolved(TypedDict):
+    """What "auto" was resolved to, Runtime.resolved."""
+
+    device: str
+    dtype: Literal["float32", "bfloat16", "float16"]
+    compile: bool | Literal["reduce-overhead"]
+
+
+class ModelRecord(TypedDict, total=False):
+    """GPTConfig's arguments. A model.py that was changed may have others."""
+
+    block_size: PositiveInt
+    vocab_size: PositiveInt
+    n_layer: Annotated[int, Ge(1), Le(MAX_LAYERS)]
+    n_head: PositiveInt
+    n_embd: PositiveInt
+    dropout: Probability
+    embd_pdrop: Probability | None
+    attn_pdrop: Probability | None
+    resid_pdrop: Probability | None
+
+
+class DatasetRecord(TypedDict):
+    """The data that a run is trained on."""
+
+    folder: str
+    hash: str
+
+
+class ResumeRecord(TypedDict):
+    """One resume of a run."""
+
+    step: NonNegativeInt
+    after: str
+    changes: dict[str, tuple[Any, Any]]  # setting -> before, now
+    exact: bool
+
+
+class RequiredState(RunProgress):
+    """What every state.json contains."""
+
+    format_version: int
+    model: ModelRecord
+    config: dict[str, Any]  # train.py's settings
+    resolved: Resolved
+    dataset: DatasetRecord
+    versions: dict[str, str]
+
+
+class StateFile(RequiredState, total=False):
+    """state.json, with what older versions did not write."""
+
+    run_id: str | None  # of all checkpoints of a run, also after a resume
+    origins: dict[str, str]
+    threads: PositiveInt
+    resumes: list[ResumeRecord]
+    started_from: str
+    torchrun: str | None
+    stopped_by: str | None
+    wandb_id: str | None
+    decisions: list[tuple[NonNegativeInt, PositiveInt]]
+    budget: dict[str, NonNegativeFloat] | None
+
+
+def wrong_values(state: Any) -> list[str]:
+    """The names in state.json whose values are missing, of another type or out of range."""
+    if not is_valid(state, dict):
+        return ["its content"]
+    wrong = [
+        name
+        for name, hint in type_hints(StateFile, include_extras=True).items()
+        if (not is_valid(state[name], hint) if name in state else name in StateFile.__required_keys__)
+    ]
+    if wrong:
+        return wrong
+    is_evaluated = state["best_val_loss"] is not None
+    return [] if is_evaluated == (state["best_step"] > 0) and state["best_step"] <= state["step"] else ["best_step"]
+
+
+def is_valid(value: Any, hint: Any) -> bool:
+    """Whether a value from a JSON file has a type and obeys the rules in it.
+
+    hint: a class, Any, a Literal, an Annotated type, a union, list, tuple, dict or TypedDict of such types. A float is
+    finite and may be an integer in the file. A bool is not a number. Other keys than a TypedDict's are allowed.
+    """
+    kind, arguments = get_origin(hint), get_args(hint)
+    if is_typeddict(hint):
+        if not isinstance(value, dict) or hint.__required_keys__ - value.keys():
+            return False
+        hints = type_hints(hint, include_extras=True)
+        return all(is_valid(value[name], hints[name]) for name in value.keys() & hints.keys())
+    if kind in (Union, UnionType):
+        return any(is_valid(value, option) for option in arguments)
+    if kind is Annotated:
+        return is_valid(value, arguments[0]) and broken_rule(value, hint) is None
+    if kind is Literal:
+        return isinstance(value, str) and value in arguments
+    if kind is list:
+        return isinstance(value, list) and all(is_valid(item, arguments[0]) for item in value)
+    if kind is tuple:
+        return isinstance(value, list) and len(value) == len(arguments) and all(map(is_valid, value, arguments))
+    if kind is dict:
+        return isinstance(value, dict) and all(is_valid(item, arguments[1]) for item in value.values())
+    if hint is float and type(value) is int:
+        return abs(value) < 2**63
+    return hint is Any or (type(value) is hint and (hint is not float or math.isfinite(value)))

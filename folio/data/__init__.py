@@ -1,0 +1,1 @@
+"""From text to token shards to the windows of a step. Needs no torch."""

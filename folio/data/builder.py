@@ -1,0 +1,373 @@
+"""A data set while it is being written: the split of each document, duplicates, and progress to resume from."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from folio import UserError
+from folio.base.files import read_json, write_json
+from folio.base.number_format import counted
+from folio.data.blocks import CorpusBlock, DocumentPart, EncodedBlock
+from folio.data.minhash import PERMUTATIONS
+from folio.data.near_duplicates import SimilarDocuments, count_near_duplicates
+from folio.data.shards import SPLITS, ShardWriter
+from folio.data.tokenizer import OnUnknown, Tokenizer
+
+# --- which documents are for validation -------------------------------------------------------------------------------
+
+SplitRule = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers and hashes of documents -> True for validation
+
+
+def split_by_hash(fraction: float) -> SplitRule:
+    """This fraction of all documents, chosen by their content: adding documents never moves another one."""
+    return lambda numbers, hashes: hashes < np.uint64(fraction * 2**64)
+
+
+def split_by_smallest_keys(bound: int) -> SplitRule:
+    """The documents with a content key below `bound`."""
+    return lambda numbers, hashes: content_keys(hashes) < np.uint64(bound)
+
+
+def split_by_number(chosen: np.ndarray) -> SplitRule:
+    """The documents with these numbers."""
+    return lambda numbers, hashes: np.isin(numbers, chosen)
+
+
+# --- documents that have been written ---------------------------------------------------------------------------------
+
+Dedup = bool | Literal["near"]  # whether to leave out documents that repeat another one, or also those that nearly do
+
+
+def content_keys(hashes: np.ndarray) -> np.ndarray:
+    """The upper 63 bits of document hashes, which identify duplicates. A record keeps the split in the lowest bit."""
+    return hashes >> np.uint64(1)
+
+
+# A document in the file "documents": its hash, with the lowest bit replaced by 1 for validation, and its tokens.
+DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("tokens", "<u4")])
+SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))  # of the same document in the file "signatures"
+
+
+class KeySet:
+    """A set of content keys, 8 bytes each, in sorted arrays of growing size."""
+
+    def __init__(self) -> None:
+        self.levels: list[np.ndarray] = []
+
+    def add(self, keys: np.ndarray) -> np.ndarray:
+        """Add keys, (D,). Returns which of them were in the set or earlier in this array, (D,) bool."""
+        known = np.ones(len(keys), dtype=bool)
+        unique, first = np.unique(keys, return_index=True)
+        is_new = np.ones(len(unique), dtype=bool)
+        for level in self.levels:
+            is_new &= level[np.searchsorted(level, unique).clip(max=len(level) - 1)] != unique
+        known[first[is_new]] = False
+        if is_new.any():
+            self.levels.append(unique[is_new])
+        while len(self.levels) > 1 and len(self.levels[-2]) <= 2 * len(self.levels[-1]):
+            self.levels[-2:] = [np.sort(np.concatenate(self.levels[-2:]))]
+        return known
+
+
+# --- characters that are not in the vocabulary ------------------------------------------------------------------------
+
+
+def describe_unknown(unknown: int, characters: int, on_unknown: OnUnknown) -> str:
+    """In words: how many of all characters are not in the vocabulary, and what was done with them."""
+    share = unknown / characters
+    shown = f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+    outcome = "left out" if on_unknown == "skip" else "replaced by U+FFFD"
+    are, were = ("is", "was") if unknown == 1 else ("are", "were")
+    return (
+        f"{unknown:,} of {counted(characters, 'character')} ({shown}) {are} not in the vocabulary and {were} {outcome}"
+    )
+
+
+# --- the builder ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BuildProgress:
+    """What has been written up to the end of a block. With the files that it describes, it is enough to resume."""
+
+    blocks: int = 0
+    number: int = 0  # of the next document in the input, where empty documents and duplicates have numbers, too
+    documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    bytes: int = 0  # of the documents in the data set
+    characters: int = 0  # of these documents
+    unknown: int = 0  # characters that are not in the vocabulary, and were left out or replaced
+    empty: int = 0
+    left_out: int = 0  # duplicates
+    near_left_out: int = 0  # near duplicates
+    longest: int = 0  # tokens of the longest document
+    longest_number: int = 0
+    remembered: int = 0  # records in the file "documents"
+    open: dict[str, Any] | None = None  # the document whose parts are being added; split is None if it is left out
+    writers: dict[str, Any] = field(default_factory=dict)  # ShardWriter.state of each split
+
+
+class DatasetBuilder:
+    """Adds encoded blocks to the shards in a folder, and saves the progress whenever a shard is full.
+
+    If the folder contains progress.json, it resumes from there. Use it as a context manager, which closes the files.
+
+    split_rule: which documents are for validation. dedup: leave out documents that were added before, or also ("near")
+    those that are similar to one. masked: blocks have masks. signed: blocks have signatures, which "near" needs, and
+    which are saved in the file "signatures". notes: what else to save in progress.json.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        split_rule: SplitRule,
+        *,
+        shard_tokens: int,
+        dedup: Dedup,
+        masked: bool,
+        signed: bool,
+        notes: dict[str, Any],
+    ):
+        self.folder, self.tokenizer, self.split_rule, self.notes = folder, tokenizer, split_rule, notes
+        saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
+        self.progress = BuildProgress(**saved["progress"]) if saved else BuildProgress()
+        self.writers = {
+            split: ShardWriter(
+                folder, split, tokenizer.vocab_size, shard_tokens, masked, self.progress.writers.get(split)
+            )
+            for split in SPLITS
+        }
+        self.records, records = self._open_records("documents", DOCUMENT_RECORD, is_new=saved is None)
+        self.signatures = self.known = None
+        if signed:
+            self.signatures, signatures = self._open_records("signatures", SIGNATURE_RECORD, is_new=saved is None)
+            self.known = SimilarDocuments(signatures) if dedup == "near" else None
+        self.known_keys = KeySet() if dedup else None
+        if self.known_keys:
+            self.known_keys.add(content_keys(records["hash"]))
+            if self.progress.open:
+                self.known_keys.add(content_keys(np.array([self.progress.open["hash"]], dtype=np.uint64)))
+        if self.known and self.progress.open and self.progress.open["split"]:
+            self.known.add_new(np.array([self.progress.open["signature"]], dtype=np.uint32))
+
+    def _open_records(self, name: str, dtype: np.dtype, is_new: bool) -> tuple[BinaryIO, np.ndarray]:
+        """A file with a record per document, at its end, and the records of the documents so far."""
+        file = open(self.folder / name, "w+b" if is_new else "r+b")  # noqa: SIM115
+        records = np.fromfile(file, dtype=dtype, count=self.progress.remembered)
+        file.seek(records.nbytes)
+        file.truncate()
+        return file, records
+
+    def __enter__(self) -> "DatasetBuilder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._record_files:
+            file.close()
+        for writer in self.writers.values():
+            writer.__exit__()
+
+    @property
+    def _record_files(self) -> list[BinaryIO]:
+        return [file for file in (self.records, self.signatures) if file]
+
+    def stop_signing(self) -> None:
+        """Save no more signatures, because nothing needs them. (The file is needed until the progress is saved.)"""
+        self.signatures.close()
+        self.signatures, self.notes["signed"] = None, False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written so far, in both splits."""
+        return sum(writer.tokens for writer in self.writers.values())
+
+    @property
+    def full_shards(self) -> int:
+        return sum(len(writer.done) for writer in self.writers.values())
+
+    def add(self, block: CorpusBlock, encoded: EncodedBlock) -> None:
+        """Add the next block. If that fills a shard, everything so far is on the disk when this returns."""
+        shards_before = self.full_shards
+        if isinstance(block, DocumentPart):
+            self._add_part(block, encoded)
+        else:
+            self._add_documents(encoded)
+        self.progress.blocks += 1
+        if self.full_shards > shards_before:
+            self._save_progress()
+
+    def _save_progress(self) -> None:
+        for file in self._record_files:
+            file.flush()
+            os.fsync(file.fileno())
+        self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
+        write_json(self.folder / "progress.json", {**self.notes, "progress": asdict(self.progress)})
+
+    def _add_documents(self, encoded: EncodedBlock) -> None:
+        p = self.progress
+        numbers = p.number + np.arange(len(encoded.lengths))
+        keep = encoded.sizes > 0
+        p.empty += int((~keep).sum())
+        if self.known_keys:
+            duplicate = np.zeros_like(keep)
+            duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
+            p.left_out += int(duplicate.sum())
+            keep &= ~duplicate
+        if self.known:
+            similar = np.zeros_like(keep)
+            similar[keep] = self.known.add_new(encoded.signatures[keep])
+            p.near_left_out += int(similar.sum())
+            keep &= ~similar
+        val = self.split_rule(numbers, encoded.hashes)
+        self._write("train", encoded, keep & ~val)
+        self._write("val", encoded, keep & val)
+        signatures = None if encoded.signatures is None else encoded.signatures[keep]
+        self._record(encoded.hashes[keep], val[keep], encoded.lengths[keep], signatures)
+        p.bytes += int(encoded.sizes[keep].sum())
+        p.characters += int(encoded.characters[keep].sum())
+        p.unknown += int(encoded.unknown[keep].sum())
+        lengths = np.where(keep, encoded.lengths, 0)
+        if len(lengths) and lengths.max() > p.longest:
+            p.longest, p.longest_number = int(lengths.max()), int(numbers[lengths.argmax()])
+        p.number += len(numbers)
+
+    def _write(self, split: str, encoded: EncodedBlock, chosen: np.ndarray) -> None:
+        """Write the chosen documents, (D,) bool, to a split."""
+        if chosen.all():
+            self.writers[split].write(encoded.ids, encoded.mask)
+        elif chosen.any():
+            tokens = np.repeat(chosen, encoded.lengths)  # (N,)
+            mask = None if encoded.mask is None else encoded.mask[tokens]
+            self.writers[split].write(encoded.ids[tokens], mask)
+        self.progress.documents[split] += int(chosen.sum())
+
+    def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
+        p = self.progress
+        if p.open is None:
+            p.open = {"split": None, "tokens": 0, "bytes": 0, "hash": block.hash, "signature": None, "left_out": None}
+            if encoded.signatures is not None:  # the signature of a document in parts is that of its first part
+                p.open["signature"] = encoded.signatures[0].tolist()
+            p.open["left_out"] = None if block.split else self._reason_to_leave_out(block, encoded)
+            if not p.open["left_out"]:
+                p.open["split"] = block.split or self._split_of(block)
+            p.number += 1
+        if p.open["split"]:
+            self.writers[p.open["split"]].write(encoded.ids, encoded.mask)
+            p.characters += int(encoded.characters.sum())
+            p.unknown += int(encoded.unknown.sum())
+        p.open["tokens"] += len(encoded.ids)
+        p.open["bytes"] += int(encoded.sizes.sum())
+        if block.last:
+            self._end_document(block)
+            p.open = None
+
+    def _reason_to_leave_out(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
+        """The counter of BuildProgress for the document that begins with this part, if it is left out."""
+        hashes = np.array([block.hash], dtype=np.uint64)
+        if self.known_keys and self.known_keys.add(content_keys(hashes))[0]:
+            return "left_out"
+        if self.known and self.known.add_new(encoded.signatures)[0]:
+            return "near_left_out"
+        return None
+
+    def _split_of(self, block: DocumentPart) -> str:
+        """The split of the document that begins with this part."""
+        is_val = self.split_rule(np.array([self.progress.number]), np.array([block.hash], dtype=np.uint64))[0]
+        return "val" if is_val else "train"
+
+    def _end_document(self, block: DocumentPart) -> None:
+        p = self.progress
+        split, tokens, size = p.open["split"], p.open["tokens"], p.open["bytes"]
+        if reason := p.open["left_out"]:
+            setattr(p, reason, getattr(p, reason) + 1)
+            return
+        if not size:
+            p.empty += 1
+            return
+        if not block.split:
+            signatures = None if self.signatures is None else np.array([p.open["signature"]], dtype=np.uint32)
+            hashes = np.array([block.hash], dtype=np.uint64)
+            self._record(hashes, np.array([split == "val"]), np.array([tokens]), signatures)
+        p.documents[split] += 1
+        p.bytes += size
+        if tokens > p.longest:
+            p.longest, p.longest_number = tokens, p.number - 1
+
+    def _record(self, hashes: np.ndarray, val: np.ndarray, tokens: np.ndarray, signatures: np.ndarray | None) -> None:
+        """Append documents to the files "documents" and "signatures"."""
+        self.progress.remembered += len(hashes)
+        records = np.empty(len(hashes), dtype=DOCUMENT_RECORD)
+        records["hash"] = (hashes & ~np.uint64(1)) | val
+        records["tokens"] = tokens.clip(max=2**32 - 1)
+        self.records.write(records.tobytes())
+        if self.signatures:
+            self.signatures.write(signatures.tobytes())
+
+    def _read_records(self) -> np.ndarray:
+        """The records of all documents in the data set."""
+        self.records.flush()
+        return np.fromfile(self.folder / "documents", dtype=DOCUMENT_RECORD)
+
+    def unknown_note(self) -> str:
+        """For an error about too few tokens: how many characters were left out, in parentheses, if there are any."""
+        p = self.progress
+        return f" ({describe_unknown(p.unknown, p.characters, self.tokenizer.on_unknown)})" if p.unknown else ""
+
+    def empty_split(self) -> str | None:
+        """A split with too few tokens to predict anything, or None. Raises UserError if there is no text at all."""
+        if not self.progress.bytes:
+            raise UserError("there is no text in the input; there is nothing to learn from")
+        return next((split for split in ("val", "train") if self.writers[split].tokens < 2), None)
+
+    def nearest_bound(self, fraction: float) -> int:
+        """The bound for `split_by_smallest_keys` that comes nearest to this fraction of the documents for validation.
+
+        Each split gets at least one document and two tokens. Equal documents are in the same split. Raises UserError
+        if that is impossible.
+        """
+        documents = self._read_records()
+        documents["hash"] = content_keys(documents["hash"])
+        documents.sort(order="hash")
+        counts = np.flatnonzero(np.diff(documents["hash"])) + 1  # how many documents validation may have
+        tokens = np.cumsum(documents["tokens"], dtype=np.int64)
+        possible = counts[(tokens[counts - 1] >= 2) & (tokens[-1] - tokens[counts - 1] >= 2)]
+        if not len(possible):
+            self._refuse_to_split(len(documents), int(tokens[-1]), all_equal=not len(counts))
+        nearest = possible[np.abs(possible - max(1, round(fraction * len(documents)))).argmin()]
+        return int(documents["hash"][nearest])
+
+    def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
+        what = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits{self.unknown_note()}"
+        if all_equal:
+            what = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
+            what += ", and a document cannot be in both splits"
+        raise UserError(f"{what}; add another one, or join all text in one .txt file, which is split at its tail")
+
+    def count_duplicates(self) -> dict[str, int]:
+        """How many documents repeat another one, how many for validation are also in training, and how many were left
+        out.
+        """
+        hashes = np.sort(self._read_records()["hash"])
+        keys, val = content_keys(hashes), (hashes & np.uint64(1)).astype(bool)
+        repeated = (keys[1:] == keys[:-1]).sum()
+        in_both = np.intersect1d(np.unique(keys[~val]), np.unique(keys[val]), assume_unique=True)
+        val_in_train = np.isin(keys[val], in_both).sum()
+        return {"repeated": int(repeated), "val_in_train": int(val_in_train), "left_out": self.progress.left_out}
+
+    def count_near_duplicates(self, counts: bool) -> dict[str, int | None]:
+        """How many documents nearly repeat one before, how many for validation have a near duplicate in training, and
+        how many were left out. Exact duplicates that are in the data set count, too.
+
+        counts: False: only how many were left out, and None for the others.
+        """
+        left_out = self.progress.near_left_out
+        if not counts:
+            return {"repeated": None, "val_in_train": None, "left_out": left_out}
+        self.signatures.flush()
+        signatures = np.fromfile(self.folder / "signatures", dtype=SIGNATURE_RECORD)
+        val = (self._read_records()["hash"] & np.uint64(1)).astype(bool)
+        return {**count_near_duplicates(signatures, val), "left_out": left_out}

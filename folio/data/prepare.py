@@ -1,0 +1,661 @@
+"""Prepares a data set: tokenizes a corpus on all cores, writes the token ids as shards, and reports what is in them.
+
+The shards grow in DATA_DIR/.NAME.part, which is renamed to DATA_DIR/NAME when everything is complete. After an
+interruption, the same command resumes after the last full shard, and the result is bitwise identical.
+"""
+
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+from folio import UserError
+from folio.base.commands import STARTED_BY_TRAINING, command
+from folio.base.files import locked, read_json, replace_folder, write_json
+from folio.base.progress import note, progress_bar
+from folio.base.settings import NonNegativeInt, Settings, read_config
+from folio.base.workers import cores, map_in_order
+from folio.data import tokenizer as tokenizers
+from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, characters_of, encode, texts_of
+from folio.data.builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
+from folio.data.corpus import Corpus
+from folio.data.near_duplicates import signatures_of
+from folio.data.ngrams import OVERLAP, ngram_overlap
+from folio.data.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
+from folio.data.text_kernels import TEXT_STEP
+from folio.data.tokenizer import (
+    EOT_TEXT,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    OnUnknown,
+    RankedTokenizer,
+    Tokenizer,
+    describe_large_vocabulary,
+    vocabulary_is_large,
+)
+from folio.machine import compiled
+
+SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer than it saves
+BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, evenly spread over a larger corpus
+MAX_VOCAB_SIZE = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 tokens
+LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
+MOST_CHECKED = 1_000_000_000  # bytes of text up to which what validation shares with training is counted by default
+MOST_COMPARED = 100_000  # documents up to which near duplicates are counted by default, in about 5 s and 300 MB
+PROGRESS_VERSION = 5  # of progress.json, and of how a corpus is divided into blocks
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
+
+
+@dataclass(frozen=True)
+class PrepareConfig(Settings):
+    config_file: ClassVar[str] = "config/shakespeare_char.py"  # in the command that `prepare` prints
+
+    # --- the data set ---
+    name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
+    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+    overwrite: bool = False  # True: replace another data set with this name
+    val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
+    dedup: Dedup = False  # True: leave out repeated documents; near: also those that are nearly the same as another one
+    check_leakage: bool | None = None  # count what validation shares with training; None: if the text is at most 1 GB
+    shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # largest number of tokens per shard
+    # --- the tokenizer ---
+    tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
+    vocab_size: VocabSize = 8192  # number of tokens of a bpe; at least the 256 bytes, one merge, and end-of-text
+    on_unknown: OnUnknown = "error"  # characters that a char tokenizer lacks: error, skip, or replace by U+FFFD
+    # --- the machine ---
+    num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
+
+    def problems(self) -> list[tuple[str, str]]:
+        """A name that --dataset cannot use."""
+        if self.name is None or (self.name and self.name == name_from(self.name)):
+            return []
+        rule = (
+            f"--dataset must be able to name it: use 1 to {LONGEST_NAME} bytes without slashes, commas, colons, "
+            f"control characters, a dot at the start or white space at the ends"
+        )
+        nearest = name_from(self.name)
+        return [("name", f"{rule}; for example {nearest!r}" if nearest else rule)]
+
+
+def name_from(text: str) -> str:
+    """The name nearest to `text` that --dataset, where commas and colons are separators, can name. It may be empty."""
+    forbidden = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, line and paragraph separators
+    name = "".join("_" if c in ",:" or unicodedata.category(c) in forbidden else c for c in Path(text).name)
+    name = re.sub(r"^[.\s]+", "", name).encode()[:LONGEST_NAME].decode("utf-8", "ignore")
+    return name.rstrip()
+
+
+def default_name(inputs: Sequence[str]) -> str:
+    """A name for the data set that is made from files, folders and patterns: that of the only file or folder, or of the
+    folder that contains them all. A name that stands for several inputs is printed.
+    """
+    if list(inputs) == ["-"]:
+        return "stdin"
+    paths = [Path(os.path.abspath(os.path.expanduser(name))) for name in inputs]
+    existing = [next(folder for folder in (path, *path.parents) if os.path.exists(folder)) for path in paths]
+    try:
+        common = os.path.commonpath(existing)
+    except ValueError:  # different drives on Windows
+        common = ""
+    name = name_from(Path(common).name.split(".")[0]) or "text"
+    if len(inputs) > 1 or existing != paths:
+        print(f"several inputs: the name of the data set is {name}; --name=NAME sets another")
+    return name
+
+
+# --- from a corpus to a folder of shards ------------------------------------------------------------------------------
+
+
+def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, tokenizer: Tokenizer | None = None) -> Path:
+    """Prepare the data set `name` from a corpus, print a report and how to train on it. Returns its folder.
+
+    Without a rule of the corpus, cfg.val_fraction is for validation: the tail of a single text, or documents chosen by
+    their hash; if the hash leaves a split empty, a second pass chooses those with the smallest hashes.
+    tokenizer: None: what cfg.tokenizer names.
+    Raises UserError. Then there is no new data set, and no partial file except full shards to resume from.
+    """
+    assert name and name == name_from(name)
+    started = time.perf_counter()
+    job = _Job(cfg, corpus, name, tokenizer)
+    if job.folder.is_file():
+        raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
+    if job.folder.exists():
+        refuse_inputs_inside(job.folder, (source.path for source in corpus.sources))
+    if not cfg.overwrite and _is_prepared(job):
+        _print_hints(job)
+        return job.folder
+    with _only_process(job.part), _cleanup_after_errors(job):
+        _open_part_folder(job)
+        loaded = _load_or_make_tokenizer(job)
+        shards, report = _write_shards(job, loaded)
+        write_json(job.part / "report.json", report)
+        _write_meta(job, loaded, shards)
+        if (job.folder / NANOGPT_SCRIPT).exists():
+            shutil.copy2(job.folder / NANOGPT_SCRIPT, job.part)
+        replace_folder(job.part, job.folder)
+        for temporary in ("progress.json", "documents", "signatures"):
+            (job.folder / temporary).unlink(missing_ok=True)
+    print(_describe(job, report, loaded, time.perf_counter() - started))
+    _print_hints(job)
+    return job.folder
+
+
+@dataclass
+class _Job:
+    """The arguments of `prepare`, and what follows from them."""
+
+    cfg: PrepareConfig
+    corpus: Corpus
+    name: str
+    tokenizer: Tokenizer | None
+
+    def __post_init__(self):
+        self.folder = data_root(self.cfg.data_dir) / self.name
+        self.part = self.folder.with_name(f".{self.name}.part")  # the temporary folder
+        self.val_fraction = self.cfg.val_fraction or (0.1 if self.corpus.is_one_file else 0.01)
+        self.recipe = self._recipe()
+
+    def _recipe(self) -> dict[str, Any]:
+        """A value, as read from JSON, that changes if the data set would be another one."""
+        tokenizer = self.tokenizer.hash if self.tokenizer else self.cfg.tokenizer
+        if tokenizer not in TOKENIZERS and os.path.exists(tokenizer):
+            tokenizer = self.load_tokenizer().hash
+        settings = {name: getattr(self.cfg, name) for name in ("vocab_size", "on_unknown", "dedup", "shard_tokens")}
+        documents = {"val_fraction": self.val_fraction, **self.corpus.fingerprint()}
+        return json.loads(json.dumps({"tokenizer": tokenizer, **settings, **documents}))
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer in the folder that cfg.tokenizer names. Pairs need an end-of-text token, and add it."""
+        loaded = tokenizers.load(Path(self.cfg.tokenizer))
+        return loaded.with_eot() if self.corpus.masked else loaded
+
+    @property
+    def checks_leakage(self) -> bool:
+        """Whether to count what validation shares with training."""
+        asked = self.cfg.check_leakage
+        return self.why_no_leakage_check is None if asked is None else asked
+
+    @cached_property
+    def why_no_leakage_check(self) -> str | None:
+        """Why that is not counted unless cfg.check_leakage asks for it; None if it is."""
+        if self.corpus.text_bytes > MOST_CHECKED:
+            return f"the text has more than {MOST_CHECKED / 1e9:g} GB; --check_leakage=True counts it"
+        return compiled.why_unavailable(TEXT_STEP, "hash_words")
+
+    @property
+    def signed(self) -> bool:
+        """Whether documents need signatures."""
+        return not self.corpus.is_one_text and (self.cfg.dedup == "near" or self.checks_leakage)
+
+    @cached_property
+    def workers(self) -> int:
+        """How many processes tokenize; 0: only this one."""
+        if self.cfg.num_workers is not None:
+            return self.cfg.num_workers
+        return 0 if self.corpus.text_bytes <= SMALL_CORPUS else cores()
+
+
+def refuse_inputs_inside(folder: Path, inputs: Iterable[Path]) -> None:
+    """Raise UserError if an input is in the data set's folder, whose content would be replaced."""
+    for path in inputs:
+        if folder.resolve() in (path.resolve(), *path.resolve().parents):
+            raise UserError(f"{path} is in {folder}, which the data set would replace; set another --name")
+
+
+def _is_prepared(job: _Job) -> bool:
+    """Whether this data set exists already. Raises UserError if the folder contains something else."""
+    if not job.folder.exists() or all(path.name == NANOGPT_SCRIPT for path in job.folder.iterdir()):
+        return False
+    try:
+        meta = read_json(job.folder / "meta.json")
+        if meta.get("recipe") == job.recipe:
+            print(f"{job.folder} is prepared already; --overwrite=True prepares it again")
+            return True
+        what = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        what = "other files"
+    raise UserError(
+        f"{job.folder} contains {what}, and the new data set would use the tokenizer {job.cfg.tokenizer}: set another "
+        f"--name, or replace it with --overwrite=True"
+    )
+
+
+# --- the temporary folder ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _only_process(part: Path) -> Iterator[None]:
+    """Prevent other processes from preparing the same data set. Raises UserError if one already does."""
+    busy = f"{part.parent}: another process is preparing this data set; wait for it"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(part.with_suffix(".lock"), busy))
+        except OSError as error:
+            raise UserError(f"{part.parent} cannot be written ({error}); set another --data_dir") from None
+        yield
+
+
+def _open_part_folder(job: _Job) -> None:
+    """Make the temporary folder. Keep one that an interrupted run of the same recipe has left."""
+    notes = _saved_notes(job.part)
+    if notes is None or notes["version"] != PROGRESS_VERSION or notes["recipe"] != job.recipe:
+        shutil.rmtree(job.part, ignore_errors=True)
+    job.part.mkdir(parents=True, exist_ok=True)
+    for path in job.part.glob(".*.tmp"):  # files that a killed process was writing
+        path.unlink()
+
+
+def _saved_notes(part: Path) -> dict[str, Any] | None:
+    """What progress.json contains besides the progress, or None if there is no such file."""
+    try:
+        saved = read_json(part / "progress.json")
+        return {name: saved[name] for name in ("version", "recipe", "bound", "signed")}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+@contextmanager
+def _cleanup_after_errors(job: _Job) -> Iterator[None]:
+    """After an error, delete what cannot be resumed. An OSError becomes a UserError."""
+    try:
+        yield
+    except OSError as error:
+        outcome = _keep_full_shards(job.part)
+        raise UserError(f"{job.folder} could not be written ({error}); {outcome}") from None
+    except KeyboardInterrupt:
+        note(f"\nstopped; {_keep_full_shards(job.part)}")
+        raise
+    except CorpusError:  # once it is fixed, it is another corpus
+        shutil.rmtree(job.part, ignore_errors=True)
+        raise
+    except UserError:
+        _keep_full_shards(job.part)
+        raise
+
+
+def _keep_full_shards(part: Path) -> str:
+    """Delete the temporary folder, unless it has full shards to resume from. Returns what happened, for a message."""
+    if (part / "progress.json").exists():
+        return "the full shards are kept, and the same command resumes after them"
+    shutil.rmtree(part, ignore_errors=True)
+    return "nothing was kept"
+
+
+def _delete_pass(part: Path) -> None:
+    """Delete what a pass over the corpus has written, its progress first."""
+    (part / "progress.json").unlink(missing_ok=True)
+    for path in part.iterdir():
+        if path.name != "tokenizer.json":
+            path.unlink()
+
+
+# --- the tokenizer ----------------------------------------------------------------------------------------------------
+
+
+def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
+    """The tokenizer of the interrupted run, or a new one."""
+    path = job.part / "tokenizer.json"
+    if path.exists():
+        tokenizer = tokenizers.load(job.part)
+    else:
+        tokenizer = _make_tokenizer(job)
+        write_json(path, tokenizer.to_json())
+    tokenizer.on_unknown = job.cfg.on_unknown
+    return tokenizer
+
+
+def _make_tokenizer(job: _Job) -> Tokenizer:
+    """The tokenizer that the setting asks for. Raises UserError."""
+    name = job.cfg.tokenizer
+    if job.tokenizer:
+        return job.tokenizer
+    if name in TOKENIZERS:
+        return TOKENIZERS[name](job)
+    if not os.path.exists(name):  # unlike Path.exists, it returns False for a name that is too long
+        raise UserError(f"tokenizer={name}: use {', '.join(TOKENIZERS)}, or the folder of a data set or of a run")
+    loaded = job.load_tokenizer()
+    if tokenizers.load(Path(name)).eot is None and loaded.eot is not None:
+        print(f"the tokenizer of {name} has no end-of-text token; it is added, with the id {loaded.eot:,}")
+    return loaded
+
+
+def _make_char(job: _Job) -> CharTokenizer:
+    characters: set[str] = set()
+    if job.cfg.on_unknown == "replace":
+        characters.add(tokenizers.REPLACEMENT)
+    for _, in_block in map_in_order(characters_of, job.corpus.blocks(), job.workers):
+        characters.update(in_block)
+    if not characters:
+        raise UserError(f"{job.corpus.sources[0].name} is empty; there is nothing to learn from")
+    return CharTokenizer.of(characters, eot=not job.corpus.is_one_text)
+
+
+def _make_bpe(job: _Job) -> BPETokenizer:
+    share = min(1.0, BPE_TEXT / max(1, job.corpus.text_bytes))
+    blocks = (block for k, block in enumerate(job.corpus.blocks()) if int((k + 1) * share) > int(k * share))
+    tokenizer = BPETokenizer.train((text for block in blocks for text in texts_of(block)), job.cfg.vocab_size)
+    if tokenizer.vocab_size < job.cfg.vocab_size:
+        print(f"the text is small: it gives a vocabulary of {tokenizer.vocab_size:,}, not {job.cfg.vocab_size:,}")
+    return tokenizer
+
+
+TOKENIZERS: dict[str, Callable[[_Job], Tokenizer]] = {  # the values of --tokenizer that are not folders
+    "char": _make_char,
+    "byte": lambda job: ByteTokenizer(),
+    "gpt2": lambda job: tokenizers.gpt2_tokenizer(),
+    "bpe": _make_bpe,
+}
+
+
+# --- the shards -------------------------------------------------------------------------------------------------------
+
+Shards = dict[str, list[dict[str, Any]]]  # split -> its entry in meta.json
+
+
+def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, Any]]:
+    """Write the shards of both splits. Returns their entries in meta.json, and the report.
+
+    If a split would be empty, the first pass over the corpus ends in a bound for split_by_smallest_keys, and a second
+    pass uses it. Raises UserError if that cannot help.
+    """
+    notes = _saved_notes(job.part) or {
+        "version": PROGRESS_VERSION,
+        "recipe": job.recipe,
+        "bound": None,
+        "signed": job.signed,
+    }
+    while True:
+        with _open_builder(job, tokenizer, notes) as builder:
+            _tokenize(job, tokenizer, builder)
+            empty_split = builder.empty_split()
+            if empty_split is None:
+                shards = {split: writer.finish() for split, writer in builder.writers.items()}
+                return shards, _report(job, tokenizer, builder, shards, _how_split(job, notes["bound"]))
+            if job.corpus.split_rule or job.corpus.is_one_text or notes["bound"] is not None:
+                _refuse_empty_split(job, builder, empty_split)
+            notes["bound"] = builder.nearest_bound(job.val_fraction)
+        _delete_pass(job.part)
+
+
+def _open_builder(job: _Job, tokenizer: Tokenizer, notes: dict[str, Any]) -> DatasetBuilder:
+    if notes["bound"] is None:
+        split_rule = job.corpus.split_rule or split_by_hash(job.val_fraction)
+    else:
+        split_rule = split_by_smallest_keys(notes["bound"])
+    cfg = job.cfg
+    return DatasetBuilder(
+        job.part,
+        tokenizer,
+        split_rule,
+        shard_tokens=cfg.shard_tokens,
+        dedup=cfg.dedup,
+        masked=job.corpus.masked,
+        signed=notes["signed"],
+        notes=notes,
+    )
+
+
+def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
+    """Tokenize the blocks that are not done yet, with a progress bar."""
+    eot = None if job.corpus.is_one_text else tokenizer.eot
+    blocks = itertools.islice(job.corpus.blocks(job.val_fraction), builder.progress.blocks, None)
+    if builder.progress.blocks:
+        print(f"resuming after {builder.full_shards} full shards")
+    bar, tokens_before, started = None, builder.tokens, time.perf_counter()
+    signed_blocks = ((block, builder.signatures is not None) for block in blocks)
+    if job.workers:
+        _compile(tokenizer, signed=builder.signatures is not None)
+    with closing(map_in_order(_encode, signed_blocks, job.workers, tokenizer, eot, job.corpus.masked)) as results:
+        for (block, _), encoded in results:
+            if bar is None:  # after the workers have started: they must not inherit the bar's thread
+                _check_disk_space(job, builder, encoded)
+                bar = progress_bar(total=job.corpus.bytes, unit="B", unit_scale=True, leave=False)
+            builder.add(block, encoded)
+            if builder.signatures and job.cfg.dedup != "near" and not _counts_near(job, builder):
+                builder.stop_signing()
+            speed = (builder.tokens - tokens_before) / (time.perf_counter() - started)
+            bar.set_postfix_str(f"{speed:,.0f} tokens/s", refresh=False)
+            bar.update(block.bytes_read - bar.n)
+    if bar is not None:
+        bar.close()
+
+
+def _compile(tokenizer: Tokenizer, signed: bool) -> None:
+    """Compile what tokenizes and signs documents, once, before the processes that need it start."""
+    if isinstance(tokenizer, RankedTokenizer):
+        tokenizer.new_word_cache()
+    if signed:
+        signatures_of([])
+
+
+def _encode(item: tuple[CorpusBlock, bool], tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
+    """Tokenize a block. item: the block, and whether to sign its documents."""
+    block, signed = item
+    return encode(block, tokenizer, eot, masked, signed)
+
+
+def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -> None:
+    """Raise UserError if the disk is too small for the shards, estimated from the first block's tokens per byte."""
+    written = [array.nbytes for array in (first.ids, first.mask, first.signatures) if array is not None]
+    bytes_per_token = sum(written) / max(1, len(first.ids))
+    tokens = job.corpus.text_bytes * len(first.ids) / max(1, first.sizes.sum()) - builder.tokens
+    free = shutil.disk_usage(job.part).free
+    if tokens * bytes_per_token > free:
+        raise UserError(
+            f"{job.part.parent} has {free / 1e9:.2f} GB free, but the shards need about "
+            f"{tokens * bytes_per_token / 1e9:.2f} GB; free some space, or set another --data_dir"
+        )
+
+
+def _refuse_empty_split(job: _Job, builder: DatasetBuilder, split: str) -> None:
+    word, change = ("validation", "larger") if split == "val" else ("training", "smaller")
+    raise UserError(
+        f"the {word} split would be empty with val_fraction={job.val_fraction}: there are {builder.tokens:,} tokens in "
+        f"total{builder.unknown_note()}; set a {change} --val_fraction, or use more text"
+    )
+
+
+def _write_meta(job: _Job, tokenizer: Tokenizer, shards: Shards) -> None:
+    corpus = job.corpus
+    sources = [{"name": source.name, "bytes": source.bytes} for source in corpus.sources[:100]]
+    write_meta(
+        job.part,
+        tokenizer,
+        **shards,
+        made_by=shlex.join(["python", *sys.argv]),
+        source={"files": len(corpus.sources), "bytes": corpus.bytes, "first": sources},
+        val_fraction=job.val_fraction,
+        recipe=job.recipe,
+        prompt_format=corpus.prompt_format,
+    )
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+HOW_SPLIT = {  # how the documents for validation were chosen, in report.json and in words
+    "tail": "the tail of the text",
+    "hash": "by a hash of each document",
+    "smallest hashes": "the documents with the smallest hashes, because one split would be empty otherwise",
+    "chosen": "the documents that this script chooses",
+}
+
+
+def _how_split(job: _Job, bound: int | None) -> str:
+    if bound is not None:
+        return "smallest hashes"
+    if job.corpus.split_rule:
+        return "chosen"
+    return "tail" if job.corpus.is_one_text else "hash"
+
+
+def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Shards, how_split: str) -> dict[str, Any]:
+    """The content of report.json."""
+    p = builder.progress
+    tokens = {split: sum(entry["tokens"] for entry in entries) for split, entries in shards.items()}
+    counts = _count_tokens(job.part, shards, tokenizer.vocab_size)
+    most_common = [int(i) for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
+    return {
+        "documents": p.documents,
+        "validation": {"by": how_split, "val_fraction": job.val_fraction},
+        "tokens": tokens,
+        "bytes": p.bytes,
+        "bytes_per_token": p.bytes / sum(tokens.values()),
+        "characters": p.characters,
+        "unknown_characters": p.unknown,
+        "longest_document": {"number": p.longest_number, "tokens": p.longest},
+        "empty_documents": p.empty,
+        "duplicates": builder.count_duplicates(),
+        "near_duplicates": builder.count_near_duplicates(counts=_counts_near(job, builder)),
+        "ngram_overlap": _overlap(job, tokenizer, shards) if job.checks_leakage else None,
+        "vocabulary_used": int((counts > 0).sum()),
+        "most_common_tokens": [
+            {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
+        ],
+        **job.corpus.report(),
+    }
+
+
+def _counts_near(job: _Job, builder: DatasetBuilder) -> bool:
+    """Whether to count near duplicates."""
+    few = job.cfg.check_leakage or builder.progress.remembered <= MOST_COMPARED
+    return job.checks_leakage and few and builder.signatures is not None
+
+
+def _overlap(job: _Job, tokenizer: Tokenizer, shards: Shards) -> dict[str, int]:
+    return ngram_overlap(job.part, shards, token_dtype(tokenizer.vocab_size), tokenizer, job.workers)
+
+
+def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:
+    """How often each token occurs, (vocab_size,)."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for entry in itertools.chain(*shards.values()):
+        ids = np.memmap(folder / entry["file"], dtype=token_dtype(vocab_size), mode="r")
+        for begin in range(0, len(ids), 1 << 20):
+            counts += np.bincount(ids[begin : begin + (1 << 20)], minlength=vocab_size)
+    return counts
+
+
+def _token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text. Bytes that are not complete characters become escapes such as \\xe9."""
+    return EOT_TEXT if token == tokenizer.eot else tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
+
+
+def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: float) -> str:
+    """The report in a few lines."""
+    cfg, vocab_size = job.cfg, tokenizer.vocab_size
+    tokens, documents, duplicates = report["tokens"], report["documents"], report["duplicates"]
+    most_common = [repr(token["text"]) for token in report["most_common_tokens"][:8]]
+    lines = [
+        f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens of {vocab_size:,} "
+        f"({tokenizer.kind}), in {seconds:,.1f} s",
+        f"{documents['train']:,} + {documents['val']:,} documents, {report['bytes']:,} bytes, "
+        f"{report['bytes_per_token']:.2f} per token; the longest has {report['longest_document']['tokens']:,} tokens, "
+        f"{report['empty_documents']:,} are empty",
+        f"validation: {HOW_SPLIT[report['validation']['by']]} (val_fraction={report['validation']['val_fraction']})",
+        f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary occur",
+    ]
+    if report["unknown_characters"]:
+        unknown, characters = report["unknown_characters"], report["characters"]
+        lines.append(describe_unknown(unknown, characters, tokenizer.on_unknown))
+    if cfg.tokenizer in ("gpt2", "bpe") and vocabulary_is_large(tokens["train"], vocab_size):
+        lines.append(describe_large_vocabulary(tokens["train"], vocab_size))
+    share = tokens["val"] / sum(tokens.values())
+    if share > 3 * job.val_fraction and share > 0.05 and not job.corpus.split_rule:
+        lines.append(
+            f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because the "
+            f"documents are few and long, and each is in one split: set --split_on to divide them, or join the files"
+        )
+    if duplicates["left_out"]:
+        lines.append(f"{duplicates['left_out']:,} duplicates were left out")
+    if duplicates["repeated"]:
+        lines.append(
+            f"{duplicates['repeated']:,} documents repeat another one exactly, and {duplicates['val_in_train']:,} of "
+            f"the validation documents are also in training; --dedup=True leaves repetitions out"
+        )
+    return "\n".join([*lines, *_describe_leakage(job, report)])
+
+
+def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
+    """Lines about near duplicates and about n-grams that validation shares with training."""
+    near, overlap, n_val = report["near_duplicates"], report["ngram_overlap"], report["documents"]["val"]
+    if near["left_out"]:
+        yield f"{near['left_out']:,} near duplicates were left out"
+    if near["repeated"] or near["val_in_train"]:
+        advice = "" if job.cfg.dedup == "near" else "; --dedup=near leaves near duplicates out"
+        yield (
+            f"{near['repeated']:,} documents nearly repeat one before, and {near['val_in_train']:,} of {n_val:,} "
+            f"validation documents have a near duplicate in training{advice}"
+        )
+    if overlap and overlap["words_in_overlap"]:
+        documents = f", in {overlap['documents_with_overlap']:,} of {n_val:,} documents" if n_val > 1 else ""
+        share = overlap["words_in_overlap"] / overlap["words"]
+        yield f"{share:.2%} of the words for validation are in {OVERLAP}-grams that occur in training{documents}"
+    if not job.checks_leakage and job.cfg.check_leakage is None:
+        yield f"what validation shares with training was not counted, because {job.why_no_leakage_check}"
+    elif job.checks_leakage and near["repeated"] is None and sum(report["documents"].values()) > MOST_COMPARED:
+        yield (
+            f"near duplicates were not counted, because there are more than {MOST_COMPARED:,} documents; "
+            f"--check_leakage=True counts them"
+        )
+
+
+# --- the commands that come next --------------------------------------------------------------------------------------
+
+
+def _print_hints(job: _Job) -> None:
+    """Print how to train on the data set, unless train.py has started this script."""
+    if STARTED_BY_TRAINING not in os.environ:
+        for purpose, settings in _next_runs(job):
+            data_dir = [f"--data_dir={job.cfg.data_dir}"] if job.cfg.data_dir else []
+            print(f"{purpose}: {command('train.py', *settings, *data_dir)}")
+
+
+FINETUNING_EPOCHS = 16  # about 300 steps on texts of 75,000 characters, as measured in _next_runs
+MIN_FINETUNING_STEPS = 10
+
+
+def _max_iters_option(job: _Job, recipe: str) -> list[str]:
+    """--max_iters for finetuning on this text, if it needs fewer steps than the recipe has."""
+    settings = {"batch_size": 12, "block_size": 1024, "gradient_accumulation_steps": 1, **read_config(recipe)}
+    step_tokens = settings["batch_size"] * settings["block_size"] * settings["gradient_accumulation_steps"]
+    tokens = sum(shard["tokens"] for shard in read_json(job.folder / "meta.json")["splits"]["train"])
+    steps = max(MIN_FINETUNING_STEPS, -(-FINETUNING_EPOCHS * tokens // step_tokens))
+    return [f"--max_iters={steps}"] if steps < settings["max_iters"] else []
+
+
+def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
+    """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
+    recipe, name, source = job.cfg.config_file, job.folder.name, job.cfg.tokenizer
+    data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
+    is_folder = source not in TOKENIZERS and os.path.isdir(source)
+    if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint
+        # About a tenth of the recipe's rates. On two texts of 75,000 characters, 300 steps from a run on Shakespeare
+        # reached losses of 1.53 and 1.19; with the recipe's rates 1.60 and 1.23, with 1e-4 and adamw 1.77 and 1.37.
+        settings = [data, *_max_iters_option(job, recipe), "--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
+        yield f"finetune {source} on it", [recipe, f"--init_from={source}", *settings, f"{out_dir}-finetuned"]
+        return
+    yield "train on it", [recipe, data, out_dir]
+    if source == "gpt2":
+        recipe = "config/finetune_shakespeare.py"
+        yield "or finetune GPT-2", [recipe, data, *_max_iters_option(job, recipe), f"{out_dir}-finetuned"]
+    if is_folder:
+        other = dataset_name(Path(source), job.folder.parent)
+        if other != name and "," not in other:
+            mixture = f"--dataset={other}:0.5,{name}:0.5"
+            yield "or on both", [recipe, mixture, f"--out_dir=out-{Path(other).name}-{name}"]

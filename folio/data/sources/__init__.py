@@ -1,0 +1,1 @@
+"""Data sets that are made rather than read: pairs, translations, docstrings, and music."""

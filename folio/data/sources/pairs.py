@@ -1,0 +1,164 @@
+"""Prompts and completions, and chats: as documents of a data set, and read back from files and from shards."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from folio import UserError
+from folio.data.blocks import END, CorpusError, Segments
+from folio.data.corpus import Corpus, Source, find_sources
+from folio.data.shards import Dataset, PromptFormat, Shard
+from folio.data.tokenizer import Tokenizer
+
+HELD_OUT = "held_out.jsonl"  # beside the shards, optional: pairs for validation with fields that tokens do not show
+TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
+TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
+
+Texts = tuple[str, str]  # a text and its translation or its summary
+
+
+def pair_segments(value: dict[str, Any]) -> Segments:
+    """The segments of one pair, {"prompt", "completion"}: the completion and the end of text count. Raises
+    CorpusError.
+    """
+    for name in ("prompt", "completion"):
+        if not isinstance(value.get(name), str):
+            raise CorpusError(f'{name} is missing, or not text: write {{"prompt": "...", "completion": "..."}}')
+    return [(value["prompt"], False), (value["completion"], True), (END, True)]
+
+
+def chat_segments(messages: Any) -> Segments:
+    """The segments of a chat: what the assistant says and the end of text after it count. Raises CorpusError.
+
+    What is between two answers is one segment, so that its tokens are those of the same text in a prompt.
+    """
+    chat: Segments = []
+    context = ""
+    for message in messages if isinstance(messages, list) else [None]:
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise CorpusError('messages must be a list of {"role": "...", "content": "..."}')
+        role = "system" if message["role"] == "developer" else message["role"]  # OpenAI's newer name
+        context += f"{role.capitalize()}:"
+        if role == "assistant":
+            chat += [(context, False), (f" {message['content']}", True), (END, True)]
+            context = ""
+        else:
+            context += f" {message['content']}\n\n"
+    if not chat:
+        raise CorpusError('no message has the role "assistant", so nothing would count')
+    return [*chat, (context, False)] if context else chat
+
+
+CHAT_TEMPLATES: dict[PromptFormat, str] = {  # for other programs: the same prompts as templates of Jinja
+    "chat": (
+        "{% for message in messages %}"
+        "{% if message.role == 'assistant' %}{{ 'Assistant: ' + message.content + eos_token }}"
+        "{% elif message.role == 'developer' %}{{ 'System: ' + message.content + '\\n\\n' }}"
+        "{% else %}{{ message.role | capitalize + ': ' + message.content + '\\n\\n' }}"
+        "{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+    ),
+    "pairs": (
+        "{% if messages | length > 1 %}"
+        "{{ raise_exception('this model was trained on single prompts, not on conversations') }}"
+        "{% endif %}{{ messages[0].content }}"
+    ),
+}
+
+
+def prompt_format_of(sources: list[Source]) -> PromptFormat:
+    """How the prompts in files of JSON lines are written: "chat" if a line is a chat. Raises CorpusError."""
+    corpus = Corpus(sources, document=dict)
+    has_chat = any("messages" in value for block in corpus.blocks() for value in block.documents())
+    return "chat" if has_chat else "pairs"
+
+
+def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:
+    """A text and its translation between two languages, as a prompt and its completion."""
+    return {"prompt": f"{source}: {text} | {target}:", "completion": f" {translated}"}
+
+
+def summary(document: str, summarized: str) -> dict[str, str]:
+    """A document and its summary, as a prompt and its completion."""
+    return {"prompt": f"{document}{TLDR}", "completion": f" {summarized}"}
+
+
+def document_of(prompt: str) -> str:
+    """The document in a prompt of `summary`; any other prompt as it is."""
+    return prompt.removesuffix(TLDR)
+
+
+class Pair(NamedTuple):
+    """A prompt, what should follow it, and what else is known about them, by name."""
+
+    prompt: str
+    completion: str
+    fields: dict[str, Any]
+
+
+def make_pair(value: dict[str, Any]) -> Pair:
+    """A pair from a JSON object, whose other fields are kept. The languages of a translation are fields, too.
+
+    Raises CorpusError.
+    """
+    (prompt, _), (completion, _), _ = pair_segments(value)
+    languages = match.groupdict() if (match := TRANSLATION.fullmatch(prompt)) else {}
+    return Pair(prompt, completion, {**languages, **value})
+
+
+def read_pairs(path: str) -> list[Pair]:
+    """The pairs in a file of JSON lines. Raises UserError if there are none."""
+    corpus = Corpus(find_sources([path], "jsonl"), document=make_pair)
+    if not (pairs := [pair for block in corpus.blocks() for pair in block.documents()]):
+        raise UserError(f'{path} has no pairs; write {{"prompt": "...", "completion": "..."}} on each line')
+    return pairs
+
+
+def validation_pairs(dataset: Dataset) -> list[Pair]:
+    """The pairs in a data set's validation shards, with the fields that its held_out.jsonl gives them.
+
+    Raises UserError if no mask says what is a completion.
+    """
+    tokenizer = dataset.load_tokenizer()
+    if tokenizer.eot is None and all(shard.mask is not None for shard in dataset.val):
+        raise UserError(
+            f"{dataset.folder} has no end-of-text token, so its pairs run into each other; prepare it again with "
+            f"prepare/pairs.py, which adds one"
+        )
+    if tokenizer.eot is None or not all(shard.mask is not None for shard in dataset.val):
+        raise UserError(
+            f"{dataset.folder} has no prompts and completions; prepare them with prepare/pairs.py, or give --pairs=FILE"
+        )
+    marked = [{"prompt": prompt, "completion": text} for prompt, text in split_pairs(dataset.val, tokenizer)]
+    if not marked:
+        raise UserError(f"{dataset.folder} has no complete pair for validation; give --pairs=FILE")
+    fields: dict[tuple[str, str], dict[str, Any]] = {}
+    if (dataset.folder / HELD_OUT).exists():
+        known = read_pairs(str(dataset.folder / HELD_OUT))
+        fields = {(pair.prompt, pair.completion): pair.fields for pair in known}
+    return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in marked]
+
+
+def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    """The prompts and completions that the mask and the end-of-text tokens mark.
+
+    The answers of a chat are pairs of their own. What the end of the shards cuts off is left out.
+    """
+    ids = np.concatenate([np.asarray(shard.ids, dtype=np.int64) for shard in shards])  # (n,); a shard may end in a pair
+    counts = np.concatenate([np.asarray(shard.mask) != 0 for shard in shards])  # (n,)
+    begin = 0
+    for end in np.flatnonzero(counts & (ids == tokenizer.eot)):
+        is_answer = counts[begin:end]
+        split = begin + (int(is_answer.argmax()) if is_answer.any() else len(is_answer))
+        yield tokenizer.decode(ids[begin:split]), tokenizer.decode(ids[split:end])
+        begin = end + 1
+
+
+def write_pairs(path: Path, pairs: Iterable[dict[str, Any]]) -> None:
+    """Write pairs as JSON lines."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{json.dumps(pair, ensure_ascii=False)}\n" for pair in pairs)

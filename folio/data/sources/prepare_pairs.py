@@ -1,0 +1,261 @@
+"""Prepares a data set from prompts and completions, with those for validation in a file beside the shards."""
+
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from folio import UserError
+from folio.base.files import atomic_write
+from folio.base.number_format import counted
+from folio.base.progress import progress_bar
+from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt
+from folio.data.blocks import CorpusError, document_hash
+from folio.data.builder import split_by_number
+from folio.data.corpus import Corpus, CsvLines, Source, find_sources, read_lines
+from folio.data.prepare import PrepareConfig, VocabSize, prepare, refuse_inputs_inside
+from folio.data.shards import data_root
+from folio.data.sources.pairs import HELD_OUT, Texts, document_of, pair_segments, write_pairs
+
+Column = tuple[str, str | None]  # of a parquet file, and the field in it if the column is a struct
+
+
+@dataclass(frozen=True)
+class TextPairsConfig(PrepareConfig):
+    """Settings that scripts for pairs have in common."""
+
+    # --- the texts ---
+    inputs: tuple[str, ...] = ()
+    source: NonEmptyStr | None = None
+    limit: PositiveInt | None = None  # pairs to take from --source, from the first one; None: all
+    seed: NonNegativeInt = 1337  # which pairs are for validation
+    # --- the tokenizer ---
+    tokenizer: str = "bpe"  # char, byte, gpt2, bpe (trained on these texts), or the folder of a data set or a run
+    vocab_size: VocabSize | None = None
+
+    def problems(self) -> list[tuple[str, str]]:
+        problems = super().problems()
+        if self.inputs and self.source:
+            problems.append(("source", "it replaces the input files; give only one of them"))
+        if self.limit and not self.source:
+            problems.append(("limit", "it is only for --source"))
+        return problems
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the texts are those that the script itself makes."""
+        return not self.inputs and not self.source
+
+
+# --- from objects and rows to pairs -----------------------------------------------------------------------------------
+
+
+def read_pair(
+    value: dict[str, Any], names: Texts, make: Callable[[str, str], dict[str, str]], advice: str
+) -> dict[str, Any] | None:
+    """A prompt and its completion from a JSON object: as they are, or made of the texts in the two fields `names`. The
+    other fields are kept. None if a text is empty.
+
+    advice: how to write the object, for messages. Raises CorpusError.
+    """
+    if "prompt" in value or "completion" in value:
+        pair_segments(value)
+        return value if value["prompt"].strip() and value["completion"].strip() else None
+    if missing := [name for name in names if name not in value]:
+        raise CorpusError(f"it has no {missing[0]}: {advice}")
+    texts = ["" if value[name] is None else value[name] for name in names]
+    if not all(isinstance(text, str) for text in texts):
+        raise CorpusError(f"{' and '.join(names)} must be strings: {advice}")
+    first, second = (text.strip() for text in texts)
+    others = {name: field for name, field in value.items() if name not in names}
+    return others | make(first, second) if first and second else None
+
+
+def read_json_lines(
+    sources: list[Source], make: Callable[[dict[str, Any]], dict[str, Any] | None]
+) -> Iterator[dict[str, Any] | None]:
+    """What `make` returns for each object in files of JSON lines. Raises CorpusError, with the file and the line."""
+    corpus = Corpus([replace(source, format="jsonl") for source in sources], document=make)
+    return (pair for block in corpus.blocks() for pair in block.documents())
+
+
+def read_parquet(files: Iterable[Path], choose_columns: Callable[[Path, Any], Sequence[Column]]) -> Iterator[Texts]:
+    """Two texts per row of parquet files. A missing text is empty.
+
+    choose_columns: the columns of both texts, from the path of a file and its Arrow schema. Raises CorpusError.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    for path in files:
+        try:
+            with parquet.ParquetFile(path) as file:
+                columns = choose_columns(path, file.schema_arrow)
+                for batch in file.iter_batches(columns=list(dict.fromkeys(column for column, _ in columns))):
+                    for row in batch.to_pylist():
+                        yield _texts_of_row(path, row, columns)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())  # Arrow's messages may have several lines
+            raise CorpusError(f"{path} is not a parquet file, or damaged: {reason}") from None
+
+
+def _texts_of_row(path: Path, row: dict[str, Any], columns: Sequence[Column]) -> Texts:
+    values = [row[column] and row[column].get(field) if field else row[column] for column, field in columns]
+    first, second = ("" if value is None else value for value in values)
+    if not isinstance(first, str) or not isinstance(second, str):
+        raise CorpusError(f"{path}: the columns {' and '.join(field or name for name, field in columns)} must be text")
+    return first, second
+
+
+HEADERS = [  # names of the columns of a prompt and its completion, in any order
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("input", "output"),
+    ("source", "target"),
+]
+
+
+def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
+    """The pairs in .tsv and .csv files, of two columns or with a header of HEADERS. Raises CorpusError.
+
+    A completion begins with a space unless there is white space already.
+    """
+    for source in sources:
+        columns = None
+        for number, row in _table_rows(source):
+            if columns is None:
+                names = [name.strip().lower() for name in row]
+                header = next((header for header in HEADERS if all(names.count(name) == 1 for name in header)), None)
+                columns = [names.index(name) for name in header] if header else [0, 1]
+                if header:
+                    continue
+                if len(row) != 2:
+                    raise CorpusError(
+                        f"{source.name}: it has {counted(len(row), 'column')}; give two, the prompt and the "
+                        f"completion, or a first line with the names prompt and completion"
+                    )
+            if len(row) <= max(columns):
+                raise CorpusError(
+                    f"{source.name}:{number}: this row has {counted(len(row), 'column')}, but needs {max(columns) + 1}"
+                )
+            prompt, completion = (row[column] for column in columns)
+            has_space = not prompt or not completion or prompt[-1].isspace() or completion[0].isspace()
+            yield {"prompt": prompt, "completion": completion if has_space else f" {completion}"}
+
+
+def _table_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .tsv or .csv file that are not blank, and the numbers of their (last) lines. Raises CorpusError."""
+    if source.suffix == ".tsv":
+        yield from ((n, line.split("\t")) for n, line in enumerate(read_lines(source), start=1) if line.strip())
+        return
+    csv.field_size_limit(2**31 - 1)  # Python's default limit is 128 KB per field
+    lines = CsvLines(source)
+    reader = csv.reader(lines, strict=True)
+    try:
+        for row in reader:
+            lines.row_bytes = 0
+            if any(row):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise CorpusError(f"{source.name}:{reader.line_num}: this is not CSV: {error}") from None
+
+
+# --- the data set -----------------------------------------------------------------------------------------------------
+
+
+def prepare_pairs(
+    cfg: TextPairsConfig,
+    pairs: Iterable[dict[str, Any] | None],
+    name: str,
+    made_of: Any,
+    validation: int | None = None,
+    documents_only: bool = False,
+) -> None:
+    """Prepare the data set `name` from pairs. None is left out, and counted.
+
+    made_of: what the pairs follow from; the same value means the same data set.
+    validation: how many of the first pairs are for validation. None: about cfg.val_fraction of all; pairs with one
+    field "item", or else with one prompt, are in the same split. documents_only: only the documents of summaries, which
+    all count as targets, as NAME-documents. Raises UserError.
+    """
+    folder_name = f"{name}-documents" if documents_only else name
+    inputs = [
+        *(source.path for source in find_sources(cfg.inputs, "text")),
+        *([Path(cfg.source)] if cfg.source else []),
+    ]
+    refuse_inputs_inside(data_root(cfg.data_dir) / folder_name, inputs)
+    groups: list[int] = []
+    left_out = 0
+
+    def usable_pairs() -> Iterator[dict[str, Any]]:
+        nonlocal left_out
+        for pair in pairs:
+            if pair is None:
+                left_out += 1
+                continue
+            group = f"{cfg.seed} {pair.get('item', pair['prompt'])}"
+            groups.append(document_hash(group.encode("utf-8", "replace")))
+            yield pair
+
+    print(f"making the pairs of {name}", flush=True)
+    with pairs_as_file(progress_bar(iterable=usable_pairs(), unit=" pairs", leave=False), name, made_of) as sources:
+        if left_out:
+            print(f"left out: {counted(left_out, 'pair')} with an empty text")
+        chosen = choose_validation(groups, cfg.val_fraction) if validation is None else np.arange(validation)
+        corpus = Corpus(
+            sources,
+            document=_document if documents_only else pair_segments,
+            masked=not documents_only,
+            prompt_format=None if documents_only else "pairs",
+            split_rule=split_by_number(chosen),
+        )
+        folder = prepare(cfg, corpus, folder_name)
+        if not documents_only and not (folder / HELD_OUT).exists():
+            numbers = set(chosen.tolist())
+            with open(sources[0].path, encoding="utf-8") as file, atomic_write(folder / HELD_OUT) as temporary:
+                write_pairs(temporary, (json.loads(line) for n, line in enumerate(file) if n in numbers))
+
+
+def _document(value: dict[str, Any]) -> str:
+    return document_of(value["prompt"])
+
+
+@contextmanager
+def pairs_as_file(pairs: Iterable[dict[str, Any]], name: str, made_of: Any) -> Iterator[list[Source]]:
+    """Write the pairs as a temporary file of JSON lines. Raises UserError."""
+    key = document_hash(json.dumps(made_of).encode())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{name}-{key:016x}.jsonl")
+        try:
+            write_pairs(path, pairs)
+        except OSError as error:
+            raise UserError(
+                f"the pairs could not be saved in {folder} ({error.strerror}); set TMPDIR to a folder with more space"
+            ) from None
+        os.utime(path, (0, 0))  # so that the same pairs are recognized as the same file
+        yield find_sources([str(path)])
+
+
+def choose_validation(groups: list[int], fraction: float) -> np.ndarray:
+    """The numbers of the pairs for validation: about this fraction of them, in the groups with the smallest hashes.
+
+    groups: the hash of each pair's group, which is in one split. Raises UserError if there is only one group.
+    """
+    hashes = np.array(groups, dtype=np.uint64)
+    different, counts = np.unique(hashes, return_counts=True)
+    if not len(different):
+        raise UserError("the input has no pair of texts; there is nothing to learn from")
+    if len(different) == 1:
+        what = "there is only one pair" if len(hashes) == 1 else "all pairs have the same prompt, or are of one item"
+        raise UserError(f"{what}, and it cannot be in both splits; add another")
+    shares = np.cumsum(counts)[:-1] / len(hashes)
+    return np.flatnonzero(hashes <= different[np.abs(shares - fraction).argmin()])

@@ -1,0 +1,390 @@
+"""Loops over the bytes of a text, compiled by numba: cutting it into words that a cache has, and hashing its words.
+
+All arguments are addresses of arrays, or counts (folio/machine/simd.py).
+"""
+
+import itertools
+
+import numpy as np
+
+from folio.data.minhash import BANDS, LONGEST_CHAIN, PERMUTATIONS, SIMILARITY
+from folio.machine.simd import compiled, integers, integers_32, make_array_at, octets
+
+unsigned = make_array_at(np.uint64)
+
+# --- words of a BPE ---------------------------------------------------------------------------------------------------
+
+LONGEST_KEY = 15  # bytes of a word in the cache; its key is two uint64
+SLOTS = 1 << 20  # of the cache: two uint64 of a key, and four int32 of its ids, -1 if there are fewer
+MOST_IDS = 4
+
+# Kinds of bytes. Those of characters that are not ASCII are OTHER; white space may begin with a LEAD.
+BLANK, WHITE, LETTER, DIGIT, SIGN, APOSTROPHE, OTHER, LEAD = range(8)
+KINDS = np.array(
+    [
+        LEAD if b in (0xC2, 0xE1, 0xE2, 0xE3) else OTHER if b >= 128 else BLANK if chr(b) == " "
+        else WHITE if chr(b) in "\t\n\v\f\r" else LETTER if chr(b).isalpha() else DIGIT if chr(b).isdigit()
+        else APOSTROPHE if chr(b) == "'" else SIGN
+        for b in range(256)
+    ],
+    np.uint8,
+)  # fmt: skip
+
+
+def word_ends(kinds: tuple[int, int, int, int]) -> int:
+    """Whether GPT-2's pattern ends a word between the last two of four bytes (1), or between the second and the third
+    (2), whatever comes before and after.
+    """
+    a, b, c, d = kinds
+    white, signs, not_ascii = (BLANK, WHITE), (SIGN, APOSTROPHE), (OTHER, LEAD)
+    if c in not_ascii:
+        return int(d in white and LEAD not in (a, b, c))
+    if d in not_ascii or c == d or (c in signs and d in signs) or (c in white and d in white):
+        return 0
+    if c in white and b in not_ascii:  # which may be white space, too, and then a word ends between the two
+        return 0
+    if c in white:  # a blank is the beginning of the next word
+        return int(c != BLANK) + 2 * int(b in white)
+    if c == APOSTROPHE and d == LETTER:
+        return int(b == BLANK or b in signs)  # otherwise, the word may be 's or 't
+    return 1
+
+
+WORD_ENDS = np.array([word_ends(kinds) for kinds in itertools.product(range(8), repeat=4)], np.uint8)
+
+
+@compiled
+def cut_words(data, begin, end, cuts):
+    """Write where each word in data[begin:end], a text, ends; it may be several words. Returns how many."""
+    n, last_kinds = 0, (OTHER << 6) | (OTHER << 3) | KINDS[data[begin]]
+    for k in range(begin + 1, end):
+        last_kinds = ((last_kinds << 3) | KINDS[data[k]]) & 4095
+        ends = WORD_ENDS[last_kinds]
+        cuts[n] = k - 1
+        n += ends >> 1
+        cuts[n] = k
+        n += ends & 1
+    cuts[n] = end
+    return n + 1
+
+
+# The bytes of a word of each size in the first and in the second number of its key.
+MASKS = np.array([[(1 << 8 * min(n, 8)) - 1, (1 << 8 * max(n - 8, 0)) - 1] for n in range(LONGEST_KEY + 1)], np.uint64)
+
+
+@compiled
+def key_of(data_at, begin, size):
+    """A word of at most LONGEST_KEY bytes as two numbers: the bytes, and in the last byte their count."""
+    words = unsigned(data_at + begin, 2)
+    return words[0] & MASKS[size, 0], (words[1] & MASKS[size, 1]) | (np.uint64(size) << np.uint64(56))
+
+
+@compiled
+def find_slot(table, low, high):
+    """Where the slot of a key begins in the table, or the empty one where it belongs."""
+    mixed = (low ^ (high * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
+    slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(SLOTS - 1))
+    while table[4 * slot + 1] and (table[4 * slot] != low or table[4 * slot + 1] != high):
+        slot = (slot + 1) & (SLOTS - 1)
+    return slot
+
+
+@compiled
+def encode_words(data_at, ends_at, n_texts, table_at, n_words_at, cuts_at, ids_at, id_ends_at, missing_at):
+    """Write the ids of all words in the table, and -1 - m for the missing word m: its begin, its end, and its slot.
+
+    Missing words are added to the table until half of it is full; the slot is -1 for those that are not. In place of
+    their ids, the table has -2 - m, so that a word that occurs again is the same missing word, or -1 if the ids do not
+    fit. ends: where each text ends in the data. id_ends: how many ids there are up to there. Returns the number of
+    missing words.
+    """
+    ends, id_ends, n_words = integers(ends_at, n_texts), integers(id_ends_at, n_texts), integers(n_words_at, 1)
+    size = ends[n_texts - 1] if n_texts else 0
+    data, cuts, missing = octets(data_at, size), integers(cuts_at, size + 1), integers(missing_at, 3 * size)
+    ids = integers_32(ids_at, size + MOST_IDS)
+    table, known = unsigned(table_at, 4 * SLOTS), integers_32(table_at, 8 * SLOTS)
+    begin = n_ids = n_missing = 0
+    for text in range(n_texts):
+        n_cuts = cut_words(data, begin, ends[text], cuts) if begin < ends[text] else 0
+        for cut in range(n_cuts):
+            end = cuts[cut]
+            slot = np.int64(-1)
+            if end - begin <= LONGEST_KEY:
+                low, high = key_of(data_at, begin, end - begin)
+                slot = find_slot(table, low, high)
+                if not table[4 * slot + 1]:
+                    if n_words[0] < SLOTS // 2:
+                        table[4 * slot], table[4 * slot + 1], known[8 * slot + 4] = low, high, -1
+                        n_words[0] += 1
+                    else:
+                        slot = np.int64(-1)
+            first = 8 * slot + 4
+            if slot >= 0 and known[first] >= 0:
+                for k in range(MOST_IDS):
+                    ids[n_ids + k] = known[first + k]
+                n_ids += 1 + (known[first + 1] >= 0) + (known[first + 2] >= 0) + (known[first + 3] >= 0)
+            else:
+                word = -2 - known[first] if slot >= 0 else -1
+                if word < 0 or word >= n_missing or missing[3 * word + 2] != slot:
+                    word = n_missing
+                    missing[3 * word], missing[3 * word + 1], missing[3 * word + 2] = begin, end, slot
+                    if slot >= 0:
+                        known[first] = -2 - word
+                    n_missing += 1
+                ids[n_ids] = -1 - word
+                n_ids += 1
+            begin = end
+        id_ends[text] = n_ids
+    return n_missing
+
+
+@compiled
+def insert_missing(ids_at, id_ends_at, n_texts, missing_at, n_missing, new_at, new_ends_at, table_at, all_at):
+    """Write all ids, given the new ones of the missing words, and add these to the table. Corrects id_ends."""
+    id_ends, missing, new_ends = (
+        integers(id_ends_at, n_texts),
+        integers(missing_at, 3 * n_missing),
+        integers(new_ends_at, n_missing),
+    )
+    new, ids, known = integers_32(new_at, 1), integers_32(ids_at, 1), integers_32(table_at, 8 * SLOTS)
+    all_ids = integers_32(all_at, 1)
+    first = 0
+    for word in range(n_missing):
+        last, slot = new_ends[word], missing[3 * word + 2]
+        if slot >= 0 and last - first > MOST_IDS:
+            known[8 * slot + 4] = -1
+        elif slot >= 0:
+            for k in range(MOST_IDS):
+                known[8 * slot + 4 + k] = new[first + k] if first + k < last else -1
+        first = last
+    n = i = 0
+    for text in range(n_texts):
+        while i < id_ends[text]:
+            word = -1 - ids[i]
+            if word < 0:
+                all_ids[n] = ids[i]
+                n += 1
+            else:
+                for k in range(new_ends[word - 1] if word else 0, new_ends[word]):
+                    all_ids[n] = new[k]
+                    n += 1
+            i += 1
+        id_ends[text] = n
+    return n
+
+
+# --- hashes of words --------------------------------------------------------------------------------------------------
+
+COPIED = 16  # bytes that are copied at once
+MULTIPLIER, MIXER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+# What a byte of a word adds to its hash, for which case does not count; 0 for the bytes that are not in a word.
+VALUES = np.array(
+    [ord(chr(b).lower() if b < 128 else chr(b)) + 1 if b >= 128 or chr(b).isalnum() else 0 for b in range(256)],
+    np.uint64,
+)
+
+
+def folded(code: int) -> int:
+    """The lowercase of a character for which case does not count, or itself if that has another number of bytes."""
+    lower = chr(code).casefold()
+    has_same_size = len(lower) == 1 and len(lower.encode()) == len(chr(code).encode())
+    return ord(lower) if has_same_size else code
+
+
+# Latin, Greek, Cyrillic, Armenian, Georgian: the characters of two bytes, and those of three up to U+1FFF.
+FOLDED = np.array([folded(code) for code in range(0x2000)], np.uint16)
+
+
+@compiled
+def mix(hashed):
+    """As in ngrams.py."""
+    hashed = (hashed ^ (hashed >> np.uint64(32))) * MIXER
+    return hashed ^ (hashed >> np.uint64(32))
+
+
+@compiled
+def hash_words(data_at, size, hashes_at):
+    """Write the hash of each word of a text, as ngrams.py defines them. Returns how many there are."""
+    data, hashes = octets(data_at, size), unsigned(hashes_at, size + 1)
+    count = signs_end = 0  # the end of the last character that is not in a word, though its bytes look so
+    in_word = character = character_end = 0  # the last folded character and where its bytes end
+    hashed, power = np.uint64(0), np.uint64(1)
+    for k in range(size):
+        byte = data[k]
+        value = VALUES[byte]
+        if byte >= 0x80:
+            if byte == 0xC2:  # U+0080 to U+00BF, such as the non-breaking space
+                signs_end = max(signs_end, k + 2)
+            elif byte == 0xE2 and k + 1 < size and data[k + 1] == 0x80:  # U+2000 to U+203F: quotes and dashes
+                signs_end = max(signs_end, k + 3)
+            elif 0xE3 <= byte < 0xF0 and in_word:
+                hashes[count] = hashed
+                count += 1
+                hashed, power = np.uint64(0), np.uint64(1)
+            if k < character_end and byte < 0xC0:
+                value = np.uint64(0x81 + ((character >> 6 * (character_end - 1 - k)) & 0x3F))
+            elif 0xC3 <= byte < 0xE0 and k + 1 < size:
+                character = np.int64(FOLDED[((byte & 0x1F) << 6) | (data[k + 1] & 0x3F)])
+                character_end, value = k + 2, np.uint64(0xC1 + (character >> 6))
+            elif byte == 0xE1 and k + 2 < size:
+                character = np.int64(FOLDED[0x1000 | ((data[k + 1] & 0x3F) << 6) | (data[k + 2] & 0x3F)])
+                character_end, value = k + 3, np.uint64(0xE1 + (character >> 12))
+            if k < signs_end:
+                value = np.uint64(0)
+        hashes[count] = hashed  # without a branch, because whether a word ends cannot be predicted
+        continues = np.int64(value != 0)
+        count += in_word & ~continues
+        mask = np.uint64(-continues)
+        hashed = (hashed + value * power) & mask
+        power = (power * MULTIPLIER & mask) | (np.uint64(1) & ~mask)
+        in_word = continues
+    hashes[count] = hashed
+    count += in_word
+    for word in range(count):
+        hashes[word] = mix(hashes[word])
+    return count
+
+
+@compiled
+def hash_ngrams(words_at, n_words, n, short, hashes_at, starts_at):
+    """Write the hash of each n-gram of words between two boundaries, as ngrams.py defines them, and the word that it
+    begins with. short: fewer words between two boundaries are an n-gram, too. Returns how many there are.
+    """
+    words, hashes, starts = unsigned(words_at, n_words), unsigned(hashes_at, n_words), integers(starts_at, n_words)
+    boundary, first_power = mix(np.uint64(0x100)), np.uint64(1)
+    for _ in range(n):
+        first_power *= MULTIPLIER
+    count = begin = 0  # of these words
+    hashed = np.uint64(0)  # of the last n words, or of fewer
+    for k in range(n_words + 1):
+        if k == n_words or words[k] == boundary:
+            if short and begin < k < begin + n:
+                hashes[count], starts[count] = mix(hashed), begin
+                count += 1
+            begin, hashed = k + 1, np.uint64(0)
+            continue
+        hashed = hashed * MULTIPLIER + words[k]
+        if k >= begin + n:
+            hashed -= words[k - n] * first_power
+        if k >= begin + n - 1:
+            hashes[count], starts[count] = mix(hashed), k - n + 1
+            count += 1
+    return count
+
+
+@compiled
+def filter_bits(hashed, shift):
+    """The two bits of a hash in a filter of 2 ** (64 - shift) bits."""
+    return hashed >> np.uint64(shift), (hashed * MULTIPLIER) >> np.uint64(shift)
+
+
+@compiled
+def is_set(bits, bit):
+    return (bits[np.int64(bit >> np.uint64(6))] >> (bit & np.uint64(63))) & np.uint64(1)
+
+
+@compiled
+def add_to_filter(hashes_at, n, filter_at, shift):
+    """Set the bits of hashes in a filter."""
+    hashes, bits = unsigned(hashes_at, n), unsigned(filter_at, 1)
+    for k in range(n):
+        for bit in filter_bits(hashes[k], shift):
+            bits[np.int64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
+    return 0
+
+
+@compiled
+def find_in_filter(hashes_at, n, filter_at, shift, places_at):
+    """Write the places of the hashes whose bits are set in a filter. Returns how many there are."""
+    hashes, bits, places = unsigned(hashes_at, n), unsigned(filter_at, 1), integers(places_at, n)
+    count = 0
+    for k in range(n):
+        first, second = filter_bits(hashes[k], shift)
+        if is_set(bits, first) and is_set(bits, second):
+            places[count] = k
+            count += 1
+    return count
+
+
+@compiled
+def join_tokens(ids_at, n, starts_at, content_at, text_at):
+    """Write the bytes of tokens, of which token i is content[starts[i]:starts[i + 1]]. Returns how many.
+
+    Up to COPIED bytes after the content are read, and after the text are written. text_at: 0: only count the bytes.
+    """
+    ids, starts = integers_32(ids_at, n), integers(starts_at, 1)
+    size = 0
+    for i in range(n):
+        begin, end = starts[ids[i]], starts[ids[i] + 1]
+        if text_at:
+            for k in range(begin, end, COPIED):
+                copy, original = unsigned(text_at + size + k - begin, 2), unsigned(content_at + k, 2)
+                copy[0], copy[1] = original[0], original[1]
+        size += end - begin
+    return size
+
+
+# --- near duplicates --------------------------------------------------------------------------------------------------
+
+
+@compiled
+def link(document, slots, older, newest, capacity):
+    """Add a document to the chain of each band."""
+    for band in range(BANDS):
+        slot = band * 2 * capacity + slots[band]
+        older[document * BANDS + band] = newest[slot]
+        newest[slot] = document
+
+
+@compiled
+def link_documents(slots_at, n, older_at, newest_at, capacity):
+    """Add the first n documents to the chains, given the slot of each band of each."""
+    older, newest = integers_32(older_at, 1), integers_32(newest_at, 1)
+    for document in range(n):
+        link(document, integers(slots_at + 8 * BANDS * document, BANDS), older, newest, capacity)
+    return n
+
+
+@compiled
+def find_similar(signature, slots, signatures, older, newest, capacity):
+    """SimilarDocuments.find for one document, given the slot of each band. -1: none."""
+    first = -1
+    for band in range(BANDS):
+        document = np.int64(newest[band * 2 * capacity + slots[band]])
+        for _ in range(LONGEST_CHAIN):
+            if document < 0:
+                break
+            if first < 0 or document < first:
+                equal = 0
+                for k in range(PERMUTATIONS):
+                    equal += signatures[document * PERMUTATIONS + k] == signature[k]
+                if equal >= SIMILARITY * PERMUTATIONS:
+                    first = document
+            document = np.int64(older[document * BANDS + band])
+    return first
+
+
+@compiled
+def find_documents(new_at, slots_at, n, signatures_at, older_at, newest_at, capacity, count, adds, found_at):
+    """Write the number of the first document that is similar to each of n documents, or -1, until the tables are full.
+
+    count: how many documents are in the tables. adds: add those that are not similar to one. Returns how many of the
+    n documents were looked up.
+    """
+    signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
+    newest, found = integers_32(newest_at, 1), integers(found_at, n)
+    for document in range(n):
+        if adds and count == capacity:
+            return document
+        signature = integers_32(new_at + 4 * PERMUTATIONS * document, PERMUTATIONS)
+        slots = integers(slots_at + 8 * BANDS * document, BANDS)
+        has_words = False
+        for k in range(PERMUTATIONS):
+            has_words |= signature[k] != -1
+        found[document] = find_similar(signature, slots, signatures, older, newest, capacity) if has_words else -1
+        if adds and found[document] < 0:
+            for k in range(PERMUTATIONS):
+                signatures[count * PERMUTATIONS + k] = signature[k]
+            link(count, slots, older, newest, capacity)
+            count += 1
+    return n

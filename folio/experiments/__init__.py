@@ -1,0 +1,1 @@
+"""Numbers about runs: lists, reports, and replays of single steps."""

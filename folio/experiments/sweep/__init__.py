@@ -1,0 +1,1 @@
+"""Many runs with different settings, and what they say."""

@@ -1,0 +1,172 @@
+"""What a sweep found: each combination's mean over its seeds, and its difference to the best."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from folio.base.number_format import format_value
+from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean
+from folio.experiments.sweep.space import describe_point
+from folio.experiments.sweep.study import Outcome
+
+MOST = 5  # failures whose reason is shown
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of one combination of settings. Losses are validation losses in nats per token."""
+
+    point: int
+    params: dict[str, Any]
+    losses: dict[int, float]  # by seed, the lowest of each run that has finished
+    mean: Estimate | None  # over seeds; None without a run that has finished
+    difference: Estimate | None  # to the best, over the same seeds; None if some are missing
+    verdict: str
+    tokens: float | None  # per run
+    seconds: float | None  # per run
+
+    def cells(self, names: Sequence[str]) -> list[str]:
+        """For a table; see heads()."""
+        difference = "" if self.difference is None or self.verdict == "best" else plus_minus(self.difference, "+")
+        return [
+            str(self.point),
+            *(format_value(self.params[name]) if name in self.params else "" for name in names),
+            plus_minus(self.mean) if self.mean else "",
+            difference,
+            self.verdict,
+            f"{self.tokens:,.0f}" if self.tokens else "",
+            f"{self.seconds:,.1f}" if self.seconds else "",
+        ]
+
+
+def heads(names: Sequence[str]) -> list[str]:
+    return ["trial", *names, "validation loss", "above the best", "verdict", "tokens", "seconds"]
+
+
+def plus_minus(estimate: Estimate, sign: str = "") -> str:
+    """The value and half the width of its 95 % interval."""
+    half_width = "" if estimate.half_width is None else f" ± {estimate.half_width:.4f}"
+    return f"{estimate.value:{sign}.4f}{half_width}"
+
+
+def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:
+    """The combinations, the lowest mean first; then those without a result."""
+    by_point: dict[int, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_point.setdefault(outcome.point, []).append(outcome)
+    losses = {point: {o.seed: o.loss for o in of if o.state == "finished"} for point, of in by_point.items()}
+    complete = [point for point, of_seed in losses.items() if set(seeds) <= of_seed.keys()]
+    differences: dict[int, Estimate] = {}
+    if complete:
+        matrix = np.array([[losses[point][seed] for seed in seeds] for point in complete])  # (points, seeds)
+        differences = dict(zip(complete, differences_to_best(matrix), strict=True))
+        best = complete[int(matrix.mean(axis=1).argmin())]
+    rows = []
+    for point, of_point in by_point.items():
+        difference = differences.get(point)
+        verdict = describe_state(of_point, seeds)
+        if difference:
+            verdict = "best" if point == best else describe_difference(difference)
+        rows.append(
+            Row(
+                point,
+                next((o.params for o in of_point if o.params), {}),
+                losses[point],
+                estimate_mean(np.array(list(losses[point].values()))) if losses[point] else None,
+                difference,
+                verdict,
+                mean_of([o.tokens for o in of_point if o.state == "finished"]),
+                mean_of([o.seconds for o in of_point if o.state == "finished"]),
+            )
+        )
+    return sorted(rows, key=lambda row: (row.difference is None, row.mean is None, (row.mean and row.mean.value) or 0))
+
+
+def describe_difference(difference: Estimate) -> str:
+    if difference.half_width is None:
+        return "unknown: one seed"
+    return "worse" if difference.low > 0 else "cannot be told apart"
+
+
+def describe_state(of_point: Sequence[Outcome], seeds: Sequence[int]) -> str:
+    """Why a combination is not compared."""
+    if failed := [outcome for outcome in of_point if outcome.state == "failed"]:
+        return f"failed with seed {failed[0].seed}"
+    if pruned := [outcome for outcome in of_point if outcome.state == "pruned"]:
+        return f"pruned after {len(pruned[0].evaluations)} evaluations, at {pruned[0].loss:.4f}"
+    finished = sum(outcome.state == "finished" for outcome in of_point)
+    return f"{finished} of {len(seeds)} seeds are finished"
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int], is_search: bool) -> list[str]:
+    """What to know about the table."""
+    compared = [row for row in rows if row.difference is not None]
+    lines = [
+        "Validation loss: the lowest of each run, in nats per token; mean ± half the width of its 95 % interval over "
+        "seeds. Tokens and seconds of training are means per run."
+    ]
+    if len(seeds) == 1:
+        lines.append("One seed says nothing about chance: the same command with --seeds=3 adds two more.")
+    elif len(compared) > 1:
+        lines.append(
+            f"Above the best: paired over the seeds {seeds[0]} to {seeds[-1]}; the intervals hold for all comparisons "
+            f"together, and worse means that the interval is above 0."
+        )
+    if other := {"dataset", "eval_iters"} & {name for row in rows for name in row.params}:
+        lines.append(
+            f"With another {' or '.join(sorted(other))}, a loss is that of other text, and cannot be compared."
+        )
+    if is_search and compared:
+        lines.append(
+            f"The best of {len(rows)} trials was chosen by these runs, so its mean is optimistic: train it with other "
+            f"seeds to know its loss."
+        )
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    lines += [f"Trial {outcome.point} failed with seed {outcome.seed}: {outcome.error}" for outcome in failed[:MOST]]
+    if failed:
+        lines.append(
+            f"Failed: {len(failed)} of {len(outcomes)} runs; the same command with --retry_failed tries again."
+        )
+    trained = [outcome for outcome in outcomes if outcome.tokens]
+    tokens, seconds = (sum(getattr(o, name) or 0 for o in trained) for name in ("tokens", "seconds"))
+    runs = "1 run" if len(trained) == 1 else f"{len(trained):,} runs"
+    lines.append(f"Cost: {runs}, {tokens:,} tokens, {seconds:,.0f} s of training.")
+    return lines
+
+
+def format_table(names: Sequence[str], rows: Sequence[Row]) -> str:
+    """The table for the terminal."""
+    lines = [heads(names), *(row.cells(names) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def as_json(rows: Sequence[Row], outcomes: Sequence[Outcome], importances: dict[str, float]) -> dict[str, Any]:
+    """All numbers of a sweep."""
+
+    def interval(estimate: Estimate | None) -> dict[str, float | None] | None:
+        if estimate is None:
+            return None
+        return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "p": estimate.p}
+
+    return {
+        "combinations": [
+            {**asdict(row), "mean": interval(row.mean), "difference": interval(row.difference)} for row in rows
+        ],
+        "importances": importances,
+        "trials": [asdict(outcome) for outcome in outcomes],
+    }
+
+
+def label(row: Row) -> str:
+    return f"{row.point}: {describe_point(row.params)}"

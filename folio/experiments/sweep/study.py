@@ -1,0 +1,365 @@
+"""The runs of a sweep and their results, in a database that several machines can share; by optuna.
+
+A point is one value for each setting that the sweep varies. A trial of optuna's is one run of train.py: a point with
+one seed.
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
+
+from folio import UserError
+from folio.experiments.sweep.space import Dimension
+
+WARMUP_TRIALS = 5  # finished ones, before which none is pruned
+FEWEST_TRIALS = 8  # finished ones, from which the importance of settings is estimated
+CREATION_SECONDS = 30.0  # for another worker to complete a new database, or a new study
+STATES = {
+    TrialState.FAIL: "failed",
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.PRUNED: "pruned",
+    TrialState.COMPLETE: "finished",
+}
+OUTCOMES = tuple(STATES.values())  # a later one replaces an earlier one
+
+
+class TrialFailed(Exception):
+    """A trial that cannot be completed; the sweep continues."""
+
+
+class TrialInterrupted(Exception):
+    """A trial that was stopped at a checkpoint, to be resumed later."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a trial."""
+
+    point: int
+    seed: int
+    params: dict[str, Any]
+    state: str  # one of STATES
+    loss: float | None = None  # nats per token, the lowest validation loss
+    step: int | None = None  # of it
+    tokens: int | None = None  # trained on
+    seconds: float | None = None  # of the steps
+    evaluations: tuple[tuple[int, float], ...] = ()  # tokens and validation loss
+    error: str | None = None  # why it failed
+    host: str | None = None  # the machine that trained it
+
+
+class Study:
+    """The trials of one sweep."""
+
+    def __init__(self, study: optuna.Study, space: list[Dimension], first_seed: int):
+        self.study, self.space, self.first_seed = study, space, first_seed
+
+    # --- which trials there are ---
+
+    def add(self, points: Iterable[tuple[int, dict[str, Any]]], seeds: list[int]) -> None:
+        """Add the trials that are not there yet: each point with each seed. The values that a point lacks are chosen
+        when it starts.
+        """
+        known, points = {key_of(trial) for trial in self.trials()}, list(points)
+        for seed in seeds:
+            for point, params in points:
+                if (point, seed) not in known:
+                    self.study.enqueue_trial(params, user_attrs={"point": point, "seed": seed})
+
+    def trials(self) -> list[FrozenTrial]:
+        """All of the sweep; without those that a worker began when another one had just taken the last trial."""
+        return [trial for trial in self.study.get_trials(deepcopy=False) if "point" in trial.user_attrs]
+
+    def count(self, *states: TrialState) -> int:
+        return sum(trial.state in states for trial in self.trials())
+
+    def outcomes(self) -> list[Outcome]:
+        """What is known of each trial, in the order of points and seeds. One that was resumed counts once."""
+        found: dict[tuple[int, int], Outcome] = {}
+        for trial in self.trials():
+            key, outcome = key_of(trial), outcome_of(trial)
+            if outcome and (key not in found or OUTCOMES.index(outcome.state) >= OUTCOMES.index(found[key].state)):
+                found[key] = outcome
+        return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != self.first_seed, key[1]))]
+
+    # --- running them ---
+
+    def run(
+        self,
+        objective: Callable[[optuna.Trial], float],
+        jobs: int,
+        stopped: Callable[[], bool],
+        after_trial: Callable[[], None],
+    ) -> None:
+        """Call `objective` with each trial that waits, `jobs` at a time, until none waits or runs anywhere."""
+        interrupted, lost = set[int](), set[int]()  # numbers of trials
+
+        def run_trial(trial: optuna.Trial) -> float:
+            if self.is_superfluous(trial):
+                raise TrialFailed
+            try:
+                return objective(trial)
+            except TrialInterrupted:
+                interrupted.add(trial.number)
+                raise
+            except optuna.exceptions.UpdateFinishedTrialError:  # another worker took it over, as this one was silent
+                lost.add(trial.number)
+                raise TrialFailed from None
+
+        def after(study: optuna.Study, trial: FrozenTrial) -> None:
+            if trial.number in interrupted:
+                requeue(study, trial)
+            after_trial()
+            if stopped() or not self.count(TrialState.WAITING):
+                study.stop()
+
+        while not stopped():
+            optuna.storages.fail_stale_trials(self.study)  # those of workers that died; they wait again
+            if self.count(TrialState.WAITING):
+                try:
+                    self.study.optimize(
+                        run_trial, n_jobs=jobs, callbacks=[after], catch=(TrialFailed, TrialInterrupted)
+                    )
+                except ValueError:  # optuna cannot record the outcome of a trial that was lost
+                    if not lost:
+                        raise
+                    lost.clear()
+            elif self.count(TrialState.RUNNING):
+                time.sleep(1.0)
+                after_trial()  # of another worker
+            else:
+                return
+
+    def is_superfluous(self, trial: optuna.Trial) -> bool:
+        """Whether a trial was begun when another worker had just taken the last one, or is another worker's, too."""
+        if "point" not in trial.user_attrs:
+            return True
+        earlier = (other for other in self.trials() if other.number < trial.number and key_of(other) == key_of(trial))
+        return any(other.state != TrialState.FAIL for other in earlier)
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        """The values of a trial.
+
+        Those that optuna chooses follow from the first seed, the point, and the results so far: a sampler that lasts
+        would draw the same values for two workers that start together.
+        """
+        self.study.sampler = optuna.samplers.TPESampler(seed=self.first_seed + trial.user_attrs["point"])
+        return {dimension.name: dimension.suggest(trial) for dimension in self.space}
+
+    def resume_interrupted(self, alone: bool) -> None:
+        """Requeue the trials that have no result and that nobody runs any more.
+
+        alone: nobody runs any trial. Otherwise, those whose workers died are found by their silence, see run().
+        """
+        if alone:
+            for trial in self.trials():
+                if trial.state == TrialState.RUNNING:
+                    self.study.tell(trial.number, state=TrialState.FAIL)
+        last = {key_of(trial): trial for trial in self.trials()}
+        for trial in last.values():
+            if outcome_of(trial) is None:
+                requeue(self.study, trial)
+
+    def withdraw(self, points: int, seeds: list[int]) -> None:
+        """Withdraw the waiting trials that have another seed, or are not among the first points."""
+        for trial in self.trials():
+            point, seed = key_of(trial)
+            if trial.state == TrialState.WAITING and (point >= points or seed not in seeds):
+                self.study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # tell() would refuse it
+
+    def retry_failed(self) -> None:
+        """Requeue the trials that failed."""
+        last = {key_of(trial): trial for trial in self.trials()}
+        for trial in last.values():
+            if trial.state == TrialState.FAIL:
+                requeue(self.study, trial)
+
+    # --- what the trials say ---
+
+    def importances(self) -> dict[str, float]:
+        """The share of each setting in the variance of the loss over the settings tried, by functional ANOVA of a
+        random forest (Hutter et al. 2014); empty if no two finished trials differ, there is only one setting, or too
+        few trials have finished to say.
+        """
+        finished = sorted((trial for trial in self.trials() if trial.state == TrialState.COMPLETE), key=key_of)
+        if len(self.space) < 2 or len(finished) < FEWEST_TRIALS:
+            return {}
+        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+        in_order = optuna.create_study()  # in memory; a forest depends on the order, which is that of finishing in ours
+        in_order.add_trials(finished)
+        try:
+            shares = get_param_importances(in_order, evaluator=FanovaImportanceEvaluator(seed=0))
+        except (ValueError, RuntimeError):  # all losses are equal
+            return {}
+        return {name: float(share) for name, share in shares.items()}
+
+
+def requeue(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Add an interrupted or failed trial again, with the same values and the same folder."""
+    optuna.storages.RetryHeartbeatStaleTrialCallback()(study, trial)
+
+
+def key_of(trial: FrozenTrial | optuna.Trial) -> tuple[int, int]:
+    """The point and the seed."""
+    return trial.user_attrs["point"], trial.user_attrs["seed"]
+
+
+def outcome_of(trial: FrozenTrial) -> Outcome | None:
+    """What is known of a trial; None for one that was interrupted, which waits again as another trial of optuna's."""
+    attributes = trial.user_attrs
+    if trial.state == TrialState.FAIL and not attributes.get("error"):
+        return None
+    evaluations = tuple((tokens, loss) for tokens, loss in attributes.get("evaluations", ()))
+    known = {name: attributes.get(name) for name in ("loss", "step", "tokens", "seconds", "error", "host")}
+    return Outcome(*key_of(trial), trial.params, STATES[trial.state], evaluations=evaluations, **known)
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+class Storage(optuna.storages.RDBStorage):
+    """The database, in which two threads cannot both take the trial that is next.
+
+    optuna reads a trial's state and then writes it, with a lock on the row that SQLite does not have.
+    """
+
+    lock = threading.Lock()
+
+    def set_trial_state_values(self, *args: Any, **kwargs: Any) -> bool:
+        with self.lock:
+            return super().set_trial_state_values(*args, **kwargs)
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        """Tell the other workers that this one lives, or try again later, as while the database is started again."""
+        with suppress(SQLAlchemyError, optuna.exceptions.StorageInternalError):
+            super().record_heartbeat(trial_id)
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a database in a file, also if its path contains a "?"."""
+    return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
+
+
+def open_storage(url: str, grace_period: int | None) -> Storage:
+    """The database. grace_period: seconds of silence after which a worker is taken for dead; None: there is only one.
+
+    Raises UserError if it cannot be reached.
+    """
+    try:
+        location = sqlalchemy.make_url(url)
+    except ArgumentError:
+        raise UserError(f"storage={url}: it is not a database's URL; write postgresql://USER@HOST/DATABASE") from None
+    # of heartbeats, which "can change in the future"
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # the sweep reports a trial that fails, in one line
+    heartbeat = {}
+    if grace_period:
+        heartbeat = {
+            "heartbeat_interval": max(1, grace_period // 4),
+            "grace_period": grace_period,
+            "heartbeat_stale_trial_callback": requeue,
+        }
+    engine = {"pool_pre_ping": True}
+    if location.drivername == "postgresql":
+        location = location.set(drivername="postgresql+psycopg")
+        engine["connect_args"] = {"connect_timeout": 10}
+    shown = location.render_as_string()
+    deadline = time.monotonic() + CREATION_SECONDS
+    while True:
+        try:
+            return Storage(location.render_as_string(hide_password=False), engine, **heartbeat)
+        except ImportError as error:
+            raise UserError(f"storage={shown}: its driver is not installed ({first_line(error)})") from None
+        except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
+            reason = first_line(getattr(error, "orig", None) or error)
+            in_use = isinstance(error, (IntegrityError, ProgrammingError)) or "exists" in reason
+        if not in_use or time.monotonic() > deadline:  # otherwise, another worker creates the tables at the same time
+            if location.drivername.startswith("sqlite"):
+                raise UserError(f"storage={shown}: {reason}; remove this file, or choose another --out_dir")
+            raise UserError(f"storage={shown}: the database cannot be reached: {reason}; is it running?")
+        time.sleep(0.2)
+
+
+@contextmanager
+def reporting_a_lost_database() -> Iterator[None]:
+    """Turn an error of the database in the block into one line. Raises UserError."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error  # optuna raises others while it handles it, even an UnboundLocalError
+        while cause and not isinstance(cause, SQLAlchemyError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or isinstance(error, UserError):
+            raise
+        reason = first_line(getattr(cause, "orig", None) or cause)
+        raise UserError(
+            f"the sweep's database failed: {reason}; its runs are saved, and the same command continues"
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def open_study(
+    storage: Storage,
+    name: str,
+    record: dict[str, Any],
+    space: list[Dimension],
+    trials: tuple[Iterable[tuple[int, dict[str, Any]]], list[int]],
+    prune_after: int | None,
+    alone: bool,
+) -> Study:
+    """The study of this name, or a new one.
+
+    record: what defines it; another worker's must be the same. trials: points and seeds, see Study.add. prune_after:
+    evaluations of a trial before it can be pruned; None: no trial is. alone: no other process uses the database.
+    Raises UserError if the study was made with another record.
+    """
+    pruner = optuna.pruners.NopPruner()
+    if prune_after is not None:
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=WARMUP_TRIALS, n_warmup_steps=prune_after)
+    options = {"study_name": name, "storage": storage, "pruner": pruner}
+    try:
+        study, is_new = optuna.create_study(**options), True
+    except optuna.exceptions.DuplicatedStudyError:
+        study, is_new = optuna.load_study(**options), False
+    opened = Study(study, space, record["seed"])
+    if is_new or (alone and "record" not in study.user_attrs):
+        opened.add(*trials)
+        study.set_user_attr("record", record)  # other workers wait for it, so that each trial is added once
+    recorded = wait_for_record(study)
+    if differences := [
+        f"{key}={recorded.get(key)}, not {record.get(key)}"
+        for key in {**recorded, **record}
+        if recorded.get(key) != record.get(key)
+    ]:
+        raise UserError(
+            f"{name} was started with {'; '.join(differences)}: repeat its command to continue it, or choose another "
+            f"--out_dir"
+        )
+    opened.add(*trials)
+    opened.resume_interrupted(alone)
+    return opened
+
+
+def wait_for_record(study: optuna.Study) -> dict[str, Any]:
+    """What defines a study that another worker may have created just now. Raises UserError."""
+    deadline = time.monotonic() + CREATION_SECONDS
+    while "record" not in (attributes := study.user_attrs):
+        if time.monotonic() > deadline:
+            raise UserError(f"the study {study.study_name} is incomplete; choose another --out_dir")
+        time.sleep(0.2)
+    return attributes["record"]

@@ -1,0 +1,104 @@
+"""One trial of a sweep: train.py in a process of its own, followed by what it writes."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from folio import UserError
+from folio.base.files import read_json, write_json
+from folio.base.settings import ROOT
+from folio.base.workers import child_options
+from folio.checkpoints import run_folder
+from folio.experiments.runs import Run
+from folio.training.run_log import read_lines
+
+POLL_SECONDS = 0.5
+OUTPUT = "output.txt"  # what train.py prints, in the trial's folder
+
+
+def train_command(folder: Path, arguments: list[str]) -> list[str]:
+    """The command of a trial in this folder: new, or resumed from its last checkpoint."""
+    script = [sys.executable, str(ROOT / "train.py")]
+    if run_folder.exists(folder):
+        moved = [argument for argument in arguments if argument.startswith("--data_dir=")]
+        return [*script, "--init_from=resume", *moved, f"--out_dir={folder}"]
+    return [*script, *arguments, f"--out_dir={folder}"]
+
+
+def run_training(
+    folder: Path,
+    arguments: list[str],
+    environment: Mapping[str, str],
+    watch: Callable[[int, list[tuple[int, float]]], Literal["train", "stop", "kill"]],
+) -> str | None:
+    """Train in `folder`, which exists and which no other process is using. Returns why it failed, or None.
+
+    watch: called with the last logged step and all evaluations, each a step and a validation loss, while it trains.
+    It returns what the run should do. One that should stop saves first.
+    """
+    with open(folder / OUTPUT, "ab") as output:
+        began = output.tell()  # after what an earlier attempt printed
+        process = subprocess.Popen(
+            train_command(folder, arguments),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            **child_options(**environment),
+            start_new_session=True,  # Ctrl-C is for the sweep, which then stops its trials
+        )
+        stopping = False
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
+                action = watch(*read_progress(folder))
+                if action == "kill":
+                    process.kill()
+                elif action == "stop" and not stopping:  # a second signal would end it without saving
+                    process.terminate()
+                    stopping = True
+            return reason_of_failure(process.returncode, (folder / OUTPUT).read_bytes()[began:])
+        finally:  # by an exception, if it has not ended
+            if process.poll() is None and not stopping:
+                process.terminate()
+            process.wait()
+
+
+def read_progress(folder: Path) -> tuple[int, list[tuple[int, float]]]:
+    """The last logged step, and the evaluations of a trained model: (step, validation loss)."""
+    lines, last = read_lines(folder / "metrics.jsonl")
+    evaluations = [(line["step"], line["val_loss"]) for line in lines if line["step"] and line.get("val_loss")]
+    return last or 0, evaluations
+
+
+def reason_of_failure(code: int, output: bytes) -> str | None:
+    """The signal that killed a run, or the error that it printed last, or else its last line. None if it succeeded."""
+    if code == 0:
+        return None
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+    lines = [line.strip() for line in output.decode("utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+def claim(folder: Path, description: dict[str, Any]) -> None:
+    """Write what a trial is into its folder, or check that this is what the folder holds. Raises UserError."""
+    path = folder / "trial.json"
+    if path.exists() or run_folder.exists(folder):
+        recorded = None
+        with suppress(OSError, ValueError):  # it is not there, or damaged
+            recorded = read_json(path)
+        if recorded != description:
+            raise UserError(f"{folder} holds another run; remove it, or choose another --out_dir for the sweep")
+        return
+    write_json(path, description)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run in this folder has come to its end."""
+    return run_folder.exists(folder) and Run.of(folder).status == "finished"

@@ -1,0 +1,199 @@
+"""Machine code of functions that numba compiles, for decoding and for preparing texts: once per machine, then cached.
+
+Reading it needs neither numba nor a compiler, and takes milliseconds instead of seconds.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from platformdirs import user_cache_path
+
+from folio import UserError
+from folio.base.progress import note
+
+LANES = 16  # floats that are computed together; LLVM divides them among the CPU's registers
+GROUP = 32  # inputs whose weights share a scale in int4
+# What the code of an error would call. There are no errors in our functions, and they allocate nothing.
+NEVER_CALLED = {
+    *("NRT_Free", "NRT_MemInfo_call_dtor", "NRT_decref", "NRT_incref", "numba_do_raise", "numba_gil_ensure"),
+    *("numba_gil_release", "numba_runtime_build_excinfo_struct", "numba_unpickle"),
+}
+
+
+class CompiledModule(NamedTuple):
+    """A module with functions that numba compiles."""
+
+    name: str  # full, such as "folio.decoding.decode_step"
+    imports: tuple[str, ...]  # the modules that its machine code depends on, besides this one
+
+
+class CompileError(UserError):
+    """numba or llvmlite cannot be imported."""
+
+
+@cache
+def llvm() -> ModuleType:
+    """llvmlite's binding. Raises CompileError."""
+    return import_package("llvmlite.binding")
+
+
+def import_package(name: str) -> ModuleType:
+    """Import a module of numba or llvmlite. Raises CompileError."""
+    package = name.partition(".")[0]
+    with as_compile_error(package):
+        return import_module(name)
+
+
+def package_version(name: str) -> str:
+    with as_compile_error(name):
+        return version(name)
+
+
+@contextmanager
+def as_compile_error(package: str) -> Iterator[None]:
+    """Raise CompileError for any error: numba raises several kinds for versions that it does not support."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CompileError(f"{package} cannot be imported ({first}): pip install -r requirements.txt") from None
+
+
+def cpu_features() -> dict[str, bool]:
+    """The CPU's features by LLVM's names."""
+    return dict(llvm().get_host_cpu_features())
+
+
+def why_unavailable(module: CompiledModule, function: str) -> str | None:
+    """Why a function that depends on no format cannot be compiled here; None if it can."""
+    try:
+        address(module, function)
+        return None
+    except CompileError as error:
+        return str(error)
+
+
+@cache
+def address(module: CompiledModule, function: str, format: str | None = None) -> int:
+    """The address of a compiled function, for a format of weights if it depends on one.
+
+    Arguments and result are int64. Raises CompileError.
+    """
+    path = cache_file(module, function, format)
+    try:
+        digest, content = path.read_bytes().split(b"\n", 1)
+        if hashlib.sha256(content).hexdigest() == digest.decode():
+            symbol, code = content.split(b"\n", 1)
+            if loaded := load_object(code, symbol.decode()):
+                return loaded
+    except (OSError, ValueError):
+        pass
+    return compile_function(module, function, format, path)
+
+
+def cache_file(module: CompiledModule, function: str, format: str | None) -> Path:
+    """The file in the user's cache for the machine code of a function."""
+    key = hashlib.sha256(f"{function} {format} {cache_key(module)}".encode()).hexdigest()[:32]
+    return user_cache_path("folio", appauthor=False) / f"{key}.o"
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of the cache, which another process may be writing, too. A folder that is read-only is no error."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(path)
+
+
+@cache
+def cache_key(module: CompiledModule) -> str:
+    """What the machine code of a module depends on, as a hash."""
+    digest = hashlib.sha256()
+    for name in (module.name, *module.imports, __name__):
+        digest.update(Path(find_spec(name).origin).read_bytes())
+    versions = [package_version(name) for name in ("numba", "llvmlite")]
+    parts = (*versions, platform.python_version(), platform.platform())
+    digest.update(repr((parts, llvm().get_host_cpu_name(), sorted(cpu_features().items()))).encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def engine() -> Any:
+    """LLVM's ExecutionEngine, which holds the machine code."""
+    binding = llvm()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    unreachable = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
+    for name in NEVER_CALLED:
+        if not binding.address_of_symbol(name):
+            binding.add_symbol(name, unreachable)
+    target, features = binding.Target.from_default_triple(), binding.get_host_cpu_features().flatten()
+    machine = target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, jit=True)
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+
+
+def load_object(code: bytes, symbol: str) -> int:
+    """The address of a function in machine code; 0 if it has no function of that name."""
+    engine().add_object_file(llvm().ObjectFileRef.from_data(code))
+    engine().finalize_object()
+    return engine().get_function_address(symbol)
+
+
+_compiled: list = []  # numba frees the code of what nothing refers to
+
+
+def compile_function(module: CompiledModule, function: str, format: str | None, path: Path) -> int:
+    """Compile with numba, and save the machine code if the cache can be written. Raises CompileError."""
+    numba = import_package("numba")
+    announce(path.parent)
+    made = getattr(import_module(module.name), function)
+    if format is not None:
+        made = made(format)
+    native = numba.cfunc(numba.int64(*[numba.int64] * made.py_func.__code__.co_argcount))(made.py_func)
+    _compiled.append(native)
+    final = native._library._final_module
+    if outside(final) <= NEVER_CALLED:
+        code = native._library._get_compiled_object()
+        content = f"{native._wrapper_name}\n".encode() + code
+        write_file(path, f"{hashlib.sha256(content).hexdigest()}\n".encode() + content)
+    return native.address
+
+
+def outside(module: Any) -> set[str]:
+    """The functions that a module of LLVM calls and neither LLVM, Python, nor the C library defines."""
+    names = {function.name for function in module.functions if function.is_declaration}
+    return {name for name in names - {"memcpy", "memmove", "memset"} if not name.startswith(("llvm.", "Py"))}
+
+
+@cache
+def announce(folder: Path) -> None:
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        note("compiling for this CPU; this takes a few seconds and happens only once")
+    else:
+        note(f"compiling for this CPU, a few seconds at every start, because {folder} cannot be written")
+
+
+@cache
+def function(module: CompiledModule, name: str, arguments: int = 1) -> Callable[..., int]:
+    """A compiled function with this number of arguments, for Python. Raises CompileError."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address(module, name))
+
+
+def addresses(*arrays: np.ndarray) -> list[int]:
+    """Where the elements of arrays are in memory, as arguments of a compiled function."""
+    return [array.ctypes.data for array in arrays]

@@ -1,0 +1,132 @@
+"""Forms of the model's parts that are faster on particular hardware; the equations stay in model.py.
+
+Dimensions: B batch, T time, H heads, D head size.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
+
+from folio.machine import distributed
+from folio.machine.runtime import Runtime
+from model import GPT, Attention, CausalSelfAttention, GPTConfig
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def adapt(model: GPT, runtime: Runtime) -> None:
+    """Give the model the forms of attention, dropout and residual stream that suit the runtime, before it is wrapped
+    or compiled.
+    """
+    model.attend = choose_attention(runtime.device.type, runtime.dtype, model.config)
+    if runtime.device.type == "cpu":
+        keep_freed_memory()
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.Dropout) and child.p:
+                    setattr(module, name, CPUDropout(child.p).train(child.training))
+    if runtime.dtype == torch.bfloat16:
+        model.transformer.drop.register_forward_hook(_residual_stream_in_bfloat16)
+
+
+def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> Tensor:
+    """Autocast computes matmuls in bfloat16, but would add their outputs to a float32 stream."""
+    return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
+
+
+def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
+    """The form of attention that is fastest in training.
+
+    On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout or a mask that needs a gradient.
+    What torch then does instead are ManualAttention's operations and more.
+    """
+    if device_type == "cpu" and dtype == torch.bfloat16:
+        return ManualAttention()
+    if device_type == "cpu" and (config.pdrop("attn") or config.position == "relative"):
+        return ManualAttentionInTraining()
+    return Attention()
+
+
+class ManualAttention(Attention):
+    """Attention by two matmuls and a softmax, which keep the weights, (B, H, T, T), for the backward pass."""
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return layer.attn_dropout(attention_weights(q, k, mask)) @ v
+
+
+class ManualAttentionInTraining(ManualAttention):
+    """In evaluation, without dropout and gradients, torch's kernel is the faster one again."""
+
+    def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if layer.training:
+            return super().__call__(layer, q, k, v, mask)
+        return Attention.__call__(self, layer, q, k, v, mask)
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(D) + mask). q, k: (B, H, T, D). mask: of GPT.attention_mask.
+
+    Returns (B, H, T, T); each row sums to 1.
+    """
+    T, D = q.shape[-2:]
+    scores = (q / math.sqrt(D)) @ k.transpose(-2, -1)
+    if mask is None:
+        mask = q.new_full((T, T), -math.inf).triu(diagonal=1)
+    return (scores + mask.to(scores.dtype)).softmax(dim=-1)
+
+
+def describe_attention(runtime: Runtime, model: GPT) -> str:
+    """How the model's attention is computed in training, for the startup line."""
+    if isinstance(model.attend, ManualAttention):
+        return "matmuls"
+    if runtime.device.type not in ("cpu", "cuda"):
+        return "scaled_dot_product_attention"
+    config, like = model.config, dict(dtype=runtime.dtype, device=runtime.device)
+    H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
+    q, mask = torch.empty(1, H, T, D, **like, requires_grad=True), None
+    if config.biases_scores:
+        mask = torch.empty(1, H, T, T, **like, requires_grad=config.position == "relative")
+    kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, mask, config.pdrop("attn"), is_causal=mask is None))
+    return f"torch's {kernel.name.removesuffix('_ATTENTION').lower()} kernel"
+
+
+class CPUDropout(nn.Dropout):
+    """nn.Dropout for a CPU, where torch draws random numbers one by one: here a 64-bit draw serves four elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        keep = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
+        return x * (keep.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # converting bool itself is slow
+
+
+def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean loss as a function of inputs and targets, (B, T) each; model and loss are one graph if it is compiled.
+
+    A sharded model is compiled block by block already (distributed.shard).
+    """
+
+    def loss_fn(idx: Tensor, targets: Tensor) -> Tensor:
+        with runtime.compute():
+            return model(idx, targets)[1]
+
+    if not runtime.compile or distributed.is_sharded(next(model.parameters())):
+        return loss_fn
+    return torch.compile(loss_fn, mode=runtime.compile if isinstance(runtime.compile, str) else None)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory for the next step. By default it returns large blocks to the system, and Linux has
+    to clear each page again: 13 to 18 % of a training step (docs/performance.md).
+    """
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+    with suppress(OSError, AttributeError):  # not glibc
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

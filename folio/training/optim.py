@@ -1,0 +1,221 @@
+"""Optimizers: parameter groups, AdamW and Muon, and the learning rate as a function of the step."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from folio.machine.distributed import ALONE, Group, distribute_like, gather_like, to_local
+
+
+def make_optimizer(
+    model: nn.Module,
+    kind: str,
+    learning_rate: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    muon_learning_rate: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    group: Group = ALONE,
+) -> torch.optim.Optimizer:
+    """A new optimizer, made by BUILDERS[kind]; "muon" is Muon for the blocks' matrices, and AdamW for the rest.
+
+    Weight decay applies to parameters of two and more dimensions, not to biases and norms, as in GPT-3 and nanoGPT. A
+    parameter group's learning rate is the step's times its "lr_scale". dtype: of Muon's matmuls. group: the processes
+    that share Muon's work.
+    """
+    matrices = muon_matrices(model) if kind == "muon" else {}
+    rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay, "lr_scale": 1.0},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
+    ]
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
+    for name, p in matrices.items():
+        by_shape.setdefault(muon_shape(name, p), []).append(p)
+    scale = muon_learning_rate / learning_rate if learning_rate else 0.0
+    for shape, params in by_shape.items():
+        groups.append(
+            {"params": params, "weight_decay": weight_decay, "lr_scale": scale, "shape": shape, "dtype": dtype}
+        )
+    fused = rest[0].device.type in ("cpu", "cuda")  # whose kernels respect found_inf
+    settings: dict[str, Any] = {"lr": learning_rate, "betas": betas, "fused": fused}
+    if kind == "muon":
+        settings["processes"] = group
+    optimizer = BUILDERS[kind](groups, **settings)
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # as torch marks those that respect found_inf
+        optimizer.register_step_pre_hook(drop_bad_gradients)
+    return optimizer
+
+
+def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Before a step: if `found_inf` is 1, remove all gradients, so that nothing changes. Waits for the device."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and found_inf.item():
+        optimizer.zero_grad(set_to_none=True)
+
+
+def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
+    """The matrices that Muon updates, by name: those of the blocks."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}
+
+
+def muon_shape(name: str, p: Tensor) -> tuple[int, int]:
+    """The shorter and the longer side of the matrices of a parameter; queries, keys and values are three matrices."""
+    rows, columns = len(p) // (3 if "c_attn" in name else 1), p.shape[1]
+    return min(rows, columns), max(rows, columns)
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW without its decorators, which import torch's compiler, for almost a second, only to keep these
+    methods out of compiled graphs. Here they never are in one.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Muon(AdamW):
+    """Muon (Jordan et al. 2024) for parameter groups with a "shape", (short, long), AdamW for the others.
+
+    The shape is that of the group's matrices or of their transposes. A parameter with k times as many rows counts as k
+    matrices. Momentum is Nesterov's, group["momentum"]; weight decay is decoupled; the update of a tall matrix is
+    scaled by sqrt(rows / columns).
+
+    torch.optim.Muon updates one matrix after the other. This one orthogonalizes a group in batched matmuls, queries,
+    keys and values as three matrices; skips a step where `found_inf` is 1 without waiting for the device; and divides
+    the work among processes, also with FSDP2's shards.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], processes: Group = ALONE, **settings: Any):
+        super().__init__(groups, **settings)
+        self.processes = processes
+        for group in self.matrices():
+            group["momentum"] = 0.95
+            for p in group["params"]:
+                self.state[p] = {"step": torch.zeros((), device=p.device), "momentum_buffer": torch.zeros_like(p)}
+        self.found_inf: Tensor | None = None
+
+    def matrices(self) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if "shape" in group]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.matrices():
+            params, (short, long), lr, momentum = group["params"], group["shape"], group["lr"], group["momentum"]
+            shards, gradients = [to_local(p) for p in params], [to_local(p.grad) for p in params]  # of this process
+            buffers = [to_local(self.state[p]["momentum_buffer"]) for p in params]
+            keep = shards[0].new_ones(()) if self.found_inf is None else 1 - self.found_inf  # 0.0: skip the step
+            for gradient, buffer in zip(gradients, buffers, strict=True):
+                torch.where(keep.bool(), gradient, buffer, out=gradient)  # a mean of equal numbers changes nothing
+            torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+            torch._foreach_lerp_(gradients, buffers, momentum)  # Nesterov's
+            whole = [gather_like(g.to(group["dtype"]), p) for g, p in zip(gradients, params, strict=True)]
+            wide = [m.view(-1, short, long) if m.shape[1] == long else m.view(-1, long, short).mT for m in whole]
+            update = self.orthogonalize_together(torch.cat(wide)).float().mul_(-lr * keep)  # (n, short, long)
+            updates = [
+                u.reshape(p.shape) if p.shape[1] == long else u.mT.reshape(p.shape) * (long / short) ** 0.5
+                for u, p in zip(update.split([len(m) for m in wide]), params, strict=True)
+            ]
+            torch._foreach_add_([self.state[p]["step"] for p in params], keep)
+            torch._foreach_mul_(shards, 1 - lr * group["weight_decay"] * keep)
+            torch._foreach_add_(shards, [to_local(distribute_like(p, u)) for p, u in zip(params, updates, strict=True)])
+            for p in params:
+                p.grad = None  # so that AdamW ignores them
+        super().step()
+
+    def orthogonalize_together(self, matrices: Tensor) -> Tensor:
+        """`orthogonalize`, of which each process does a share. matrices: (n, short, long), the same in each."""
+        n, (rank, size) = len(matrices), (self.processes.rank, self.processes.size)
+        share = -(-n // size)
+        mine = matrices[rank * share : (rank + 1) * share]
+        padding = mine.new_zeros(share - len(mine), *mine.shape[1:])
+        return self.processes.all_gather(orthogonalize(torch.cat([mine, padding]) if len(padding) else mine))[:n]
+
+
+BUILDERS: dict[str, Callable[..., torch.optim.Optimizer]] = {  # of parameter groups, lr, betas and fused
+    "adamw": AdamW,  # Loshchilov & Hutter 2019
+    "muon": Muon,
+}
+OPTIMIZERS = tuple(BUILDERS)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """An approximation of the nearest (semi-)orthogonal matrix to each of (n, short, long): singular values between
+    0.7 and 1.2.
+
+    Five quintic Newton-Schulz iterations with the coefficients of Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon/
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def muon_momentum_at(step: int) -> float:
+    """Muon's momentum: from 0.85 to 0.95 over the first 300 steps, as in modded-nanogpt."""
+    return 0.85 + 0.1 * min(1.0, step / 300)
+
+
+DECAYS: dict[str, Callable[[float], float]] = {  # how much of the decay remains, 1 to 0, when `done` of it is, 0 to 1
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),  # Loshchilov & Hutter 2017
+    "linear": lambda done: 1.0 - done,
+    "wsd": lambda done: 1.0 - done,  # warmup, stable, decay (Hu et al. 2024, MiniCPM): only in the last steps
+}
+LR_SCHEDULES = (*DECAYS, "constant")
+
+
+def lr_at(
+    step: float,
+    *,
+    schedule: str,
+    learning_rate: float,
+    min_lr: float,
+    warmup_iters: int,
+    lr_decay_iters: int,
+    wsd_decay_iters: int,
+) -> float:
+    """The learning rate of step 0, 1, 2, ...
+
+    "constant" is `learning_rate` at every step. The others rise linearly during the first `warmup_iters` steps, and
+    then decay as DECAYS says, to `min_lr` at step `lr_decay_iters`; "wsd" decays only during the last `wsd_decay_iters`
+    of these steps.
+    """
+    if schedule == "constant":
+        return learning_rate
+    remaining = DECAYS[schedule]
+    if step < warmup_iters:
+        return learning_rate * (step + 1) / (warmup_iters + 1)
+    if step >= lr_decay_iters:
+        return min_lr
+    begin = max(warmup_iters, lr_decay_iters - wsd_decay_iters) if schedule == "wsd" else warmup_iters
+    if step < begin:
+        return learning_rate
+    return min_lr + remaining((step - begin) / (lr_decay_iters - begin)) * (learning_rate - min_lr)
+
+
+def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as tensors named PARAMETER/KEY, such as "transformer.wte.weight/exp_avg"."""
+    names = {p: name for name, p in model.named_parameters()}
+    return {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
+
+
+def load_state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Load what `state_tensors` returned. Moments move to their parameter's device; torch places the step counts."""
+    places = {id(p): place for place, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    parameters = dict(model.named_parameters())
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.rpartition("/")
+        p = parameters[name]
+        state.setdefault(places[id(p)], {})[kind] = distribute_like(p, tensor) if tensor.dim() else tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

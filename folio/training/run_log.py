@@ -1,0 +1,217 @@
+"""A run's numbers: a progress bar, metrics.jsonl and samples.jsonl in out_dir, and wandb if it is enabled."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from folio import UserError
+from folio.base.files import atomic_write
+from folio.base.progress import note, progress_bar
+
+
+class Clock:
+    """Steps per second since it was last started; None before the first start, so that the first step is warmup."""
+
+    began: tuple[float, int] | None = None
+
+    def start(self, step: int) -> None:
+        self.began = time.perf_counter(), step
+
+    def rate(self, step: int) -> float | None:
+        return (step - self.began[1]) / (time.perf_counter() - self.began[0]) if self.began else None
+
+
+class Metrics:
+    """One line of JSON per logged step. A context manager, which closes the progress bar and the wandb run.
+
+    step: the number of steps done; later lines of an earlier run are dropped. wandb_id: the run that wandb resumes, or
+    None for a new one. config: shown by wandb.
+    """
+
+    def __init__(self, out_dir: Path, step: int, max_iters: int, config: dict[str, Any], wandb_id: str | None):
+        self.wandb = self.start_wandb(out_dir, config, wandb_id) if config["wandb_log"] else None
+        self.files = {}
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            _drop_lines_after(out_dir / name, step or -1)  # a new run drops all, also an earlier run's step 0
+            self.files[name] = open(out_dir / name, "ab", buffering=0)  # noqa: SIM115  (closed by __exit__)
+        self.bar = progress_bar(total=max_iters, initial=step, unit="step", smoothing=0.05)
+        self.gaps = False  # whether a line could not be written
+
+    @staticmethod
+    def start_wandb(out_dir: Path, config: dict[str, Any], wandb_id: str | None) -> Any:
+        """Start a new wandb run, or resume the one with the id. Raises UserError."""
+        import wandb
+
+        try:
+            return wandb.init(
+                project=config["wandb_project"],
+                name=config["wandb_run_name"],
+                id=wandb_id,
+                resume="allow" if wandb_id else None,
+                config=config,
+                dir=str(out_dir),
+            )
+        except Exception as error:  # no login, no network, or any other answer of the service
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"wandb_log=True: wandb cannot start ({first}); use wandb login, WANDB_MODE=offline, or leave it out"
+            ) from None
+
+    @property
+    def wandb_id(self) -> str | None:
+        return self.wandb.id if self.wandb else None
+
+    def log(self, line: dict[str, Any], remark: str = "") -> None:
+        """Record one step's numbers; None is an unknown one. Values that are not finite become None in the file.
+
+        An evaluation is printed, with the remark on it; in a terminal, other steps are shown in the bar only.
+        """
+        unwritable = [key for key, value in line.items() if value is not None and not math.isfinite(value)]
+        written = {**line, **dict.fromkeys(unwritable)}
+        self.append("metrics.jsonl", written)
+        if self.wandb:
+            try:
+                self.wandb.log({key: value for key, value in written.items() if value is not None}, step=line["step"])
+            except Exception as error:  # any answer of the service
+                self.say(f"step {line['step']:,}: wandb took no metrics ({error}); training continues")
+        self.bar.set_postfix_str(self._format(line), refresh=False)  # without the remark, for which it has no space
+        if self.bar.disable or line["val_loss"] is not None:
+            self.say(f"step {line['step']:,}/{self.bar.total:,}: {self._format(line, remark)}")
+
+    @staticmethod
+    def _format(line: dict[str, Any], remark: str = "") -> str:
+        """The numbers that are known, for the screen."""
+        numbers = []
+        if line["loss"] is not None:
+            numbers.append(f"loss {line['loss']:.4f}")
+        if line["val_loss"] is not None:
+            numbers.append(f"val {line['val_loss']:.4f}{remark}")
+        if line["tokens_per_second"]:
+            numbers.append(f"{line['tokens_per_second']:,.0f} tok/s")
+        if line["mfu"]:
+            numbers.append(f"{line['mfu']:.1%} MFU")
+        return ", ".join(numbers)
+
+    def sample(self, step: int, generate: Callable[[], str]) -> None:
+        """Record a sample of the model after a step. What fails in it is printed, and does not end the run."""
+        try:
+            self.append("samples.jsonl", {"step": step, "text": generate()})
+        except Exception as error:
+            self.say(f"step {step:,}: no sample ({type(error).__name__}: {error}); training continues")
+
+    def append(self, name: str, line: dict[str, Any]) -> None:
+        """Append a complete line to the file, or nothing if the disk refuses it, which is reported once."""
+        file, content = self.files[name], json.dumps(line).encode() + b"\n"
+        size = file.seek(0, 2)
+        try:
+            if file.write(content) == len(content):
+                return
+            error = "the disk is full"
+        except OSError as refused:
+            error = refused
+        file.truncate(size)
+        if not self.gaps:
+            self.say(f"{name} cannot be written ({error}); training continues without it")
+        self.gaps = True
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        tqdm.write(text)
+        sys.stdout.flush()
+
+    def lengthen(self, max_iters: int) -> None:
+        """Set a new number of steps."""
+        self.bar.total = max_iters
+        self.bar.refresh()
+
+    def advance(self) -> None:
+        """Count a step."""
+        self.bar.update()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.bar.close()
+        for file in self.files.values():
+            file.close()
+        if self.wandb:
+            try:
+                self.wandb.finish(exit_code=0 if exception[0] is None else 1)
+            except Exception as error:  # any answer of the service
+                note(f"wandb could not finish ({error}); the run's own files are complete")
+
+
+class NullMetrics(Metrics):
+    """Writes nothing; for every rank but 0."""
+
+    wandb_id = None
+
+    def __init__(self) -> None:
+        self.bar = tqdm(disable=True)
+        self.files, self.wandb = {}, None
+
+    def log(self, line: dict[str, Any], remark: str = "") -> None: ...
+
+    def sample(self, step: int, generate: Callable[[], str]) -> None: ...
+
+    def append(self, name: str, line: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+def read_lines(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], int | None]:
+    """The lines of metrics.jsonl or samples.jsonl after a step (0: all of them), and the last line's step.
+
+    Another process may be writing the last line. It and damaged ones are left out.
+    """
+    lines: list[dict[str, Any]] = []
+    last = None
+    for content in reversed(_complete_lines(path)):
+        line = _parse(content)
+        if line is None:
+            continue
+        last = line["step"] if last is None else last
+        if since and line["step"] <= since:
+            break
+        lines.append(line)
+    return lines[::-1], last
+
+
+def add_lost_sample(out_dir: Path, step: int, generate: Callable[[], str]) -> None:
+    """Add the sample of an evaluation after `step` to samples.jsonl, if the run was killed between the two."""
+    try:
+        numbers, samples = (read_lines(out_dir / name)[0] for name in ("metrics.jsonl", "samples.jsonl"))
+        was_evaluated = any(line["step"] == step and line.get("val_loss") is not None for line in numbers)
+        if was_evaluated and all(line["step"] != step for line in samples):
+            kept = b"".join(line + b"\n" for line in _complete_lines(out_dir / "samples.jsonl"))
+            with atomic_write(out_dir / "samples.jsonl") as temporary:
+                temporary.write_bytes(kept + json.dumps({"step": step, "text": generate()}).encode() + b"\n")
+    except Exception as error:  # a sample is optional
+        print(f"step {step:,}: no sample ({type(error).__name__}: {error})")
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    """Drop the lines after `step`, and those that are damaged or incomplete."""
+    kept = [content for content in _complete_lines(path) if (line := _parse(content)) and line["step"] <= step]
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(b"".join(content + b"\n" for content in kept))
+
+
+def _complete_lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+
+
+def _parse(content: bytes) -> dict[str, Any] | None:
+    """A line with its step. None for one that is damaged."""
+    try:
+        line = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None

@@ -1,0 +1,81 @@
+"""What a training step changes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from folio.checkpoints.schema import RunProgress
+from folio.machine.distributed import full_tensor
+from folio.training.guard import StepGuard
+from folio.training.optim import load_state_tensors, state_tensors
+from model import GPT
+
+
+@dataclass
+class TrainState:
+    """Everything that a training step changes, and the best evaluation so far."""
+
+    model: GPT
+    net: nn.Module  # the model behind DistributedDataParallel, or the model itself
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # scales the loss in float16
+    guard: StepGuard
+    step: int = 0
+    next_sequence: int = 0
+    best_val_loss: float = math.inf
+    best_step: int = 0
+    evaluations_since_best: int = 0
+
+    def progress(self) -> RunProgress:
+        """The values of Progress; tensors are saved separately."""
+        return {
+            "step": self.step,
+            "next_sequence": self.next_sequence,
+            "best_val_loss": self.best_val_loss if self.best_step else None,
+            "best_step": self.best_step,
+            "evaluations_since_best": self.evaluations_since_best,
+            "guard": self.guard.state(),
+            "grad_scaler": self.scaler.state_dict(),
+        }
+
+    def load(self, progress: dict[str, Any], optimizer: dict[str, Tensor]) -> None:
+        """Continue from a checkpoint. Weights and the guard's state are restored when they are built."""
+        load_state_tensors(self.model, self.optimizer, optimizer)
+        if progress["grad_scaler"]:  # else the run was not in float16
+            self.scaler.load_state_dict(progress["grad_scaler"])
+        self.step, self.next_sequence = progress["step"], progress["next_sequence"]
+        self.best_step = progress["best_step"]
+        self.best_val_loss = progress["best_val_loss"] if self.best_step else math.inf
+        self.evaluations_since_best = progress["evaluations_since_best"]
+
+    def tensors(self, keep: bool, copy: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The `weights`, and the optimizer state in the same way."""
+        return self.weights(keep, copy), _gather(state_tensors(self.model, self.optimizer), keep, copy)
+
+    def weights(self, keep: bool, copy: bool) -> dict[str, Tensor]:
+        """The weights by name, on the CPU. Sharded tensors are gathered, so every rank calls this.
+
+        keep: return tensors on this rank, otherwise an empty dict. copy: later steps do not change them.
+        """
+        return _gather(dict(self.model.named_parameters()), keep, copy)
+
+    def is_out_of(self, patience: int | None) -> bool:
+        """Whether so many evaluations in a row did not improve; None: never."""
+        return patience is not None and self.evaluations_since_best >= patience
+
+    def note_evaluation(self, val_loss: float) -> bool:
+        """Count an evaluation. Returns whether it is the best so far."""
+        improved = val_loss < self.best_val_loss
+        if improved:
+            self.best_val_loss, self.best_step, self.evaluations_since_best = val_loss, self.step, 0
+        else:
+            self.evaluations_since_best += 1
+        return improved
+
+
+def _gather(tensors: dict[str, Tensor], keep: bool, copy: bool) -> dict[str, Tensor]:
+    full_tensors = ((name, full_tensor(tensor.detach())) for name, tensor in tensors.items())
+    return {name: tensor.to("cpu", copy=copy) for name, tensor in full_tensors if keep}

@@ -1,0 +1,510 @@
+// Answers the page's questions about a model, as folio/web/questions.py does: the same facts and tensors.
+//
+// Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
+
+const MOST_CHARACTERS = 100_000; // of a text in a question
+const THUMBNAIL = 32; // queries and keys of a head's small picture
+const LENS = 5; // tokens that the logit lens shows for each state
+const LENS_TOKENS = 12; // tokens of the text whose lens is shown together
+const PUSHED = 5; // tokens whose logits a vector raises or lowers most
+const NEURONS = 16; // of an MLP, the strongest ones
+const MAP_TOKENS = 1000; // of a vocabulary, the first ones, on the map
+const NEIGHBORS = 12; // of a token
+const LARGEST_PICTURE = 256; // rows and columns of a parameter's heat map; larger ones are averaged
+const HISTOGRAM_BINS = 64;
+const TRACES = 4; // to keep
+const TABLE_ROWS = 64; // of the table of embeddings, whose products are computed together
+const MOST_STEPS = 10_000; // of a power iteration
+const CONVERGED = 1e-9; // change of a component of a unit vector in a step
+const PAUSE = 1 << 18; // numbers to look at between two pauses
+
+// What a page asks. See Question in folio/web/questions.py.
+const WHOLE = {takes: "an integer", least: 0, value: 0}, MAYBE_WHOLE = {...WHOLE, value: null, orNone: true};
+const TEXT = {takes: "text", value: ""};
+const QUESTION = {
+  kind: TEXT, model: WHOLE, step: MAYBE_WHOLE, layer: WHOLE, head: WHOLE, token: WHOLE, source: WHOLE, name: TEXT,
+  row: MAYBE_WHOLE, since: WHOLE, text: TEXT, mask: {takes: ["before", "after", "off"], value: "before"},
+  scale: {takes: "True or False", value: true}, heads_off: TEXT, mlps_off: TEXT,
+  whole: {takes: "True or False", value: false},
+};
+const KINDS = ["models", "tokens", "overview", "head", "layer", "alignment", "notes", "token", "lens", "logits",
+  "parameter", "vocabulary", "positions", "memorized", "run"];
+const NO_SWITCHES = {mask: "before", scale: true, headsOff: [], mlpsOff: []};
+
+class Answers {
+  // header: what the file says about the model. That is what ViewedModel.describe says, but with the tokenizer as JSON;
+  // text: to show first; music: the JSON of an EventFormat, or null; probe_ids: those of folio/web/questions.py.
+  // search: a TrainingSearch, or null.
+  constructor(gpt, tokenizer, header, search = null) {
+    const {n_embd: C} = gpt.config, rows = Math.max(header.limit, TABLE_ROWS);
+    Object.assign(this, {gpt, tokenizer, header, search, config: gpt.config});
+    this.products = new Products(gpt.kernels, rows * C, Math.max(rows, C));
+    this.traces = new Map(); // by what they are about, the newest last
+    this.probe = null; // the prefix-matching scores (L, H)
+    this.plane = null; // of the map of the vocabulary
+  }
+
+  // The answer {facts, tensors} to a question. A tensor is {shape, data}, and nothing else uses its data. Throws an
+  // Error if the question makes no sense.
+  *answer(asked) {
+    const question = readQuestion(QUESTION, asked, this.tokenizer.vocabSize), {kind, ids} = question;
+    const {limit} = this.header;
+    if (!KINDS.includes(kind)) throw new Error(`kind=${quoted(kind)}: it is none of ${KINDS.join(", ")}`);
+    if (ids.length > limit) throw new Error(`ids: ${grouped(ids.length)} tokens are more than ${grouped(limit)}`);
+    const {facts = {}, tensors = {}} = yield* this[kind](question);
+    return {facts: finite(facts), tensors};
+  }
+
+  // --- what is asked about -------------------------------------------------------------------------------------------
+
+  // The switches of a question, as a Trace takes them.
+  switches({mask, scale, heads_off, mlps_off}) {
+    const {n_layer: L, n_head: H} = this.config, split = text => text.split(",").filter(Boolean);
+    const headsOff = split(heads_off).map(pair => pair.split(".").map(wholeNumber));
+    const mlpsOff = split(mlps_off).map(wholeNumber), isBelow = (number, count) => number >= 0 && number < count;
+    if (headsOff.some(pair => pair.length !== 2) || [...headsOff.flat(), ...mlpsOff].some(Number.isNaN)) {
+      throw new Error("heads_off takes LAYER.HEAD, and mlps_off layers, separated by commas");
+    }
+    if (!headsOff.every(([layer, head]) => isBelow(layer, L) && isBelow(head, H))
+      || !mlpsOff.every(layer => isBelow(layer, L))) {
+      throw new Error(`the model has ${L} layers of ${H} heads`);
+    }
+    return {mask, scale, headsOff, mlpsOff};
+  }
+
+  // The trace that a question is about.
+  *trace(question) {
+    const {n_layer: L, n_head: H} = this.config, {ids, layer, head, token} = question;
+    const switches = this.switches(question);
+    requireIds(question);
+    if (layer >= L || head >= H || token >= ids.length) {
+      throw new Error(`there are ${L} layers, ${H} heads, and ${grouped(ids.length)} tokens`);
+    }
+    this.requireStep(question);
+    const key = JSON.stringify([ids, switches]);
+    const trace = this.traces.get(key) ?? (yield* this.newTrace(ids, switches));
+    this.traces.delete(key);
+    this.traces.set(key, trace);
+    if (this.traces.size > TRACES) this.traces.delete(this.traces.keys().next().value);
+    return trace;
+  }
+
+  // A trace with what is kept of its heads: headScores (L, H) by name, and thumbnails (L, H, n, n) of uint8: square
+  // roots of the largest weight of each block, so that a thin diagonal remains.
+  *newTrace(ids, switches) {
+    const trace = new Trace(this.gpt, this.products, ids, switches), {n_head: H} = this.config, T = ids.length;
+    trace.thumbnails = [];
+    trace.headScores = Object.fromEntries(HEAD_SCORES.map(name => [name, []]));
+    yield* trace.compute(function* ({weights}) {
+      for (let h = 0, n = Math.min(THUMBNAIL, T); h < H; h++) {
+        const small = yield* pooled(weights.subarray(h * T * T, (h + 1) * T * T), T, T, n, n, largestOf);
+        trace.thumbnails.push(...small.map(x => Math.round(255 * Math.sqrt(Math.max(0, Math.min(x, 1))))));
+      }
+      const scores = yield* headScores(weights, ids, H);
+      for (const name of HEAD_SCORES) trace.headScores[name].push(...scores[name]);
+    });
+    return trace;
+  }
+
+  // A file has one checkpoint.
+  requireStep({step}) {
+    const {name, step: own} = this.header;
+    if (step !== null && step !== own) throw new Error(`${name} has no checkpoint of step ${grouped(step)}`);
+  }
+
+  // --- questions -----------------------------------------------------------------------------------------------------
+
+  // The model, the texts of its tokens, and the bytes (hexadecimal, by id) of tokens that are not text.
+  *models() {
+    const {header, tokenizer} = this, pieces = [], bytes = {};
+    for (let id = 0; id < this.config.vocab_size; id++) {
+      const piece = tokenizer.piece(id), hex = id < tokenizer.vocabSize ? hexOf(tokenizer.tokenBytes(id)) : "";
+      if (!piece || hex !== hexOf(bytesOf(piece))) bytes[id] = hex;
+      pieces.push(piece);
+      if (id % 256 === 0) yield;
+    }
+    const {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params, text} = header;
+    const model = {name, config, vocab_size, eot, step, checkpoints, limit, can_slide, num_params};
+    model.tokenizer = tokenizer.kind;
+    model.parameters = header.parameters.map(({name, shape}) => ({name, shape}));
+    return {facts: {models: [model], pieces, bytes, text}};
+  }
+
+  // The ids of a text, as in sample.py; at most as many as the context holds, if `whole` is false.
+  *tokens({text, whole}) {
+    const characters = Array.from(text).length;
+    if (characters > MOST_CHARACTERS) {
+      throw new Error(`text: it has ${grouped(characters)} characters; the limit is ${grouped(MOST_CHARACTERS)}`);
+    }
+    const {ids, unknown} = encodePrompt(this.tokenizer, text);
+    return {facts: {ids: whole ? ids : ids.slice(0, this.header.limit), tokens: ids.length, unknown}};
+  }
+
+  // Every token's loss, and every head in small.
+  *overview(question) {
+    const trace = yield* this.trace(question), {T, C} = trace, {n_layer: L, n_head: H} = this.config;
+    const {loss, rank, entropy, best, bestProbability} = trace.predictions ??= yield* trace.predict();
+    const norms = Array.from({length: (2 * L + 1) * T}, (_, i) => normOf(trace.stream.subarray(i * C, (i + 1) * C)));
+    const scores = {...trace.headScores, prefix: yield* this.prefixScores()}, n = Math.min(THUMBNAIL, T);
+    const tensors = {
+      loss: floats([T - 1], loss),
+      rank: integers([T - 1], rank),
+      entropy: floats([T], entropy),
+      best: integers([T], best),
+      best_probability: floats([T], bestProbability),
+      norms: floats([2 * L + 1, T], norms),
+      thumbnails: {shape: [L, H, n, n], data: Uint8Array.from(trace.thumbnails)},
+    };
+    for (const name of HEAD_SCORES) tensors[`score_${name}`] = floats([L, H], scores[name]);
+    return {facts: {mean_loss: meanOf(loss)}, tensors};
+  }
+
+  // The prefix-matching scores of all heads on random tokens that repeat: (L, H).
+  *prefixScores() {
+    this.probe ??= (yield* this.newTrace(this.header.probe_ids, NO_SWITCHES)).headScores.prefix;
+    return this.probe;
+  }
+
+  // Everything that a head computed.
+  *head(question) {
+    const {head} = question, trace = yield* this.trace(question), {T} = trace, D = trace.C / this.config.n_head;
+    const layer = yield* trace.layer(question.layer), {biases} = this.gpt;
+    const scores = floats([T, T], yield* trace.scores(layer, head));
+    const of = (name, cols) => floats([T, cols], layer[name].subarray(head * T * cols, (head + 1) * T * cols));
+    const tensors = {q: of("q", D), k: of("k", D), v: of("v", D), scores};
+    if (biases) tensors.bias = floats([T, T], upTo(T * T).map(i => trace.biasAt(head, Math.floor(i / T), i % T)));
+    return {tensors: {...tensors, weights: of("weights", T), z: of("z", D)}};
+  }
+
+  // What a layer computed for a token, and what that changes in the prediction.
+  *layer(question) {
+    const {layer: index, token} = question, trace = yield* this.trace(question), layer = yield* trace.layer(index);
+    const {T, C} = trace, {n_head: H} = this.config, D = C / H;
+    const of = (name, size) => floats([size], layer[name].subarray(token * size, (token + 1) * size)); // (T, size)
+    const byHead = (name, size) => floats([H, size], Float32Array.from({length: H * size}, // (H, T, size)
+      (_, i) => layer[name][(Math.floor(i / size) * T + token) * size + i % size]));
+
+    const {data: weight} = this.gpt.param(`transformer.h.${index}.mlp.c_proj.weight`); // (C, 4C)
+    const {data: hidden} = of("hidden", 4 * C), headOutputs = trace.headOutputs(index, layer, token);
+    const column = neuron => Float32Array.from({length: C}, (_, c) => weight[4 * C * c + neuron]);
+    const columnNorms = new Float32Array(4 * C), written = new Float32Array(C);
+    for (let c = 0; c < C; c++) {
+      const row = weight.subarray(4 * C * c, 4 * C * (c + 1));
+      for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] += row[neuron] ** 2;
+      written[c] = dot(row, hidden);
+    }
+    for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] = Math.sqrt(columnNorms[neuron]);
+    const strongest = largest(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
+    const added = new Float32Array((H + strongest.length) * C);
+    added.set(headOutputs);
+    strongest.forEach((neuron, i) => added.set(column(neuron).map(x => x * hidden[neuron]), (H + i) * C));
+    const pushed = pushedTokens(yield* trace.effect(added, H + strongest.length, token), this.config.vocab_size);
+
+    const neurons = strongest.map((neuron, i) => ({index: neuron, ...pushed[H + i]}));
+    return {facts: {heads: pushed.slice(0, H), neurons}, tensors: {
+      ln_1: of("ln_1", C),
+      qkv: of("qkv", 3 * C),
+      attention: of("attention", C),
+      ln_2: of("ln_2", C),
+      preactivation: of("preactivation", 4 * C),
+      hidden: of("hidden", 4 * C),
+      mlp: of("mlp", C),
+      q: byHead("q", D),
+      k: byHead("k", D),
+      v: byHead("v", D),
+      z: byHead("z", D),
+      weights: byHead("weights", T),
+      head_outputs: floats([H, C], headOutputs),
+      separate_heads: floats([3, H, D], trace.separateHeads(index, layer, token)),
+      column_norms: floats([4 * C], columnNorms), // of what a neuron of 1 writes
+      written: floats([C], written), // by all neurons, without c_proj's bias and even if the MLP is off
+      before: floats([C], trace.state(2 * index, token, 1)),
+      between: floats([C], trace.state(2 * index + 1, token, 1)),
+      after: floats([C], trace.state(2 * index + 2, token, 1)),
+    }};
+  }
+
+  // What the tokens from `token` on look at in the source, the first S tokens: a head's weights (N, S). heads: [layer,
+  // head, coverage] of all heads, those with the largest coverage first. It is the largest weight of each source token,
+  // averaged over the source.
+  *alignment(question) {
+    const trace = yield* this.trace(question), {T} = trace, {n_layer: L, n_head: H} = this.config, {token} = question;
+    const S = Math.min(question.source, T), N = T - token, heads = [], weights = new Float32Array(N * S);
+    for (let layer = 0; layer < L; layer++) {
+      const {weights: all} = yield* trace.layer(layer);
+      for (let head = 0; head < H; head++) {
+        const best = new Float32Array(S);
+        for (let n = 0; n < N; n++) {
+          const begin = (head * T + token + n) * T, row = all.subarray(begin, begin + S);
+          row.forEach((weight, s) => best[s] = Math.max(best[s], weight));
+          if (layer === question.layer && head === question.head) weights.set(row, n * S);
+        }
+        heads.push([layer, head, meanOf(best)]);
+      }
+    }
+    return {facts: {heads: heads.sort((a, b) => b[2] - a[2])}, tensors: {weights: floats([N, S], weights)}};
+  }
+
+  // The notes of a piece, and how much each head of a layer looks at them from a token: weights (H, N + 1), of which
+  // the last are those of the events that belong to no note. The facts are those of TraceProvider.notes.
+  *notes(question) {
+    const trace = yield* this.trace(question), {T} = trace, {token, ids} = question, {music} = this.header;
+    if (!music) throw new Error("the model's tokens are not events of music");
+    const {notes, times} = placeNotes(ids.map(id => this.tokenizer.piece(id).trim()), music), {steps} = music;
+    const {weights} = yield* trace.layer(question.layer), {n_head: H} = this.config, N = notes.length;
+    const owner = new Array(T).fill(N), byNote = new Float32Array(H * (N + 1));
+    notes.forEach(({places}, number) => places.forEach(place => place === null || (owner[place] = number)));
+    for (let h = 0; h < H; h++) {
+      for (let t = 0; t < T; t++) byNote[h * (N + 1) + owner[t]] += weights[(h * T + token) * T + t];
+    }
+    const facts = {
+      notes: notes.map(({start, end, pitch, velocity, places: [on, , off]}) =>
+        ({name: pitchName(pitch), start: start / steps, end: end / steps, pitch, velocity, on, off})),
+      unit: music.time,
+      seconds: 60 / music.tempo / steps * steps,
+      note: owner[token] < N ? owner[token] : -1,
+      before: token ? times[token - 1] / steps : 0,
+      time: times[token] / steps,
+      end: times.at(-1) / steps,
+    };
+    return {facts, tensors: {weights: floats([H, N + 1], byNote)}};
+  }
+
+  // A token's embedding, and its way through the residual stream.
+  *token(question) {
+    const trace = yield* this.trace(question), {C, ids} = trace, {token} = question, n = 2 * this.config.n_layer + 1;
+    const states = new Float32Array(n * C), following = ids[token + 1] ?? null;
+    for (let i = 0; i < n; i++) states.set(trace.state(i, token, 1), i * C);
+    const lens = yield* trace.lens(states, n, LENS, following), k = lens.ids.length / n;
+    const embedding = this.embeddings().subarray(ids[token] * C, (ids[token] + 1) * C);
+    const position = this.gpt.embed([ids[token]], [token]).map((x, c) => x - embedding[c]);
+    const tensors = {
+      states: floats([n, C], states),
+      lens_ids: integers([n, k], lens.ids),
+      lens_probabilities: floats([n, k], lens.probabilities),
+      embedding: floats([C], embedding),
+      position: floats([C], position),
+    };
+    if (following === null) return {tensors};
+    const next_probability = floats([n], lens.targetProbability), next_rank = integers([n], lens.targetRank);
+    return {tensors: {...tensors, next_probability, next_rank}};
+  }
+
+  // The most likely next token of each state of the residual stream, for the tokens around one: (2L + 1, N).
+  *lens(question) {
+    const trace = yield* this.trace(question), {T} = trace, n = 2 * this.config.n_layer + 1;
+    const first = Math.max(0, Math.min(question.token - LENS_TOKENS / 2, T - LENS_TOKENS));
+    const N = Math.min(LENS_TOKENS, T - first), ids = [], probabilities = [];
+    for (let i = 0; i < n; i++) {
+      const lens = yield* trace.lens(trace.state(i, first, N), N, 1);
+      ids.push(...lens.ids);
+      probabilities.push(...lens.probabilities);
+    }
+    return {facts: {first}, tensors: {ids: integers([n, N], ids), probabilities: floats([n, N], probabilities)}};
+  }
+
+  // The logits after a token, before any filter.
+  *logits(question) {
+    const trace = yield* this.trace(question), last = trace.state(2 * this.config.n_layer, question.token, 1);
+    return {tensors: {logits: floats([this.config.vocab_size], yield* trace.logits(last, 1))}};
+  }
+
+  // A parameter, averaged over blocks if it is large, and the distribution of its finite values; or one row.
+  *parameter(question) {
+    const {name, row} = question;
+    this.requireStep(question);
+    if (!this.header.parameters.some(parameter => parameter.name === name)) {
+      throw new Error(`name=${quoted(name)}: it is not a parameter of the model`);
+    }
+    const {data: view, shape} = this.gpt.param(name), data = view.slice(); // the memory may move
+    const cols = shape.at(-1), rows = data.length / cols;
+    if (row !== null) {
+      if (row >= rows) throw new Error(`row=${row}: ${name} has ${grouped(rows)}`);
+      return {tensors: {row: floats([cols], data.subarray(row * cols, (row + 1) * cols))}};
+    }
+    const [height, width] = [rows, cols].map(size => Math.min(size, LARGEST_PICTURE));
+    const picture = yield* pooled(data, rows, cols, height, width, meanOf);
+    return {facts: yield* distribution(data), tensors: {picture: floats([height, width], picture)}};
+  }
+
+  // The nearest tokens of a token id (`row`) by the cosine of their embeddings, and a map of the vocabulary: its first
+  // tokens in the plane of the two largest principal components of all of them. place, nearest_places: where the token
+  // and the nearest ones are on it.
+  *vocabulary(question) {
+    this.requireStep(question);
+    const V = this.tokenizer.vocabSize, {n_embd: C} = this.config, token = question.row ?? 0;
+    if (token >= V) throw new Error(`row=${token}: there are ${grouped(V)} tokens`);
+    const table = this.embeddings().slice(0, V * C), row = id => table.subarray(id * C, (id + 1) * C); // (V, C)
+    if (!table.every(Number.isFinite)) throw new Error("the token embeddings contain NaN or infinity");
+    const {mean, axes, share} = this.plane ??= yield* principalPlane(table, V, C, this.products);
+    const similarity = new Float32Array(V), length = id => Math.max(normOf(row(id)), 1e-8);
+    for (let id = 0; id < V; id++) {
+      similarity[id] = dot(row(id), row(token)) / length(id) / length(token);
+      if (id % 1000 === 0) yield;
+    }
+    const placeOf = id => axes.map(axis => row(id).reduce((sum, x, c) => sum + (x - mean[c]) * axis[c], 0));
+    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = largest(similarity, NEIGHBORS + 1);
+    return {tensors: {
+      map: floats([ids.length, axes.length], ids.flatMap(placeOf)),
+      share: floats([axes.length], share),
+      nearest: integers([nearest.length], nearest),
+      similarity: floats([nearest.length], nearest.map(id => similarity[id])),
+      place: floats([axes.length], placeOf(token)),
+      nearest_places: floats([nearest.length, axes.length], nearest.flatMap(placeOf)),
+    }};
+  }
+
+  // The table of token embeddings, which is valid until memory is allocated.
+  embeddings() {
+    return this.gpt.param("transformer.wte.weight").data;
+  }
+
+  // What the position method adds, rotates by, or subtracts. table, sinusoids (T, C): the vectors added, and those of
+  // Vaswani et al.; similarity (T, T): the cosines of the table's rows. angles (T, D / 2): of rotary, in radians. bias
+  // (H, T): added to a score at each distance.
+  *positions(question) {
+    this.requireStep(question);
+    const {n_embd: C, n_head: H, position: method, block_size: S} = this.config, {limit: T} = this.header, tensors = {};
+    const {rotation, biases} = this.gpt, positions = upTo(T);
+    if (method === "learned" || method === "sinusoidal") {
+      const embedding = this.embeddings().slice(0, C);
+      const table = this.gpt.embed(positions.map(() => 0), positions).map((x, i) => x - embedding[i % C]);
+      const normed = new Float32Array(T * C), waves = new Float32Array(T * C);
+      for (const t of positions) {
+        const row = table.subarray(t * C, (t + 1) * C), length = Math.max(normOf(row), 1e-12);
+        normed.set(row.map(x => x / length), t * C);
+        waves.set(sinusoids(t, C), t * C);
+        yield;
+      }
+      tensors.table = floats([T, C], table);
+      tensors.similarity = floats([T, T], yield* this.products.multiply(normed, normed, T, T, C));
+      tensors.sinusoids = floats([T, C], waves);
+    } else if (rotation) {
+      const angles = positions.flatMap(t => (rotation.moveTo(t), Array.from(rotation.angles)));
+      tensors.angles = floats([T, rotation.angles.length], angles);
+    } else if (biases) {
+      tensors.bias = floats([H, T], upTo(H).flatMap(h => Array.from(biases.subarray(h * S, h * S + T))));
+    }
+    return {facts: {method}, tensors};
+  }
+
+  // The spans of the text that occur in the training data, if the file has their index.
+  *memorized(question) {
+    requireIds(question);
+    if (!this.search) return {facts: {reason: "this file has no index of the training data"}};
+    const {facts, longest} = yield* this.search.search(question.ids), T = longest.length;
+    return {
+      facts: {reason: null, ...facts, init_from: this.search.index.init_from},
+      tensors: {longest: integers([T], longest), covering: integers([T], coveringLengths(longest))},
+    };
+  }
+
+  // Nothing, as of any model without a run.
+  *run() {
+    return {};
+  }
+}
+
+// Tensors, with a copy of the data.
+function floats(shape, data) {
+  return {shape, data: Float32Array.from(data)};
+}
+
+function integers(shape, data) {
+  return {shape, data: Int32Array.from(data)};
+}
+
+// JSON in which numbers that are NaN or infinite are null.
+function finite(value) {
+  if (Array.isArray(value)) return value.map(finite);
+  if (typeof value === "number") return Number.isFinite(value) ? value : null;
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, finite(item)]));
+}
+
+function hexOf(bytes) {
+  return Array.from(bytes, byte => byte.toString(16).padStart(2, "0")).join(" ");
+}
+
+// The tokens whose logits each of some vectors raises and lowers most. effect: what they change, (vectors, V).
+function pushedTokens(effect, V) {
+  return Array.from({length: effect.length / V}, (_, i) => {
+    const row = effect.subarray(i * V, (i + 1) * V), withValues = ids => ids.map(id => [id, row[id]]);
+    return {up: withValues(largest(row, PUSHED)), down: withValues(largest(row.map(x => -x), PUSHED))};
+  });
+}
+
+// --- statistics ------------------------------------------------------------------------------------------------------
+
+// The mean and the deviation of the finite values, and a histogram of them as NumPy's: the edges of the bins, and how
+// many values each contains.
+function* distribution(values) {
+  let low = Infinity, high = -Infinity, count = 0, sum = 0, squares = 0;
+  for (let i = 0; i < values.length; i++) {
+    if (i % PAUSE === 0) yield;
+    if (!Number.isFinite(values[i])) continue;
+    low = Math.min(low, values[i]);
+    high = Math.max(high, values[i]);
+    sum += values[i];
+    count++;
+  }
+  const mean = count ? sum / count : null, counts = new Array(HISTOGRAM_BINS).fill(0);
+  if (!count) [low, high] = [0, 1];
+  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const edges = counts.map((_, i) => low + i * ((high - low) / HISTOGRAM_BINS)).concat(high);
+  for (let i = 0; i < values.length; i++) {
+    if (i % PAUSE === 0) yield;
+    if (!Number.isFinite(values[i])) continue;
+    const bin = Math.floor((values[i] - low) / (high - low) * HISTOGRAM_BINS); // exact: values are float32
+    counts[Math.min(bin, HISTOGRAM_BINS - 1)]++;
+    squares += (values[i] - mean) ** 2;
+  }
+  return {mean, deviation: count ? Math.sqrt(squares / count) : null, edges, counts};
+}
+
+// The mean of the rows of a table (V, C), their two largest principal components, `axes`, and the components' shares of
+// the variance.
+function* principalPlane(table, V, C, products) {
+  const mean = new Float64Array(C), covariance = new Float64Array(C * C), axes = [], share = [];
+  for (let i = 0; i < V * C; i++) {
+    mean[i % C] += table[i] / V;
+    if (i % PAUSE === 0) yield;
+  }
+  for (let first = 0; first < V; first += TABLE_ROWS) {
+    const n = Math.min(TABLE_ROWS, V - first), rows = table.subarray(first * C, (first + n) * C);
+    const columns = transposed(rows.map((x, i) => x - mean[i % C]), n, C); // (C, n)
+    const product = yield* products.multiply(columns, columns, C, C, n);
+    for (let i = 0; i < C * C; i++) covariance[i] += product[i];
+  }
+  const total = Array.from(mean, (_, c) => covariance[c * C + c]).reduce((sum, x) => sum + x);
+  while (axes.length < Math.min(2, C)) {
+    const {axis, variance} = yield* principalAxis(covariance, C, total);
+    for (let i = 0; i < C * C; i++) covariance[i] -= variance * axis[Math.floor(i / C)] * axis[i % C];
+    const sign = axis.reduce((sum, x) => sum + x) < 0 ? -1 : 1; // that of an eigenvector is arbitrary
+    axes.push(axis.map(x => sign * x));
+    share.push(variance / Math.max(total, 1e-30));
+  }
+  return {mean, axes, share};
+}
+
+// The eigenvector of a covariance (C, C) with the largest eigenvalue, by power iteration.
+function* principalAxis(covariance, C, total) {
+  const row = c => covariance.subarray(c * C, (c + 1) * C);
+  const norms = Array.from({length: C}, (_, c) => normOf(row(c)));
+  let axis = new Float64Array(C), variance = 0;
+  axis[norms.indexOf(Math.max(...norms))] = 1;
+  for (let step = 0; step < MOST_STEPS; step++) {
+    const next = axis.map((_, c) => dot(row(c), axis));
+    variance = normOf(next);
+    if (variance <= 1e-12 * total) break; // there is none
+    let change = 0;
+    for (let c = 0; c < C; c++) {
+      next[c] /= variance;
+      change = Math.max(change, Math.abs(next[c] - axis[c]));
+    }
+    axis = next;
+    if (change < CONVERGED) break;
+    yield;
+  }
+  return {axis, variance};
+}

@@ -1,0 +1,338 @@
+// What a forward pass computed, and numbers about its attention heads, as in folio/web/trace.py.
+//
+// Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers. Arrays are float32, row after row.
+
+// Products of matrices that are not parameters of the model.
+class Products {
+  // size: the most numbers in a matrix w. width: the most in a row of any matrix.
+  constructor(kernels, size, width) {
+    this.kernels = kernels;
+    [this.w, this.x, this.y] = [size, TOGETHER * width, TOGETHER * width].map(count => kernels.allocate(count));
+  }
+
+  // x (T, cols) times w (rows, cols), transposed: (T, rows).
+  *multiply(x, w, T, rows, cols) {
+    return yield* inSlices(x, T, cols, TOGETHER, (part, n) => {
+      const m = this.kernels.floats;
+      m.set(w, this.w);
+      m.set(part, this.x);
+      this.kernels.matmul(this.y, this.x, this.w, 0, n, rows, cols, cols, cols, rows);
+      return m.subarray(this.y, this.y + n * rows);
+    });
+  }
+}
+
+// compute(rows, n) for n rows of x (T, cols) at a time, in one array. The page may do something else after each.
+function* inSlices(x, T, cols, slice, compute) {
+  let result;
+  for (let t = 0; t < T; t += slice) {
+    const n = Math.min(slice, T - t), part = compute(x.subarray(t * cols, (t + n) * cols), n);
+    result ??= new Float32Array(T / n * part.length);
+    result.set(part, t / n * part.length);
+    yield;
+  }
+  return result;
+}
+
+// A forward pass over token ids. switches: {mask, scale, headsOff, mlpsOff}, as Switches in folio/web/trace.py. The
+// residual stream is kept; what a layer computed is computed again when it is asked for.
+class Trace {
+  constructor(gpt, products, ids, switches) {
+    Object.assign(this, {gpt, products, ids, switches, T: ids.length, C: gpt.config.n_embd});
+    this.newest = null; // [index, layer] of the layer that was asked for last
+  }
+
+  // Compute the stream (2L + 1, T, C): before attention and before the MLP of each layer, and the last state.
+  // onHeads(layer), a generator, runs for each layer, while nothing else of the layer is kept.
+  *compute(onHeads) {
+    const {T, C} = this, {n_layer: L} = this.gpt.config;
+    this.stream = new Float32Array((2 * L + 1) * T * C);
+    this.stream.set(this.gpt.embed(this.ids, upTo(this.T)));
+    for (let index = 0; index < L; index++) {
+      const layer = yield* this.computeLayer(index);
+      this.stream.set(layer.between, (2 * index + 1) * T * C);
+      this.stream.set(layer.after, (2 * index + 2) * T * C);
+      yield* onHeads(layer);
+    }
+  }
+
+  // A state of the stream, of n tokens: (n, C).
+  state(index, token = 0, n = this.T) {
+    const begin = (index * this.T + token) * this.C;
+    return this.stream.subarray(begin, begin + n * this.C);
+  }
+
+  // --- one layer -----------------------------------------------------------------------------------------------------
+
+  // What a block computed. Only the newest one is kept, because its weights are (H, T, T).
+  *layer(index) {
+    if (this.newest?.[0] !== index) this.newest = [index, yield* this.computeLayer(index)];
+    return this.newest[1];
+  }
+
+  // q, k, v and z are (H, T, D), weights (H, T, T), qkv (T, 3C), preactivation and hidden (T, 4C), all others (T, C).
+  *computeLayer(index) {
+    const {gpt, T, C} = this, name = `transformer.h.${index}`, before = this.state(2 * index);
+    const ln_1 = gpt.layerNorm(before, `${name}.ln_1`, T), qkv = yield* this.linear(ln_1, `${name}.attn.c_attn`);
+    const heads = yield* this.attend(index, qkv);
+    const attention = yield* this.linear(this.merge(heads.z), `${name}.attn.c_proj`);
+    const between = before.map((x, i) => x + attention[i]), ln_2 = gpt.layerNorm(between, `${name}.ln_2`, T);
+    const preactivation = yield* this.linear(ln_2, `${name}.mlp.c_fc`);
+    const hidden = yield* inSlices(preactivation, T, 4 * C, TOGETHER, part => gpt.activation(part));
+    const isOff = this.switches.mlpsOff.includes(index);
+    const mlp = isOff ? new Float32Array(T * C) : yield* this.linear(hidden, `${name}.mlp.c_proj`);
+    const after = between.map((x, i) => x + mlp[i]);
+    return {...heads, ln_1, qkv, attention, between, ln_2, preactivation, hidden, mlp, after};
+  }
+
+  // The output (T, rows) of the linear layer `name` for x (T, cols).
+  *linear(x, name, T = this.T) {
+    const {rows, cols} = this.gpt.module(name), most = Math.floor(this.gpt.kernels.slice / (rows * cols));
+    const slice = Math.max(1, Math.min(most, TOGETHER));
+    return yield* inSlices(x, T, cols, slice, (part, n) => this.gpt.linear(part, name, n));
+  }
+
+  *attend(index, qkv) {
+    const {T, C, switches} = this, {n_head: H} = this.gpt.config, D = C / H, {rotation, biases} = this.gpt;
+    const [q, k, v] = [0, 1, 2].map(part => this.split(qkv, part)), z = new Float32Array(T * C);
+    for (let t = 0; rotation && t < T; t++) {
+      rotation.moveTo(t);
+      for (let h = 0; h < H; h++) [q, k].forEach(array => rotation.rotate(array, (h * T + t) * D));
+    }
+    const heads = {q, k, v, z, weights: new Float32Array(H * T * T)};
+    for (let h = 0; h < H; h++) {
+      const weights = yield* this.scores(heads, h); // soon
+      for (let t = 0; t < T; t++) {
+        const row = t * T, keys = switches.mask === "before" ? t + 1 : T;
+        for (let key = 0; biases && key < keys; key++) weights[row + key] += this.biasAt(h, t, key);
+        softmax(weights, row, keys);
+        if (switches.mask !== "off") weights.fill(0 * weights[row], row + t + 1, row + T); // 0 or NaN
+        if (t % TOGETHER === 0) yield;
+      }
+      heads.weights.set(weights, h * T * T);
+      if (switches.headsOff.some(([layer, head]) => layer === index && head === h)) continue;
+      const values = v.subarray(h * T * D, (h + 1) * T * D);
+      z.set(yield* this.products.multiply(weights, transposed(values, T, D), T, D, T), h * T * D);
+    }
+    return heads;
+  }
+
+  // q k^T / sqrt(D) of a head, (T, T).
+  *scores({q, k}, head) {
+    const {T, C} = this, D = C / this.gpt.config.n_head, [a, b] = [head * T * D, (head + 1) * T * D];
+    const scores = yield* this.products.multiply(q.subarray(a, b), k.subarray(a, b), T, T, D);
+    return this.switches.scale ? scores.map(score => score / Math.sqrt(D)) : scores;
+  }
+
+  // What the position method adds to the score of a query and a key. The future has the bias of the same distance into
+  // the past.
+  biasAt(head, query, key) {
+    return this.gpt.biases[head * this.gpt.config.block_size + Math.abs(query - key)];
+  }
+
+  // The queries (part 0), keys or values in qkv (T, 3C) by head: (H, T, D).
+  split(qkv, part) {
+    const {T, C} = this, D = C / this.gpt.config.n_head, result = new Float32Array(T * C);
+    for (let t = 0; t < T; t++) {
+      for (let c = 0; c < C; c++) result[(Math.floor(c / D) * T + t) * D + c % D] = qkv[(3 * t + part) * C + c];
+    }
+    return result;
+  }
+
+  // (H, T, D) to (T, C)
+  merge(z) {
+    const {T, C} = this, D = C / this.gpt.config.n_head, result = new Float32Array(T * C);
+    for (let t = 0; t < T; t++) {
+      for (let c = 0; c < C; c++) result[t * C + c] = z[(Math.floor(c / D) * T + t) * D + c % D];
+    }
+    return result;
+  }
+
+  // What each head of a layer adds to the residual stream of a token, (H, C), without c_proj's bias.
+  headOutputs(index, {z}, token) {
+    const {T, C} = this, H = this.gpt.config.n_head, D = C / H, result = new Float32Array(H * C);
+    const {data: weight} = this.gpt.param(`transformer.h.${index}.attn.c_proj.weight`); // (C, C)
+    for (let h = 0; h < H; h++) {
+      for (let c = 0; c < C; c++) {
+        let sum = 0;
+        for (let d = 0; d < D; d++) sum += weight[c * C + h * D + d] * z[(h * T + token) * D + d];
+        result[h * C + c] = sum;
+      }
+    }
+    return result;
+  }
+
+  // The queries, keys and values of a token by a matrix for each head, (3, H, D), before positions rotate them: the
+  // same as `qkv`, which one matrix for all heads computes.
+  separateHeads(index, {ln_1}, token) {
+    const {C} = this, D = C / this.gpt.config.n_head, x = ln_1.subarray(token * C, (token + 1) * C);
+    const {weight, bias} = this.gpt.module(`transformer.h.${index}.attn.c_attn`), m = this.gpt.kernels.floats;
+    const result = new Float32Array(3 * C);
+    for (let head = 0; head < 3 * C / D; head++) {
+      const matrix = weight + head * D * C; // (D, C)
+      for (let d = 0; d < D; d++) {
+        let sum = bias && m[bias + head * D + d];
+        for (let c = 0; c < C; c++) sum += m[matrix + d * C + c] * x[c];
+        result[head * D + d] = sum;
+      }
+    }
+    return result;
+  }
+
+  // --- predictions ---------------------------------------------------------------------------------------------------
+
+  // The logits (n, V) of n states of the residual stream.
+  *logits(states, n) {
+    return yield* this.linear(this.gpt.layerNorm(states, "transformer.ln_f", n), "lm_head", n);
+  }
+
+  // Calls use(log probabilities of the next token (V,), i) for each of n states.
+  *predictEach(states, n, use) {
+    const {C} = this, {vocab_size: V} = this.gpt.config;
+    for (let i = 0; i < n; i += TOGETHER) {
+      const count = Math.min(TOGETHER, n - i);
+      const logits = yield* this.logits(states.subarray(i * C, (i + count) * C), count);
+      for (let row = 0; row < count; row++) {
+        use(logSoftmax(logits.subarray(row * V, (row + 1) * V)), i + row);
+        yield;
+      }
+    }
+  }
+
+  // The k most likely next tokens of n states, {ids, probabilities}: (n, k); and the probability and the rank, (n,), of
+  // the token `target` (or null): how many tokens were more likely. The logit lens (nostalgebraist 2020).
+  *lens(states, n, k, target = null) {
+    const lens = {ids: [], probabilities: [], targetProbability: [], targetRank: []};
+    yield* this.predictEach(states, n, logs => {
+      const best = largest(logs, k);
+      lens.ids.push(...best);
+      lens.probabilities.push(...best.map(id => Math.exp(logs[id])));
+      if (target === null) return;
+      lens.targetProbability.push(Math.exp(logs[target]));
+      lens.targetRank.push(rankOf(logs, target));
+    });
+    return lens;
+  }
+
+  // What n vectors added to the residual stream of a token change in its logits, (n, V). Direct effect: through the
+  // last norm, with the mean and the deviation that the token has there.
+  *effect(added, n, token) {
+    const {C} = this, final = this.state(2 * this.gpt.config.n_layer, token, 1), center = meanOf(final);
+    const {data: weight} = this.gpt.param("transformer.ln_f.weight");
+    const deviation = Math.sqrt(meanOf(final.map(x => (x - center) ** 2)) + EPSILON), normed = new Float32Array(n * C);
+    for (let i = 0; i < n; i++) {
+      const vector = added.subarray(i * C, (i + 1) * C), mean = meanOf(vector);
+      normed.set(vector.map((x, c) => (x - mean) / deviation * weight[c]), i * C);
+    }
+    return yield* this.linear(normed, "lm_head", n);
+  }
+
+  // How well each token was predicted: loss (T - 1,) of the next token, in nats; rank (T - 1,): how many tokens were
+  // more likely; entropy (T,) of the distribution; best (T,): the most likely token; bestProbability (T,).
+  *predict() {
+    const {T, ids} = this, predictions = {loss: [], rank: [], entropy: [], best: [], bestProbability: []};
+    yield* this.predictEach(this.state(2 * this.gpt.config.n_layer), T, (logs, t) => {
+      const [best] = largest(logs, 1);
+      predictions.entropy.push(-logs.reduce((sum, log) => sum + Math.exp(log) * log, 0));
+      predictions.best.push(best);
+      predictions.bestProbability.push(Math.exp(logs[best]));
+      if (t + 1 === T) return;
+      predictions.loss.push(-logs[ids[t + 1]]);
+      predictions.rank.push(rankOf(logs, ids[t + 1]));
+    });
+    return predictions;
+  }
+}
+
+// --- what a head does ------------------------------------------------------------------------------------------------
+
+const HEAD_SCORES = ["previous", "first", "itself", "prefix", "entropy", "distance"];
+
+// Numbers about attention weights (H, T, T) over token ids, by name, (H,) each: means over the queries from 1 on. See
+// head_scores in folio/web/trace.py.
+function* headScores(weights, ids, H) {
+  const T = ids.length, scores = Object.fromEntries(HEAD_SCORES.map(name => [name, new Array(H).fill(0)]));
+  const after = []; // by query: the keys that follow an earlier occurrence of its id
+  for (const [t, id] of ids.entries()) {
+    after.push(upTo(t).filter(key => ids[key] === id).map(key => key + 1));
+    yield;
+  }
+  const matched = after.filter(keys => keys.length).length;
+  for (let h = 0; h < H; h++) {
+    for (let t = 0; t < T; t++) {
+      const row = weights.subarray((h * T + t) * T, (h * T + t + 1) * T);
+      for (const key of after[t]) scores.prefix[h] += row[key] / matched;
+      if (t === 0) continue;
+      scores.previous[h] += row[t - 1] / (T - 1);
+      scores.first[h] += row[0] / (T - 1);
+      scores.itself[h] += row[t] / (T - 1);
+      for (let key = 0; key < T; key++) {
+        scores.distance[h] += row[key] * (t - key) / (T - 1);
+        if (row[key] !== 0) scores.entropy[h] -= row[key] * Math.log(row[key]) / (T - 1);
+      }
+      if (t % TOGETHER === 0) yield;
+    }
+  }
+  return scores;
+}
+
+// --- arrays ----------------------------------------------------------------------------------------------------------
+
+// An array (rows, cols) in (height, width) blocks of the same size, which may overlap: summarize(the numbers of each).
+function* pooled(array, rows, cols, height, width, summarize) {
+  const result = new Float32Array(height * width), numbers = new Float32Array(array.length);
+  const bounds = (i, count, size) => [Math.floor(i * size / count), Math.ceil((i + 1) * size / count)];
+  for (let i = 0; i < result.length; i++) {
+    const [first, end] = bounds(Math.floor(i / width), height, rows), [left, right] = bounds(i % width, width, cols);
+    let size = 0;
+    for (let row = first; row < end; row++, size += right - left) {
+      numbers.set(array.subarray(row * cols + left, row * cols + right), size);
+    }
+    result[i] = summarize(numbers.subarray(0, size));
+    if (i % width === 0) yield;
+  }
+  return result;
+}
+
+// (rows, cols) to (cols, rows)
+function transposed(array, rows, cols) {
+  const result = new Float32Array(rows * cols);
+  for (let row = 0; row < rows; row++) {
+    for (let col = 0; col < cols; col++) result[col * rows + row] = array[row * cols + col];
+  }
+  return result;
+}
+
+function logSoftmax(logits) {
+  const highest = largestOf(logits);
+  const logSum = Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - highest), 0));
+  return logits.map(logit => logit - highest - logSum);
+}
+
+// 0, 1, ..., n - 1
+function upTo(n) {
+  return Array.from({length: n}, (_, i) => i);
+}
+
+// How many values are larger than the one at a place.
+function rankOf(values, place) {
+  return values.reduce((count, value) => count + (value > values[place] ? 1 : 0), 0);
+}
+
+function largestOf(values) {
+  return values.reduce((a, b) => Math.max(a, b), -Infinity);
+}
+
+function meanOf(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function normOf(values) {
+  return Math.sqrt(dot(values, values));
+}
+
+function dot(a, b) {
+  let sum = 0;
+  for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+  return sum;
+}

@@ -1,0 +1,197 @@
+// Views of experiments: all heads at once, what changes when a part is switched off, and two models compared.
+
+// --- all heads ---
+
+const HEAD_SCORES = { // as in folio/web/trace.py
+  previous: "the weight of the previous token: 1 for a previous-token head",
+  first: "the weight of the first token, where heads often look that have nothing to find",
+  itself: "the weight of the token itself",
+  prefix: "the weight of what followed the token before, on random tokens that repeat: high for an induction head",
+  entropy: "the entropy of the weights in nats: 0 if a token looks at one token, ln n if at n alike",
+  distance: "how many tokens back a token looks, weighted",
+};
+const TABLE_ROWS = 200; // heads in the table; the CSV has all
+
+defineView({
+  id: "all-heads", title: "All heads",
+  about: "A row is a token that looks, a column one that is looked at; darker is more weight. Heads specialize: sort "
+    + "them by what they do, and click one.",
+  draw(box, {overview: {tensors}, config: {n_head}, layer, head}) {
+    const names = Object.keys(HEAD_SCORES), columns = ["layer", "head", ...names], at = columns.indexOf(state.sort);
+    const rows = Array.from(tensors.score_previous.data, (_, i) =>
+      [Math.floor(i / n_head), i % n_head, ...names.map(name => tensors[`score_${name}`].data[i])]);
+    if (at >= 2) rows.sort((a, b) => b[at] - a[at]);
+    const open = ([layer, head]) => change({layer, head, view: "looking-back"});
+    const isSelected = row => row[0] === layer && row[1] === head;
+    box.append(
+      controls("sort by", ...["layer", ...names].map(name => element("button", {
+        class: name === state.sort && "chosen", "aria-pressed": String(name === state.sort),
+        click: () => change({sort: name}),
+      }, name))),
+      picture("all-heads", `${rows.length} heads`, () => ({columns, rows}),
+        headGrid(rows, tensors.thumbnails, at, isSelected, open),
+        at >= 2 && `${state.sort}: ${HEAD_SCORES[state.sort]}; the mean over the text.`),
+      tablePicture("head-scores", "Their scores", columns, rows,
+        {most: TABLE_ROWS, selected: i => isSelected(rows[i]), click: i => open(rows[i])}));
+  },
+}, {sort: "layer"});
+
+// Thumbnails on one canvas, because a thousand canvases are slow, under a button for each. By layer, a row is a layer.
+function headGrid(rows, thumbnails, at, isSelected, open) {
+  const width = rows.length > 300 ? 44 : rows.length > 40 ? 70 : 102, caption = at < 2 ? 14 : 27;
+  const columns = at < 2 ? thumbnails.shape[1] : Math.floor(roomFor(2000) / width);
+  const size = width - 6, height = width + caption;
+  const canvas = element("canvas", {width: columns * width, height: Math.ceil(rows.length / columns) * height});
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  return scrolling(div("head-grid", canvas, rows.map((row, i) => {
+    const [layer, head] = row, x = i % columns * width, y = Math.floor(i / columns) * height;
+    context.drawImage(thumbnail(thumbnails, layer, head), x, y, size, size);
+    return element("button", {
+      testid: `head-${layer}-${head}`, class: isSelected(row) && "selected",
+      "aria-label": `layer ${layer}, head ${head}`,
+      style: {
+        left: `${x}px`, top: `${y}px`, width: `${size}px`, height: `${size + caption}px`, paddingTop: `${size}px`,
+      },
+      click: () => open(row),
+    }, `${layer}.${head}`, at >= 2 && [element("br"), row[at].toFixed(row[at] < 10 ? 2 : 0)]);
+  })));
+}
+
+// --- switches ---
+
+const MASKS = [["before", "before the softmax: −∞ (as trained)"],
+  ["after", "after the softmax: 0 (rows sum to less than 1)"],
+  ["off", "off: attend to the future"]];
+const SELECTABLE = 300; // tokens of a vocabulary that are offered in a list
+
+defineView({
+  id: "switches", title: "Switch parts off",
+  about: "What a part is for shows when it is missing. The switches act on all views until they are reset.",
+  async draw(box, context) {
+    const {ids, token, config, model} = context, original = originalIds(ids), was = original[token];
+    const before = await ask(question("overview", original, {...UNCHANGED, scale: true}));
+    const title = `replace token ${token}, ${visible(pieces[was])}, by`, testid = {testid: "switch-token"};
+    const tokens = pieces.slice(0, model.vocab_size).map((piece, id) => [id, `${visible(piece)} (${id})`]);
+    const rows = upTo(config.n_layer).map(l => element("tr", {}, element("th", {}, `layer ${l}`),
+      upTo(config.n_head).map(h => part("heads_off", `${l}.${h}`, h, `switch-head-${l}-${h}`)),
+      part("mlps_off", `${l}`, "MLP", `switch-mlp-${l}`)));
+    box.append(
+      controls(select("mask", MASKS, state.mask, mask => change({mask}), {testid: "switch-mask"}),
+        checkbox("scale", "divide scores by √D", {testid: "switch-scale"})),
+      controls(tokens.length <= SELECTABLE ? select(title, tokens, ids[token], replace, testid)
+        : element("label", {}, `${title} `, element("input", {...testid, type: "text", change: ({target: {value}}) =>
+          replace(pieces.includes(value) ? pieces.indexOf(value) : value)}))),
+      element("p", {}, "Click a head or an MLP to remove what it adds to the residual stream."),
+      scrolling(element("table", {class: "parts"}, rows)));
+    if (ids.length > 1) {
+      box.append(differencePicture("switch-differences", context, "as trained", before, "changed", context.overview));
+    }
+    box.append(...await entropyPictures(context));
+
+    function part(list, name, text, id) {
+      const off = state[list].split(",").filter(Boolean), isOff = off.includes(name);
+      return element("td", {}, element("button", {
+        class: isOff && "off", "aria-pressed": String(isOff), testid: id,
+        click: () => change({[list]: (isOff ? off.filter(other => other !== name) : [...off, name]).join(",")}),
+      }, text));
+    }
+
+    function replace(id) {
+      if (pieces[parseInt(id)] === undefined) return;
+      const others = replacements(ids).filter(([t]) => t !== token).map(([t, from]) => [t, from, ids[t]]);
+      const entries = Number(id) === was ? others : [...others, [token, was, id]];
+      change({ids: ids.with(token, id).join(","), token, replaced: entries.map(entry => entry.join(":")).join(",")});
+    }
+  },
+});
+
+// The tokens in the colors of the differences of their losses in two overviews.
+function differencePicture(id, {labels, names, token}, name, overview, otherName, otherOverview) {
+  const [losses, others] = [overview, otherOverview].map(({tensors}) => Array.from(tensors.loss.data));
+  const n = Math.min(losses.length, others.length), rows = upTo(n).map(i =>
+    [i + 1, labels[i + 1], losses[i], others[i], others[i] - losses[i]]);
+  const differences = rows.map(row => row[4]), difference = mean(differences);
+  const error = Math.sqrt(mean(differences.map(x => (x - difference) ** 2)) / (n - 1));
+  const most = Math.max(largest(differences), 0.01), readout = div("readout");
+  const text = tokenStrip(labels, token, t => {
+    const x = differences[t - 1];
+    return {
+      style: onColor("signed", x / most),
+      pointerenter: () => readout.textContent = `${names[t]}: ${x === undefined ? "–" : signed(x)}`,
+    };
+  });
+  const [before, after] = [2, 3].map(column => short(mean(rows.map(row => row[column]))));
+  const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
+  return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
+    () => ({columns: ["position", "token", name, otherName, "difference"], rows}), element("div", {}, text, readout),
+    `Mean loss ${otherName}: ${after}, ${name}: ${before}; ±: the standard error. Tokens are colored by their own `
+      + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);
+}
+
+// The entropy of each row of the selected head, with and without 1/sqrt(D), and the sums of its rows.
+async function entropyPictures(context) {
+  const {labels, layer, head, config, token} = context, D = config.n_embd / config.n_head;
+  const answers = await Promise.all([true, false].map(scale => context.ask("head", {layer, head, scale})));
+  const [divided, plain] = answers.map(({tensors: {weights}}) => labels.map((_, t) => rowOf(weights, t)));
+  const entropy = row => entropyOf(Array.from(row, w => w / sumOf(row)));
+  const options = {from: 0, xTitle: "query", mark: token, click: selectToken};
+  return [
+    headPicker(context), chartPicture("row-entropies", `Entropy (nats) of the rows of head ${layer}.${head}`, [
+      {name: "divided by √D", color: BLUE, points: pointsOf(divided.map(entropy))},
+      {name: "not divided", color: ORANGE, points: pointsOf(plain.map(entropy))},
+    ], {
+      ...options,
+      note: `Without the division, scores are √${D} times as large: few tokens have most of the weight (low entropy) `
+        + "and the gradient, w (1 − w), is nearly 0. This is why Vaswani et al. divide.",
+    }),
+    ...state.mask === "after" ? [chartPicture("row-sums", "Sum of the weights of each row",
+      [{name: "sum", points: pointsOf((state.scale ? divided : plain).map(sumOf))}], {
+        ...options, to: 1, note: "What the future had is lost. With −∞ before the softmax, each row sums to 1.",
+      })] : []];
+}
+
+// --- compare ---
+
+defineView({
+  id: "compare", title: "Compare two", offered: isComparable,
+  about: "Two models, or two checkpoints of a run, on the same text: which tokens does one predict better?",
+  async draw(box, context) {
+    const {names, token, layer, head, model, overview, other} = context, {checkpoints, step} = other.model;
+    const first = described.models.length === 2 ? model.name : `step ${short(shownStep())}`;
+    if (checkpoints.length > 1) {
+      box.append(controls(slider("second:", {
+        min: 0, max: checkpoints.length - 1, value: checkpoints.indexOf(other.step < 0 ? step : other.step),
+        read: i => `step ${short(checkpoints[i])}`,
+        change: event => change({other_step: checkpoints[event.target.value]}),
+      })));
+    }
+    box.append(element("p", {}, `First: ${first}. Second: ${other.name}.`));
+    if (other.ids.length > 1) {
+      box.append(differencePicture("compare-strip", context, "second", other.overview, "first", overview));
+    }
+    if (token < other.ids.length) box.append(await distributionPicture());
+    box.append(headPicker(context), await headPicture());
+
+    async function distributionPicture() {
+      const answers = await Promise.all([context, other].map(side => side.ask("logits", {token})));
+      const [p, q] = answers.map(({tensors: {logits}}) => softmax(logits.data.subarray(0, model.vocab_size)));
+      const rows = Array.from(p, (x, id) => [id, pieces[id], x, q[id], x - q[id]]);
+      rows.sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3]));
+      return tablePicture("compare-distribution", `The next token after ${names[token]}`,
+        ["id", "token", "first", "second", "difference"], rows,
+        {most: SHOWN_TOKENS, selected: i => rows[i][0] === context.ids[token + 1]});
+    }
+
+    async function headPicture() {
+      const answers = await Promise.all([context, other].map(({ask, model: {config}}) =>
+        ask("head", {layer: Math.min(layer, config.n_layer - 1), head: Math.min(head, config.n_head - 1)})));
+      const [{data: a}, {data: b}] = answers.map(({tensors: {weights}}) => weights), T = other.ids.length;
+      const data = b.map((w, k) => a[Math.floor(k / T) * names.length + k % T] - w), shown = names.slice(0, T);
+      const shape = [T, T], most = largest(data);
+      return matrixPicture("compare-head", `Head ${layer}.${head}: first − second`, {shape, data},
+        ["query", shown], ["key", shown], {drawn: {shape, data: data.map(x => x / most)}, note: signedNote(most),
+          scale: "signed", click: selectToken});
+    }
+  },
+});

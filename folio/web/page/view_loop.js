@@ -1,0 +1,223 @@
+// Views of generation: the loop that draws one token after another, and the key-value cache that makes it cheap.
+
+// --- random numbers, as in folio/base/randomness.py and folio/decoding/sampling.py ---
+
+const U64 = x => BigInt.asUintN(64, x);
+
+// A uint64 hash of integers: splitmix64's finalizer, applied to each in turn.
+function hash64(...parts) {
+  return parts.reduce((h, part) => {
+    h = U64((h ^ U64(BigInt(part))) + 0x9E3779B97F4A7C15n);
+    h = U64((h ^ (h >> 30n)) * 0xBF58476D1CE4E5B9n);
+    h = U64((h ^ (h >> 27n)) * 0x94D049BB133111EBn);
+    return h ^ (h >> 31n);
+  }, 0n);
+}
+
+// The uniform number in [0, 1) with which a sample's token number `step` is drawn.
+function uniform(seed, sample, step) {
+  return Number(hash64(seed, sample, step) >> 11n) * 2 ** -53;
+}
+
+// --- the loop ---
+
+let nextToken = null; // draws so many tokens, while the view is shown
+
+// The ids with another token after them. If the context is full, its newest part is kept, as generate() does.
+function appended(ids, id, {limit}) {
+  return [...ids.length < limit ? ids : ids.slice(Math.max(1, Math.floor(limit / 2))), id];
+}
+
+// The distributions after a token; the part {id, from, to} of the line from 0 to 1 that each token has; the random
+// number u; and the part that it falls on.
+function drawAfter(logits, step, {vocab_size}) {
+  const stages = samplingStages(logits.subarray(0, vocab_size), state), {probabilities} = stages.at(-1);
+  const total = sumOf(probabilities), u = uniform(state.seed, 0, step);
+  let sum = 0;
+  const parts = Array.from(probabilities, (p, id) => ({id, from: sum / total, to: (sum += p) / total}));
+  const drawn = parts.find(({to}) => to > u) ?? parts.findLast(({from, to}) => to > from);
+  return {stages, probabilities, parts, u, drawn};
+}
+
+let writing = false; // whether continueText is at work; if it becomes false, it stops
+
+// Let the model continue ids, and draw the page after each token, until something else is selected or shown.
+async function continueText(ids, settings) {
+  const {view} = state, show = () => change({ids: ids.join(","), token: -1});
+  writing = true;
+  await show();
+  try {
+    for await (const {samples} of provider.generate({
+      ...samplingSettings(0), ids, max_new_tokens: described.models[0].limit - ids.length, ...settings,
+    })) {
+      if (!writing || state.view !== view || state.token >= 0 || state.ids !== ids.join(",")) break;
+      const id = samples?.[0]?.[0] ?? null;
+      if (id !== null) await show(ids = [...ids, id]);
+    }
+  } catch (problem) {
+    byId("view").append(errorBox(problem));
+  }
+  writing = false;
+}
+
+defineView({
+  id: "loop", title: "The loop, step by step",
+  about: "A token is drawn and appended, and the whole text is the input of the next step. The random numbers follow "
+    + "from the seed, so sample.py draws the same tokens.",
+  keys: {d: () => nextToken?.(1)},
+  async draw(box, context) {
+    const {labels, token, model, config} = context, ids = context.ids.slice(0, token + 1), T = ids.length;
+    const step = state.ids ? Math.max(0, state.loop_step - (context.ids.length - T)) : 0; // how many were drawn before
+    const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
+    const path = div("flow"), detail = element("div");
+    const draw = element("button", {class: "chosen", testid: "loop-draw", click: () => generate(1)},
+      "Draw a token ", element("kbd", {}, "d"));
+    const many = element("button", {testid: "loop-draw-20", click: () => generate(20)}, "20 tokens");
+    const text = tokenStrip(labels.slice(0, T), token, t => t < T - step ? {} : {class: "token generated"});
+    update();
+    box.append(controls(draw, many, `seed ${state.seed} (playground)`), path, text, samplingControls(update), detail);
+    nextToken = generate;
+
+    // Draw tokens. A single one lights the path on its way.
+    async function generate(count) {
+      if (draw.disabled) return;
+      draw.disabled = many.disabled = true;
+      if (count === 1 && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+        for (const part of path.querySelectorAll(".shape")) {
+          part.classList.add("lit");
+          await new Promise(resolve => setTimeout(resolve, 110));
+        }
+      }
+      let next = ids, n = 0;
+      for (; n < count; n++) {
+        const answer = await ask(question("logits", next, {token: next.length - 1}));
+        const {id} = drawAfter(answer.tensors.logits.data, step + n, model).drawn;
+        if (id === model.eot) break;
+        next = appended(next, id, model);
+      }
+      if (draw.isConnected) show(next, n);
+    }
+
+    function show(next, count) {
+      change({ids: next.join(","), token: next.length - 1, loop_step: step + count});
+    }
+
+    function update() {
+      const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
+      const best = logits.indexOf(highest(logits)), piece = visible(pieces[drawn.id]);
+      const left = probabilities.filter(p => p > 0).length;
+      path.replaceChildren(...[
+        ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
+        ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`],
+        ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`],
+        ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`],
+        ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`],
+        ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`],
+        ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],
+      ].flatMap(([name, ...lines], i) => [i ? "→" : "",
+        element("span", {class: "shape"}, name, lines.map(line => element("small", {}, line)))]));
+      draw.disabled = many.disabled = ends;
+      detail.replaceChildren(drawPicture(stages[0].probabilities, probabilities, parts, u, drawn.id));
+    }
+
+    function drawPicture(before, after, parts, u, drawn) {
+      const order = [...after.keys()].sort((a, b) => after[b] - after[a] || logits[b] - logits[a]);
+      const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
+      const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
+      const shown = [...new Set([...order.slice(0, SHOWN_TOKENS), drawn])];
+      const full = T < model.limit ? "" : " The context is full: the next step begins with its newest half"
+        + (model.can_slide ? ". (sample.py slides over the cache, so its tokens may differ.)" : ", as in sample.py.");
+      return picture("draw", `Draw number ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
+        element("div", {}, cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row),
+          {selected: i => shown[i] === drawn, click: i => show(appended(ids, shown[i], model), 1)})),
+        `All probabilities fill the line from 0 to 1; u falls on one token. Click another to take it instead.${full}`);
+    }
+  },
+}, {loop_step: 0});
+
+// The line from 0 to 1, divided among the tokens, with u on it.
+function cumulativeBar(parts, u, drawn) {
+  const width = roomFor(900), left = 8, X = x => left + (width - 2 * left) * x, shades = ["#dfe6f0", "#c3d0e2"];
+  const middle = {"text-anchor": "middle"};
+  return svg("svg", {width, height: 74, role: "img"},
+    parts.filter(({from, to}) => to > from).flatMap(({id, from, to}, i) => {
+      const wide = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
+      return [svg("rect", {x: X(from), y: 20, width: Math.max(wide, 0.3), height: 28, fill},
+        svg("title", {}, `${name}: ${percent(to - from)}`)),
+        wide > 8 * name.length + 4 && svg("text", {x: (X(from) + X(to)) / 2, y: 38, ...middle,
+          style: id === drawn ? {fill: "#fff"} : {}}, name)];
+    }),
+    svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: ORANGE, "stroke-width": 2}),
+    svg("text", {x: clamp(X(u), 40, width - 40), y: 10, ...middle}, `u = ${u.toFixed(4)}`),
+    [0, 0.25, 0.5, 0.75, 1].map(x => softText(X(x), 70, x, "middle")));
+}
+
+// --- the cache ---
+
+// What generate() has in its cache when it draws token number 0, 1, ..., draws - 1 after a prompt of so many tokens:
+// {slots (the number of the token in each one), computed (tokens in its forward passes)}.
+function cacheSteps(prompt, draws, size, slides) {
+  const window = size - Math.max(1, Math.floor(size / 2)), first = Math.max(0, prompt - size);
+  let slots = upTo(prompt - first).map(i => first + i);
+  const steps = [{slots, computed: slots.length}];
+  for (let token = prompt; steps.length < draws; token++) {
+    let computed = 1;
+    if (slots.length < size) {
+      slots = [...slots, token];
+    } else if (slides) { // the oldest one is replaced
+      slots = slots.with((token - first) % size, token);
+    } else { // the newest ones are prefilled again
+      computed += window;
+      slots = [...slots.slice(-window), token];
+    }
+    steps.push({slots, computed});
+  }
+  return steps;
+}
+
+const KINDS = { // their colors, from 0 to 1
+  "kept from earlier steps": 0.2, "computed again in this step": 0.5, "new: computed in this step": 0.9,
+};
+
+defineView({
+  id: "cache", title: "The key-value cache",
+  about: "The keys and values of the tokens do not change, so they are kept: each step computes one token. When the "
+    + "context is full, something has to go.",
+  draw(box, {names, token, config: {n_layer: L, n_embd: C, block_size: S, position}, model}) {
+    const prompt = token + 1, most = Math.max(0, S - prompt) + S + 1;
+    const steps = cacheSteps(prompt, most, S, model.can_slide);
+    const result = element("div"), value = clamp(state.draws, 1, most), kinds = Object.keys(KINDS);
+    box.append(controls(slider("drawn tokens", {min: 1, max: most, value, move: draws => {
+      remember({draws});
+      update(draws);
+    }})), result);
+    update(value);
+
+    function update(n) {
+      const {slots, computed} = steps[n - 1], past = steps.slice(0, n);
+      const newest = prompt + n - 2, used = slots.length;
+      const total = sumOf(past.map(step => step.computed)), bytes = 2 * L * C * 4;
+      const without = sumOf(past.map((_, i) => Math.min(prompt + i, S)));
+      const kind = t => kinds[n === 1 || t === newest ? 2 : computed > 1 ? 1 : 0];
+      const data = Float32Array.from({length: L * S}, (_, i) => i % S < used ? KINDS[kind(slots[i % S])] : NaN);
+      const facts = [["tokens in the cache", used], ["bytes used", bytes * used], ["bytes allocated", bytes * S],
+        ["tokens computed so far", total], ["without a cache", without]];
+      const text = t => t < prompt ? `token ${names[t]}` : `generated token ${t - prompt}`;
+      result.replaceChildren(
+        picture("cache", `Draw ${n}: tokens computed: ${short(computed)}`,
+          () => ({columns: ["slot", "token", "kind"], rows: slots.map((t, slot) => [slot, t, kind(t)])}),
+          element("div", {},
+            legend(kinds.map(name => ({name, color: css(colorOf("sequential", KINDS[name]))}))),
+            heatMap({shape: [L, S], data}, {
+              cell: clamp(Math.floor(roomFor(1000) / S), 1, 22), height: clamp(Math.floor(160 / L), 5, 22),
+              chosen: n > 1 && [null, slots.indexOf(newest)], read: (layer, slot) =>
+                `layer ${layer}, slot ${slot}: ${slot < used ? `${text(slots[slot])}, ${kind(slots[slot])}` : "empty"}`,
+            })), "A row is a layer, a column a slot: the position modulo the context. Gray: empty."),
+        tablePicture("cache-numbers", "In numbers", ["fact", "number"], facts,
+          {note: `A token has 2 · ${L} layers · ${C} channels · 4 bytes = ${short(bytes)} bytes. `
+            + (model.can_slide ? "With these positions, a full cache can slide."
+              : `With ${position} positions, keys belong to their positions: half of a full cache is computed again.`),
+          }));
+    }
+  },
+}, {draws: 1});

@@ -1,0 +1,129 @@
+"""The viewer's server: one page, and a trace provider that answers its questions. It listens to this computer only.
+
+    GET  /           the page, in one piece
+    POST /ask        a question of folio/web/questions.py; the answer in bytes
+    POST /generate   settings of sampling; a line of JSON for each token of each sample, as they are generated
+
+A page of another site cannot ask: requests need the server's own Host, an Origin that is the server or none, and JSON.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import time
+import traceback
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from folio import UserError
+from folio.web import server
+from folio.web.questions import TraceProvider
+from folio.web.server import FAILURE, Guard, read_json
+
+PAGE = Path(__file__).resolve().parent / "page"
+SENDING_INTERVAL = 0.01  # seconds: tokens that are generated in this time are sent together
+GENERATING_THREADS = 20  # that may wait for tokens; starlette has 40, and the others answer questions
+
+
+def read_scripts(paths: Iterable[Path]) -> str:
+    """Scripts or style sheets as one, without their indentation and comments.
+
+    A comment at the end of a line begins with " // ", which must not occur in strings of the scripts.
+    """
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    return re.sub(r"^\s*(//.*\s+)*| // .*", "", text, flags=re.MULTILINE).rstrip()
+
+
+def read_page() -> str:
+    """page.html with its style sheet and its scripts inside. Scripts that follow each other are one."""
+
+    def content(match: re.Match) -> str:
+        return read_scripts(PAGE / name for name in re.findall(r'(?:href|src)="([\w.-]+)"', match.group()))
+
+    page = (PAGE / "page.html").read_text(encoding="utf-8")
+    page = re.sub(r"<link rel.*>", lambda m: f"<style>\n{content(m)}\n</style>", page)
+    return re.sub(r"(<script src.*\s+)+", lambda m: f"<script>\n{content(m)}\n</script>\n", page)
+
+
+def hash_source(text: str) -> str:
+    """What a content security policy allows an inline script or style by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def content_security_policy(page: str) -> str:
+    """Only the page's own scripts and styles, and requests to the server that it came from."""
+
+    def sources(tag: str) -> str:
+        return " ".join(map(hash_source, re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)))
+
+    return (
+        f"default-src 'none'; script-src {sources('script')}; style-src {sources('style')}; img-src data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def error_content(status: int, message: str) -> dict[str, str]:
+    """The JSON of every error."""
+    return {"error": message}
+
+
+def next_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
+    """The next events as lines of JSON, and whether more may follow. An exception is the last line, {"error": ...}."""
+    lines, until = [], time.monotonic() + SENDING_INTERVAL
+    more = False
+    try:
+        for event in events:
+            lines.append(json.dumps(event, allow_nan=False))
+            if time.monotonic() >= until:
+                more = True
+                break
+    except UserError as problem:
+        lines.append(json.dumps({"error": str(problem)}))
+    except Exception:
+        traceback.print_exc()
+        lines.append(json.dumps({"error": FAILURE}))
+    return "".join(f"{line}\n" for line in lines), more
+
+
+def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
+    """The application. hosts: as in Guard."""
+    page = read_page()
+    policy = content_security_policy(page)
+    generating = asyncio.Semaphore(GENERATING_THREADS)
+
+    async def send_page(request: Request) -> Response:
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    async def ask(request: Request) -> Response:
+        question = await read_json(request)
+        answer = await run_in_threadpool(lambda: provider.answer(question).to_bytes())
+        return Response(answer, media_type="application/octet-stream")
+
+    async def generate(request: Request) -> Response:
+        events = provider.generate(await read_json(request))
+        first = await run_in_threadpool(next, events)  # raises UserError before the response begins
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                yield json.dumps(first) + "\n"
+                more = True
+                while more:
+                    async with generating:
+                        text, more = await run_in_threadpool(next_lines, events)
+                    yield text
+            finally:
+                events.close()  # the page may have gone
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    post = ["POST"]
+    routes = [Route("/", send_page), Route("/ask", ask, methods=post), Route("/generate", generate, methods=post)]
+    return Guard(server.make_app(routes, error_content), error_content, hosts)
