@@ -17,11 +17,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are slower with several threa
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
+import io
+import os
+from contextlib import redirect_stdout
+
 import train as train_script
 from folio.base.workers import cores
 from folio.data import find_data, shards
+from prepare import midi
 from prepare import text as prepare_text
-from train import TrainConfig
+from prepare.midi import MidiConfig
+from tests.support.music import write_pieces
+from train import TrainConfig, train
+from train import main as train_and_print
 
 MOST_PROCESSES = 4  # each may take 3.5 GB
 WORDS = "the king shall love his crown and swear by fair night that no sword of ours can mend a broken vow".split()
@@ -153,3 +161,43 @@ def masked_dir(data_dir, tmp_path, seed) -> str:
         entry["mask_sha256"] = hashlib.sha256(mask.tobytes()).hexdigest()
     (folder / "meta.json").write_text(json.dumps(meta))
     return str(tmp_path / "masked")
+
+
+@pytest.fixture
+def mixed_dir(data_dir, tmp_path) -> str:
+    """A folder with the data sets "verse" and "prose", which share a tokenizer, and "bytes", which has another."""
+    shutil.copytree(data_dir / "verse", tmp_path / "mixed" / "verse")
+    source = tmp_path / "prose.txt"
+    source.write_text("The king and the sword.\n" * 300)
+    for name, tokenizer in (("prose", str(data_dir / "verse")), ("bytes", "byte")):
+        cfg = prepare_text.TextConfig(
+            inputs=(str(source),), name=name, tokenizer=tokenizer, data_dir=str(tmp_path / "mixed"), on_unknown="skip"
+        )
+        prepare_text.main(cfg)
+    return str(tmp_path / "mixed")
+
+
+@pytest.fixture(scope="module")
+def trained_once(tiny_in, tmp_path_factory) -> Path:
+    """The folder of the run of which each test gets a copy."""
+    cfg = tiny_in(max_iters=20, out_dir=str(tmp_path_factory.mktemp("run") / "out"))
+    with redirect_stdout(io.StringIO()):
+        train(cfg)
+    return Path(cfg.out_dir)
+
+
+@pytest.fixture
+def run(trained_once, tmp_path) -> str:
+    """The folder of a short training run."""
+    return str(shutil.copytree(trained_once, tmp_path / "out"))
+
+
+@pytest.fixture
+def music_run(tiny, tmp_path, capsys) -> str:
+    """The folder of a short run on MIDI files, which are in tmp_path / "pieces"."""
+    write_pieces(tmp_path / "pieces", 4)
+    data = str(tmp_path / "data")
+    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
+    cfg = tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out-pieces"), block_size=64)
+    train_and_print(cfg)
+    return cfg.out_dir

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from repository import ROOT, copy_repository, run_commands
 from safetensors.torch import load_file
+
+from tests.support.repository import ROOT, copy_repository, run_commands
 
 PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
 DIFFS = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)

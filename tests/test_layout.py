@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import run
-from repository import ROOT, shipped
+
+from tests.support.processes import run
+from tests.support.repository import ROOT, shipped
 
 CONFIGS = [path for path in shipped() if path.parent.name == "config"]  # parsed, never imported
 FILES = sorted({*shipped(), *(ROOT / "tests").rglob("*.py")} - {*CONFIGS})
-TOOLS = {path for path in shipped() if path.parent.name == "tools"} - {ROOT / "tools" / "bench_timing.py"}  # no command
+BENCH = ROOT / "tools" / "bench"
+TOOLS = {path for path in shipped() if path.parent in (BENCH.parent, BENCH)} - {BENCH / "timing.py"}  # no command
 PREPARE = [path for path in shipped() if path.parent.name == "prepare"]
 SCRIPTS = [ROOT / "train.py", ROOT / "sample.py", *PREPARE, *sorted(TOOLS)]
 ALLOWED = {  # importer -> the project's modules and packages that it may import
@@ -250,12 +252,11 @@ def test_files_import_only_what_they_may(path):
     package = path.relative_to(ROOT).parts[0].removesuffix(".py")
     ours, others = imports(path) & ALLOWED.keys(), imports(path) - ALLOWED.keys() - sys.stdlib_module_names
     assert ours <= ALLOWED[package]
-    of_developers = package == "tests" or path == ROOT / "tools" / "bench_view.py"  # which drives a browser
+    of_developers = package == "tests" or path == BENCH / "viewer.py"  # which drives a browser
     files = ["requirements.txt", *(["requirements-dev.txt"] if of_developers else [])]
     listed = "\n".join((ROOT / file).read_text(encoding="utf-8") for file in files)
     required = re.findall(r"^([\w-]+)", listed.replace("-", "_"), re.MULTILINE)
-    siblings = {file.stem for file in path.parent.glob("*.py")} if package == "tests" else set()
-    assert others - siblings <= {*required, "tiktoken_ext"}  # tiktoken_ext is part of the package tiktoken
+    assert others <= {*required, "tiktoken_ext"}  # tiktoken_ext is part of the package tiktoken
     if package == "model":
         assert others == {"torch"}
 
@@ -263,7 +264,7 @@ def test_files_import_only_what_they_may(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_nothing_runs_at_import(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree) or path.parent.name == "tests"
+    assert ast.get_docstring(tree) or path.is_relative_to(ROOT / "tests")
     for node in tree.body:
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             allowed = "sys.path.insert(0, str(ROOT))"

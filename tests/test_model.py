@@ -1,7 +1,6 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from folio.data.find_data import find_datasets
 from folio.data.windows import Mixture
 from model import ACTIVATIONS, GPT, SHAPES, GPTConfig, main
+from tests.support.processes import ROOT
 
 SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 
@@ -249,4 +249,4 @@ def test_building_and_loading_a_model_does_not_import_the_compiler():
         "import sys, torch; from model import GPT, GPTConfig; c = GPTConfig(8, 9, 1, 1, 4); "
         "GPT.from_tensors(c, dict(GPT(c).named_parameters())); assert 'torch._dynamo' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

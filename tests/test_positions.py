@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from decoding import decoder_in, random_model
 from torch import Tensor
 from transformers import GPTNeoXConfig, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -29,6 +28,7 @@ from model import (
     rotate,
     sinusoids,
 )
+from tests.support.decoding import decoder_in, random_model
 
 RELATIVE = ("rotary", "relative", "alibi")
 CPU = torch.device("cpu")

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from repository import ROOT, copy_repository, run_commands, shipped
-from test_prepare_music import write_pieces
+
+from tests.support.music import write_pieces
+from tests.support.repository import ROOT, copy_repository, run_commands, shipped
 
 SMALL = (
     "--n_layer=1 --n_head=1 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=3 --warmup_iters=1 --eval_iters=1"

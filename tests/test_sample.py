@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_tokenizers import bpe
 
 from folio import UserError
 from folio.base import settings
@@ -26,22 +25,9 @@ from folio.machine import memory
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
 from sample import SampleConfig, main
+from tests.support.sampling import sample_text
+from tests.support.tiny_tokenizers import bpe
 from train import TrainConfig, train
-
-
-@pytest.fixture(scope="module")
-def trained_once(tiny_in, tmp_path_factory) -> Path:
-    """The folder of the run of which each test gets a copy."""
-    cfg = tiny_in(max_iters=20, out_dir=str(tmp_path_factory.mktemp("run") / "out"))
-    with redirect_stdout(io.StringIO()):
-        train(cfg)
-    return Path(cfg.out_dir)
-
-
-@pytest.fixture
-def run(trained_once, tmp_path) -> str:
-    """The folder of a short training run."""
-    return str(shutil.copytree(trained_once, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
@@ -59,14 +45,6 @@ def test_each_tokenizer_trains_and_samples_without_its_data(kind, tiny, tmp_path
     shutil.rmtree(tmp_path / "data")
     assert sample_text(cfg.out_dir, start="The é").startswith("The é")
     assert "<|endoftext|>" not in sample_text(cfg.out_dir, max_new_tokens=300)
-
-
-def sample_text(out_dir: str, **settings) -> str:
-    """What sample.py prints."""
-    out = io.StringIO()
-    with redirect_stdout(out):
-        main(SampleConfig(out_dir=out_dir, **{"max_new_tokens": 40, "dtype": "float32", **settings}))
-    return out.getvalue()
 
 
 def test_the_text_starts_with_the_prompt(run):

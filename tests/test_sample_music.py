@@ -6,32 +6,16 @@ from pathlib import Path
 
 import pytest
 import symusic
-from test_prepare_music import write_pieces
-from test_sample import run, sample_text, trained_once  # noqa: F401  run and trained_once are fixtures
-from test_tunes import tune
 
 from folio import UserError
 from folio.base.settings import ConfigError, load
 from folio.data.sources.music import EventFormat, events_of_file, notes_of_events
-from prepare import midi
 from prepare import tunes as prepare_tunes
-from prepare.midi import MidiConfig
 from prepare.tunes import TunesConfig
 from sample import SampleConfig, Sampler
-from train import main as train_and_print
+from tests.support.music import tune, write_pieces
+from tests.support.sampling import sample_text
 from train import train
-
-
-@pytest.fixture
-def music_run(tiny, tmp_path, capsys) -> str:
-    """The folder of a short run on MIDI files, which are in tmp_path / "pieces"."""
-    write_pieces(tmp_path / "pieces", 4)
-    data = str(tmp_path / "data")
-    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
-    cfg = tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out-pieces"), block_size=64)
-    train_and_print(cfg)
-    return cfg.out_dir
-
 
 FORMAT = EventFormat("beats", steps=4, longest_shift=4, tempo=120.0)
 
@@ -131,7 +115,7 @@ def test_what_a_music_model_cannot_do_is_one_line(settings, message, music_run, 
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_model_of_text_writes_no_midi(run, tmp_path):  # noqa: F811
+def test_a_model_of_text_writes_no_midi(run, tmp_path):
     write_pieces(tmp_path / "pieces", 1)
     for settings, message in (
         (dict(save=str(tmp_path / "a.mid")), "this model writes text, not MIDI files"),
@@ -148,5 +132,5 @@ def test_saving_does_not_go_with_other_ways_of_printing():
         load(SampleConfig, ["--save=a.mid", "--interactive=True"])
 
 
-def test_start_tokens_cuts_the_prompt(run):  # noqa: F811
+def test_start_tokens_cuts_the_prompt(run):
     assert sample_text(run, start="The king shall", start_tokens=5) == sample_text(run, start="The k")

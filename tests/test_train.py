@@ -18,8 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import assert_same_run, read_losses, read_metrics, same_tensors
-from simulated import SimulatedMachine
 from torch import nn
 
 import sample
@@ -35,6 +33,8 @@ from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.session import TrainingError
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
+from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
+from tests.support.simulated import SimulatedMachine
 from train import TrainConfig, mean_loss, train
 
 # --- a run and what it writes -----------------------------------------------------------------------------------------
@@ -222,20 +222,6 @@ def test_a_loss_in_reused_memory_is_copied(seed):
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def mixed_dir(data_dir, tmp_path) -> str:
-    """A folder with the data sets "verse" and "prose", which share a tokenizer, and "bytes", which has another."""
-    shutil.copytree(data_dir / "verse", tmp_path / "mixed" / "verse")
-    source = tmp_path / "prose.txt"
-    source.write_text("The king and the sword.\n" * 300)
-    for name, tokenizer in (("prose", str(data_dir / "verse")), ("bytes", "byte")):
-        cfg = prepare_text.TextConfig(
-            inputs=(str(source),), name=name, tokenizer=tokenizer, data_dir=str(tmp_path / "mixed"), on_unknown="skip"
-        )
-        prepare_text.main(cfg)
-    return str(tmp_path / "mixed")
 
 
 def test_a_mixture_trains_resumes_and_reports_its_epochs(tiny, mixed_dir, tmp_path, capsys):

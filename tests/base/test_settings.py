@@ -1,0 +1,434 @@
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from folio.base import settings
+from folio.base.settings import ConfigError, Settings
+from model import GPTConfig
+from sample import SampleConfig
+from tests.support.repository import shipped
+from tools.verify_resume import VerifyConfig
+from train import TrainConfig
+
+CONFIGS = [path for path in shipped() if path.parent.name == "config"]
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Settings for the tests."""
+
+    # --- numbers ---
+    learning_rate: float = 0.1  # a rate
+    max_iters: int = 10  # steps
+    #                      in all
+    eval_iters: int | None = None  # a cap; None: off
+    # --- words ---
+    start: str = ""  # a text
+    name: str | None = None  # another
+    compile: bool | Literal["auto"] = "auto"  # a choice
+    dtype: Literal["auto", "float32"] = "auto"
+    flag: bool = False  # a switch
+
+    def problems(self) -> list[tuple[str, str]]:
+        return [(n, "it must be positive") for n in ("learning_rate", "max_iters") if getattr(self, n) <= 0]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str) -> str:
+        Path("x.py").write_text(content, encoding="utf-8")
+        return "x.py"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "argument, setting, value",
+    [
+        ("--learning_rate=1", "learning_rate", 1.0),
+        ("--learning_rate=1e-3", "learning_rate", 1e-3),
+        ("--max_iters=1e3", "max_iters", 1000),
+        ("--max_iters=5_000", "max_iters", 5000),
+        ("--eval_iters=None", "eval_iters", None),
+        ("--eval_iters=7", "eval_iters", 7),
+        ("--compile=false", "compile", False),
+        ("--compile=True", "compile", True),
+        ("--compile=auto", "compile", "auto"),
+        ("--dtype=float32", "dtype", "float32"),
+        ("--start=a=b", "start", "a=b"),
+        ("--start=", "start", ""),
+        ("--start=12", "start", "12"),
+        ("--name=123", "name", "123"),
+        ("--name=none", "name", None),
+        ("--flag=TRUE", "flag", True),
+        ("--flag", "flag", True),
+        ("--flag false", "flag", False),
+        ("--flag --max_iters 5", "flag", True),
+        ("--max_iters 5", "max_iters", 5),
+        ("--learning_rate -1e-3 --learning_rate 2", "learning_rate", 2.0),
+        ("--start -", "start", "-"),
+        ("--start=a --name b", "name", "b"),
+    ],
+)
+def test_arguments_are_converted_to_the_type_of_the_setting(argument, setting, value):
+    loaded = getattr(settings.load(Config, argument.split()), setting)
+    assert loaded == value and type(loaded) is type(value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--learning_rat=1"], "command line: learning_rat is not a setting; did you mean learning_rate?"),
+        (["--zzz=1"], "command line: zzz is not a setting"),
+        (["--max_iters"], "command line: --max_iters needs a value: --max_iters=VALUE"),
+        (["--max_iters", "--flag"], "command line: --max_iters needs a value"),
+        (["--max_iters", "0"], "command line: max_iters=0: it must be positive"),
+        (["--config=x.py"], "command line: name the config file x.py without --config"),
+        (["--config", "x.py"], "command line: name the config file x.py without --config"),
+        (["-max_iters=5"], "command line: write --max_iters=VALUE instead of -max_iters=5"),
+        (
+            ["config/shakespear_char.py"],
+            "no config file config/shakespear_char.py exists; did you mean config/shakes",
+        ),
+        (["zzzz"], "no config file zzzz exists; Folio has config/"),
+        (["--max_iters=1.5"], "command line: max_iters=1.5: it takes an integer"),
+        (["--max_iters=many"], "command line: max_iters=many: it takes an integer"),
+        (["--max_iters=inf"], "command line: max_iters=inf: it takes an integer"),
+        (["--eval_iters=x"], "it takes an integer or None"),
+        (["--compile=1"], "command line: compile=1: it takes True or False or 'auto'"),
+        (["--dtype=fp32"], "it takes 'auto' or 'float32'"),
+        (["--flag=yes"], "it takes True or False"),
+        (["--learning_rate=0"], "command line: learning_rate=0.0: it must be positive"),
+    ],
+)
+def test_errors_say_how_to_fix_them(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        settings.load(Config, arguments)
+    assert message in str(error.value)
+
+
+def test_a_config_file_holds_assignments_and_arithmetic(write):
+    path = write(
+        '"""A record."""\nimport_rate = 2\n'.replace("import_rate", "_scratch")
+        + "max_iters = 4 * 10**2 // _scratch\n"
+        + "eval_iters = max_iters / 100\n"
+        + "learning_rate: float = 1\n"
+        + "start = 'a' + 'b'  # a comment\n"
+        + "name = None\n"
+        + "flag = not False\n"
+    )
+    config = settings.load(Config, [path, "--start=c"])
+    assert config == Config(learning_rate=1.0, max_iters=200, eval_iters=2, start="c", flag=True)
+    assert settings.load(Config, ["--start=c", path]).start == "ab"  # the last argument decides
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("max_iters = 1\nlerning_rate = 1", "x.py:2: lerning_rate is not a setting; did you mean learning_rate?"),
+        ("import os", "x.py:1: `import os` is not an assignment"),
+        ("start = open('f')", "`open('f')` is not a constant"),
+        ("start = __import__('os').system('x')", "is not a constant"),
+        ("max_iters = steps", "`steps` is not defined above"),
+        ("if True:\n    max_iters = 1", "`if True:` is not an assignment"),
+        ("max_iters = 9**9**9", "not arithmetic with numbers of ordinary size"),
+        ("start = 'a' * 10**10", "not arithmetic"),
+        ("max_iters = 1 / 0", "division by zero"),
+        ("max_iters = 'a'", "x.py:1: max_iters=a: it takes an integer"),
+        ("flag = 1", "it takes True or False"),
+        ("max_iters = True", "it takes an integer"),
+        ("name = 5", "it takes text or None"),
+        ("max_iters =", "x.py:1: this is not Python"),
+        ("\n\nmax_iters = 0", "x.py:3: max_iters=0: it must be positive"),
+    ],
+)
+def test_errors_in_a_config_file_name_the_line(write, content, message):
+    with pytest.raises(ConfigError) as error:
+        settings.load(Config, [write(content)])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("\nmax_iters = 0x" + "f" * 4000, "x.py:2: the number has more than 100 digits"),
+        ("max_iters = (10**17) ** 60", "x.py:1: the number has more than 100 digits"),
+        ("max_iters = " + "-" * 900 + "1", "x.py:1: it has more than 50 levels"),
+        ("max_iters = " + "+".join("1" * 900), "x.py:1: it has more than 50 levels"),
+        ("max_iters = " + "-" * 60_000 + "1", "x.py:1: an expression has too many operators or parentheses"),
+        ("start = " + "str(" * 100 + ")" * 100, "x.py:1: it has more than 50 levels"),
+        ("_a = 'x'\n" + "_a = _a + _a\n" * 25, "x.py:18: the text has more than 65,536 characters"),
+        ("x = 1\n" * 1001, "x.py:1001: a config file has at most 1,000 assignments"),
+        ("\n" + "x = " * 1001 + "1", "x.py:2: a config file has at most 1,000 assignments"),
+        ("x = 1\n" * 300_000, "x.py:1: x.py has 1,800,000 bytes; the limit for this file is 65,536"),
+        ("max_iters = '" + "x" * 60_000 + "'", "x.py:1: max_iters=xxxxx"),
+        ("x" * 60_000 + " = 1", "is not a setting"),
+        ("max_iters = " + "open(" + "x" * 60_000 + ")", "is not a constant"),
+    ],
+)
+def test_a_config_file_has_limits(write, content, message):
+    """Such a file ended in a traceback, or took gigabytes or minutes."""
+    with pytest.raises(ConfigError) as error:
+        settings.load(Config, [write(content)])
+    lines = str(error.value).splitlines()
+    assert message in lines[0] and all(len(line) < 500 for line in lines)
+
+
+def test_what_people_write_is_within_the_limits(write):
+    content = "\n".join(f"_{i} = {i}" for i in range(900)) + "\nmax_iters = " + " + ".join(["1"] * 40)
+    content += "\nstart = " + repr("word " * 9000) + "\nlearning_rate = 10**17 / 10**17"
+    config = settings.load(Config, [write(content)])
+    assert config.max_iters == 40 and len(config.start) == 45_000
+
+
+def test_a_name_of_a_config_file_that_is_too_long_is_an_error(monkeypatch, tmp_path):
+    """It was a traceback: the system refuses to look for it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no config file aaa.*\.\.\. exists"):
+        settings.load(Config, ["a" * 5000])
+
+
+def test_all_errors_are_reported_together(write):
+    with pytest.raises(ConfigError) as error:
+        settings.load(Config, [write("a = 1\nb = 2"), "--c=3"])
+    assert len(str(error.value).splitlines()) == 3
+    with pytest.raises(ConfigError) as error:
+        settings.load(Config, ["--max_iters=0", "--learning_rate=-1"])
+    assert len(str(error.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("cls", [Config, TrainConfig, SampleConfig, VerifyConfig])
+def test_help_shows_every_setting(cls):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as exit:
+        settings.load(cls, ["--help"])
+    assert exit.value.code == 0
+    for field in cls.__dataclass_fields__:
+        assert f"--{field}=" in out.getvalue()
+    assert "=(" not in out.getvalue()  # a field of several lines would show that in place of its default
+
+
+class Limit:
+    REQUESTS = 65_536
+
+
+@dataclass(frozen=True)
+class LimitedConfig(Settings):
+    requests: int = Limit.REQUESTS  # at a time
+
+
+def test_help_shows_the_value_of_a_default_that_has_a_name():
+    assert "--requests=65536 " in settings.help_text(LimitedConfig)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_load(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # config files are found from any folder
+    config = settings.load(TrainConfig, [f"config/{path.name}"])
+    assert config.eval_only or config.out_dir != TrainConfig.out_dir  # an evaluation writes nothing
+    assert path.read_text(encoding="utf-8").startswith("# python train.py config/" + path.name)
+
+
+def test_all_invalid_training_settings_are_reported_together():
+    invalid = ["--n_embd=30", "--n_head=4", "--learning_rate=-1", "--max_iters=10", "--dropout=1", "--batch_size=0"]
+    invalid += [
+        "--total_batch_tokens=0",
+        "--gradient_accumulation_steps=2",
+        "--min_lr=1",
+        "--beta2=1",
+        "--patience=0",
+    ]
+    with pytest.raises(ConfigError) as error:
+        settings.load(TrainConfig, invalid)
+    named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
+    assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
+    assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "n_embd, n_head, message",
+    [
+        (30, 2, "n_head=2: position=rotary needs an even head size, and n_embd / n_head is 15; use 1 or 3 or 5"),
+        (30, 4, "n_head=4: n_embd=30 is not divisible by it; use 1 or 3 or 5"),
+        (33, 3, "n_head=3: position=rotary needs an even head size, and n_embd / n_head is 11; use n_embd=36"),
+    ],
+)
+def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
+    """Every number that is proposed works."""
+    with pytest.raises(ConfigError, match=f"^command line: {message}$"):
+        settings.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
+    remedy = message.partition("; use ")[2]
+    for number in map(int, re.findall(r"\d+", remedy)):
+        changed = {"n_embd": number} if "n_embd" in remedy else {"n_head": number}
+        GPTConfig(**{"n_embd": n_embd, "n_head": n_head, "position": "rotary", **changed})
+    with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
+        settings.load(TrainConfig, ["--position=rope"])
+
+
+@pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
+def test_a_broken_setting_brings_no_second_error(words):
+    """Rules across settings were checked with the default of the broken one: "n_embd=768 is not divisible by it"."""
+    with pytest.raises(ConfigError) as error:
+        settings.load(TrainConfig, words)
+    assert str(error.value) == f"command line: {words[0].removeprefix('--')}: it must be at least 1"
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
+def test_numbers_must_be_finite(number, write):
+    """Others were accepted, and the run failed at its first checkpoint, because JSON has no such numbers."""
+    for cls, name in (
+        (TrainConfig, "grad_clip"),
+        (TrainConfig, "minutes"),
+        (TrainConfig, "max_iters"),
+        (SampleConfig, "temperature"),
+        (SampleConfig, "top_k"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^command line: {name}=\S+: it (takes|must be) (an integer|.*number)"):
+            settings.load(cls, [f"--{name}={number}"])
+    with pytest.raises(ConfigError, match=r"x.py:1: learning_rate=inf: it must be a finite number"):
+        settings.load(TrainConfig, [write("learning_rate = 1e400")])
+    with pytest.raises(ConfigError, match=r"^dropout=nan: it must be a finite number"):
+        settings.check(TrainConfig(dropout=float("nan")))
+
+
+def test_origins_is_not_a_setting():
+    with pytest.raises(ConfigError, match="origins is not a setting"):
+        settings.load(Config, ["--origins=x"])
+
+
+def test_origins_say_where_settings_were_set(write):
+    config = settings.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
+    assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
+    assert Config().origins == {}
+
+
+@pytest.mark.parametrize("tokens, accumulation", [(100_000, 10), (91_000, 9), (96_000, 10), (1, 1)])
+def test_total_batch_tokens_determines_the_accumulation(tokens, accumulation):
+    """A number that is not a multiple of the micro-batch was refused. The nearest multiple is taken."""
+    cfg = settings.load(TrainConfig, [f"--total_batch_tokens={tokens}", "--batch_size=10", "--block_size=1000"])
+    assert cfg.accumulation == accumulation and cfg.step_tokens == accumulation * 10_000
+
+
+def test_positional_arguments_are_shown_as_they_were_given():
+    """They were shown as a Python tuple."""
+
+    @dataclass(frozen=True)
+    class Words(Settings):
+        inputs: tuple[str, ...] = ()
+
+        def problems(self) -> list[tuple[str, str]]:
+            return [("inputs", "name three files")]
+
+    for words, shown in ((["a.txt", "b.txt"], "command line: inputs=a.txt b.txt: name"), ([], "inputs: name")):
+        with pytest.raises(ConfigError, match=rf"^{shown} three files$"):
+            settings.load(Words, words)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--lr=1e-3"], "lr is not a setting; write --learning_rate"),
+        (["--resume"], "resume is not a setting; write --init_from=resume --out_dir=RUN"),
+        (["--resume", "--n_layer=2"], "resume is not a setting"),
+        (["--use_rope"], "rope is not a setting; write --position=rotary"),
+        (["--pos_emb=rope"], "pos_emb is not a setting; write --position$"),
+    ],
+)
+def test_names_that_people_use_elsewhere_are_understood(args, message):
+    """--lr was not a setting, and --resume needed a value."""
+    with pytest.raises(ConfigError, match=message):
+        settings.load(TrainConfig, args)
+
+
+def test_a_config_file_without_a_data_set_is_refused(write):
+    """nanoGPT's train_gpt2.py, which relies on nanoGPT's default, was run on Tiny Shakespeare."""
+    path = write("n_layer = 12\nlr_decay_iters = 600000\n")
+    with pytest.raises(ConfigError) as error:
+        settings.load(TrainConfig, [path])
+    assert "x.py names no data set; add --dataset=NAME" in str(error.value)
+    resumed = settings.load(TrainConfig, [path, "--init_from=resume"])
+    settings.check(resumed.replace(init_from="scratch", dataset="verse"))  # named in Python
+    assert "--dataset=openwebtext" in str(error.value)
+    assert settings.load(TrainConfig, [path, "--dataset=mine"]).dataset == "mine"
+    assert settings.load(TrainConfig, [path, "--init_from=resume"]).n_layer == 12  # the run knows its data
+    assert settings.load(TrainConfig, ["--n_layer=2"]).dataset == "shakespeare_char"
+
+
+NANOGPT = """
+out_dir = 'out-shakespeare-char'
+eval_interval = 250
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False
+wandb_log = False
+wandb_project = 'shakespeare-char'
+wandb_run_name = 'mini-gpt'
+dataset = 'shakespeare_char'
+gradient_accumulation_steps = 1
+batch_size = 64
+block_size = 256
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+learning_rate = 1e-3
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 1e-4
+beta2 = 0.99
+warmup_iters = 100
+eval_only = False
+init_from = 'scratch'
+bias = False
+weight_decay = 1e-1
+beta1 = 0.9
+grad_clip = 1.0
+decay_lr = True
+device = 'cuda'
+dtype = 'bfloat16'
+compile = True
+backend = 'nccl'
+"""
+
+
+def test_a_config_file_may_use_the_time_as_in_nanogpt(write):
+    """nanoGPT's config/finetune_shakespeare.py imports time, and calls time.time()."""
+    content = "import time\n\nwandb_run_name = 'ft-' + str(time.time())\ndataset = 'shakespeare'\n"
+    name = settings.load(TrainConfig, [write(content)]).wandb_run_name
+    assert name.startswith("ft-") and float(name.removeprefix("ft-")) > 1e9
+    for other in ("import os", "from time import time", "max_iters = int(time.time())", "start = str(time.time)"):
+        with pytest.raises(ConfigError, match="a config file holds assignments"):
+            settings.load(TrainConfig, [write(f"{other}\n")])
+
+
+def test_every_setting_of_nanogpt_is_accepted(write):
+    config = settings.load(TrainConfig, [write(NANOGPT)])
+    assert config.batch_size == 64 and config.wandb_run_name == "mini-gpt"
+
+
+def test_a_run_given_as_a_config_file_is_an_error_that_names_out_dir(tmp_path, monkeypatch):
+    """It proposed a config file with a similar name."""
+    monkeypatch.chdir(tmp_path)
+    Path("out-novel").mkdir()
+    with pytest.raises(ConfigError, match="no config file  exists"):
+        settings.load(TrainConfig, [""])
+    with pytest.raises(ConfigError, match=r"out-novel is a folder, not a config file; name a run with --out_dir=out-n"):
+        settings.load(SampleConfig, ["out-novel"])
+
+
+def test_nanogpts_config_files_that_have_another_name_are_answered_with_it():
+    """config/train_shakespeare_char.py was answered with "did you mean config/shakespeare_char.py"."""
+    for name, meant in (
+        ("config/train_shakespeare_char.py", "config/nanogpt_char.py, nanoGPT's recipe, or config/shakespeare_char.py"),
+        ("train_gpt2.py", "config/gpt2_124m.py"),
+        ("config/eval_gpt2_xl.py", "--init_from=gpt2-xl --dataset=openwebtext --eval_only=True"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"no config file {name} exists; write {meant}")):
+            settings.load(TrainConfig, [name])

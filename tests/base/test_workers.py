@@ -1,0 +1,109 @@
+"""Processes that end with their parent."""
+
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+
+from folio.base.settings import ROOT
+from tests.support import processes
+from tests.support.waiting import wait_until
+
+HEADER = f"""
+import signal, sys, time
+from pathlib import Path
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, which processes inherit
+sys.path[:0] = [{str(ROOT)!r}]
+from folio.base.settings import run_script
+"""
+CHILD = f"{HEADER}\nrun_script(lambda arguments: time.sleep(600))\n"
+PARENTS = {  # each starts a process, or two, and waits for it
+    "workers": """
+import multiprocessing
+from folio.base.workers import map_in_order
+multiprocessing.set_start_method("fork", force=True)  # as Linux's Python does; this process has another default
+list(map_in_order(time.sleep, [600] * 9, 2))
+""",
+    "train.py prepares data": """
+from folio.data.find_data import run_script
+run_script(Path("train.py"), Path())
+""",
+    "sweep": """
+from folio.experiments.sweep import trial
+trial.train_command = lambda folder, arguments: [sys.executable, "train.py"]
+trial.run_training(Path(), [], {}, lambda *progress: "train")
+""",
+    "verify_resume": """
+from tools import verify_resume
+verify_resume.ROOT = Path.cwd()
+verify_resume.start(verify_resume.VerifyConfig(dataset="a"), Path("out")).wait()
+""",
+    "busy processes": """
+from tools.bench.timing import busy_processes
+with busy_processes(2):
+    time.sleep(600)
+""",
+}
+
+
+def is_running(child: psutil.Process) -> bool:
+    """Whether a process has not ended. One that has ended may be a zombie until the system's first process reads it."""
+    try:
+        return child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def has_ended(pipe: int) -> bool:
+    """Whether no process has the pipe open for writing. A zombie's other threads may have it for an instant."""
+    try:
+        while os.read(pipe, 1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals and no named pipes in folders")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_processes_end_when_their_parent_is_killed(number, tmp_path):
+    """Workers and trials lived on. They held the standard output of their parent, so that a pipe never ended."""
+    (tmp_path / "train.py").write_text(CHILD)
+    output, children, parents = tmp_path / "output", [], []
+    os.mkfifo(output)
+    pipe = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for name, code in PARENTS.items():
+            (tmp_path / f"{name}.py").write_text(HEADER + code)
+            files = [os.devnull, output, tmp_path / f"{name}.errors"]
+            parents.append(processes.start([tmp_path / f"{name}.py"], files, cwd=tmp_path, daemon=False))
+        for name, parent in zip(PARENTS, parents, strict=True):
+            expected = 2 if name in ("workers", "busy processes") else 1
+            errors = tmp_path / f"{name}.errors"
+            wait_until(lambda parent=parent, n=expected: len(psutil.Process(parent.pid).children()) == n, 60)
+            children += psutil.Process(parent.pid).children()
+            os.kill(parent.pid, number)
+            assert processes.wait(parent) == -number, errors.read_text()
+        wait_until(lambda: not any(is_running(child) for child in children), 60)
+        wait_until(lambda: has_ended(pipe), 60)
+    finally:
+        os.close(pipe)
+        for child in children:
+            if is_running(child):
+                child.kill()
+        for parent in parents:
+            parent.kill()
+
+
+def test_standard_input_of_a_child_is_empty(tmp_path):
+    """The processes that a child starts would inherit the pipe of its parent, and read from it without an end."""
+    code = "import os; from folio.base.workers import end_with_parent; end_with_parent(); print(os.read(0, 1))"
+    (tmp_path / "parent.py").write_text(
+        f"{HEADER}\nimport subprocess\nfrom folio.base.workers import child_options\n"
+        f"subprocess.run([sys.executable, '-c', {code!r}], cwd={str(ROOT)!r}, check=True, **child_options())\n"
+    )
+    done = processes.run([tmp_path / "parent.py"], stdin="text")
+    assert done.returncode == 0 and done.stdout == "b''\n", done.stderr

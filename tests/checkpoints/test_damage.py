@@ -1,0 +1,139 @@
+"""A run's folder with one damaged file: every command takes the right checkpoint, or refuses and names the file."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import train as train_script
+from folio import UserError, load
+from folio.base.files import read_json
+from folio.checkpoints import checkpoint, run_folder
+from folio.checkpoints.snapshots import find_snapshots
+from folio.experiments.runs import Run
+from folio.web.viewed_model import ViewedModel
+from tools import evaluate, report
+from tools.runs import RunsConfig
+from tools.runs import main as list_runs
+from train import train
+
+LOSSES = [3.0, 2.5, 2.0, 2.6, 2.7, 2.8]  # before the first step and after each
+BEST, BEFORE_LAST, LAST = "step-000002", "step-000004", "step-000005"
+OTHER = {BEST: LAST, LAST: BEST, "last.json": "best.json", "best.json": "last.json"}
+OTHER |= {"metrics.jsonl": "samples.jsonl", "samples.jsonl": "metrics.jsonl"}
+PARTS = ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "state.json", "manifest.json"]
+SNAPSHOT, OTHER_SNAPSHOT = "snapshots/step-000001.safetensors", "snapshots/step-000000.safetensors"
+FILES = ["last.json", "best.json", "metrics.jsonl", "samples.jsonl", SNAPSHOT]
+FILES += [f"{step}/{part}" for step in (BEST, LAST) for part in PARTS]
+DAMAGES = ["emptied", "cut", "flipped", "exchanged", "removed"]
+
+
+@pytest.fixture
+def run(tiny, monkeypatch) -> Callable:
+    """Train to a step, with validation losses that rise after step 2. Keyword arguments are settings."""
+
+    def train_to(step: int, **settings) -> None:
+        cfg = tiny(max_iters=step, lr_decay_iters=9, eval_interval=1, snapshots=3, learning_rate=1e-3, **settings)
+        remaining = LOSSES if cfg.init_from == "scratch" else [2.9] * 9
+        remaining = iter(remaining)
+        monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(remaining)})
+        train(cfg)
+
+    return train_to
+
+
+def damage(out: Path, name: str, how: str, rng: random.Random) -> None:
+    file = out / name
+    if how == "removed":
+        return file.unlink()
+    if how == "exchanged":
+        other = OTHER_SNAPSHOT if name == SNAPSHOT else OTHER.get(name)
+        other = out / (other or f"{OTHER[file.parent.name]}/{file.name}")
+        content, other_content = file.read_bytes(), other.read_bytes()
+        other.write_bytes(content)
+        file.write_bytes(other_content)
+        return None
+    content = bytearray(file.read_bytes())
+    if how == "flipped":
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.write_bytes({"emptied": b"", "cut": content[: len(content) // 2], "flipped": content}[how])
+    return None
+
+
+def intact(out: Path, *, optimizer: bool) -> list[str]:
+    """The names of the checkpoints that can be loaded, oldest first."""
+    names = []
+    for path in run_folder.directories(out):
+        try:
+            checkpoint.load(path, optimizer=optimizer)
+            names.append(path.name)
+        except UserError as error:
+            assert path.name in str(error)
+    return names
+
+
+def try_commands(out: Path, run: Callable, capsys: pytest.CaptureFixture) -> None:
+    """Let each command read the folder; then resume the run, and look again."""
+    usable, resumable = intact(out, optimizer=False), intact(out, optimizer=True)
+    best = BEST if BEST in usable else usable[-1]
+    assert load(str(out)).path.name == best
+    assert checkpoint.load(out).path.name == resumable[-1]
+    try:
+        report.main(report.ReportConfig(runs=(str(out),), output=str(out.parent / "report.html")))
+    except UserError as error:
+        assert "metrics.jsonl is missing or damaged" in str(error) and not Run.of(out).lines
+    assert Run.of(out).max_iters == 5
+    list_runs(RunsConfig(folders=(str(out),)))
+    evaluate.main(evaluate.EvaluateConfig(runs=(str(out),), device="cpu", dtype="float32"))
+    assert f"{best}: cpu" in capsys.readouterr().err
+    viewed = ViewedModel(str(out), "best", torch.device("cpu"))
+    assert viewed.step == int(best.removeprefix("step-"))
+    viewed.progress(0)
+    for step, path in viewed.checkpoints().items():
+        try:
+            viewed.at(step)
+        except UserError as error:
+            assert path.name in str(error) and (path.name == Path(SNAPSHOT).name or path.name not in usable)
+    run(7, out_dir=str(out), init_from="resume")
+    assert checkpoint.load(out).state["step"] == 7 and read_json(out / "last.json")["checkpoint"] == "step-000007"
+    assert Run.of(out).lines[-1]["step"] == 7
+    if best == BEST:
+        assert load(str(out)).path.name == BEST and read_json(out / "best.json")["checkpoint"] == BEST
+
+
+@pytest.mark.parametrize("cases", [8, pytest.param(len(FILES) * len(DAMAGES), marks=pytest.mark.slow)])
+def test_the_right_checkpoint_is_taken_if_a_file_is_damaged(run, tmp_path, cases, seed, capsys):
+    """With a damaged best.json, sample.py took the last checkpoint, and the next save removed the best one.
+
+    The long version damages every file in every way: python -m pytest -m slow tests/checkpoints/test_damage.py
+    """
+    rng = random.Random(seed)
+    whole = tmp_path / "whole"
+    run(5, out_dir=str(whole))
+    assert sorted(path.name for path in whole.glob("step-*")) == [BEST, BEFORE_LAST, LAST]
+    assert len(find_snapshots(whole)) == 3
+    for name, how in rng.sample([(name, how) for name in FILES for how in DAMAGES], cases):
+        print(name, how)
+        out = tmp_path / "out"
+        shutil.copytree(whole, out)
+        damage(out, name, how, rng)
+        try_commands(out, run, capsys)
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_best_json_does_not_lose_the_best_checkpoint(run, tmp_path, how, seed, capsys):
+    """The next save of a resumed run removed the best checkpoint, and sample.py took the last one, without a word."""
+    out = tmp_path / "out"
+    run(5)
+    damage(out, "best.json", how, random.Random(seed))
+    capsys.readouterr()
+    assert load(str(out)).path.name == BEST
+    problem = f"{out / 'best.json'} {'is missing' if how == 'removed' else 'names '}"
+    assert problem in capsys.readouterr().err
+    run(7, init_from="resume")
+    assert f"the checkpoints say that {BEST} is the best one; it is written again" in capsys.readouterr().err
+    assert load(str(out)).path.name == BEST and read_json(out / "best.json") == {"checkpoint": BEST}

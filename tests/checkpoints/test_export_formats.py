@@ -1,0 +1,493 @@
+import itertools
+import pickle
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import model as model_py
+from folio import UserError
+from folio.base import settings
+from folio.base.files import read_json, write_json
+from folio.checkpoints import export_formats, foreign, foreign_tokenizers
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import (
+    FORMATS,
+    check_fits,
+    gpt2_parameters,
+    model_card,
+    with_position_table,
+    write_gguf,
+    write_hugging_face,
+    write_nanogpt,
+)
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sampling
+from tests.support.decoding import decoder_in
+from tests.support.exports import checkpoint_of
+from tests.support.tiny_tokenizers import TEXT, bpe, trained
+from tools import export
+from train import train
+
+pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
+
+KINDS = {
+    "char": lambda: CharTokenizer.of(TEXT),
+    "char with eot": lambda: CharTokenizer.of(TEXT, eot=True),
+    "byte": ByteTokenizer,
+    "gpt2": bpe,
+    "bpe": trained,
+}
+
+
+def output_path(folder: Path, to: str) -> Path:
+    """Where an export in this format can be written."""
+    return folder / f"exported{FORMATS[to].suffix}"
+
+
+def run_export(*arguments: object) -> None:
+    """The command, without its process."""
+    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
+
+
+@pytest.mark.parametrize("paths", [[], ["run"], ["run", "output", "more"]])
+def test_a_wrong_number_of_paths_shows_the_command(paths):
+    with pytest.raises(
+        UserError, match=r"give two, the run and the path to write: python tools/export\.py --to=hf out-shakes"
+    ):
+        run_export(*paths)
+    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt', 'onnx' or 'html'"):
+        run_export("run", "output", "--to=h")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias, activation", [(False, "gelu_new"), (True, "gelu_new"), (False, "gelu"), (True, "gelu")])
+def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
+    loaded = checkpoint_of(KINDS[kind](), bias, 5, activation)
+    folder = tmp_path / "hf"
+    write_hugging_face(loaded, folder)
+    assert "tokens are identical" in export.compare(loaded, FORMATS["hf"].open(folder))
+    theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    text = TEXT.replace("<|endoftext|>", "")
+    ids = theirs(text, return_tensors="pt").input_ids
+    assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and theirs.decode(ids[0]) == text
+    assert theirs.eos_token_id == loaded.tokenizer.eot == model.config.eos_token_id
+    ours = loaded.build().eval()
+    torch.testing.assert_close(model(ids).logits, ours.logits(ids), atol=1e-4, rtol=1e-4)
+
+
+def test_an_unknown_character_is_an_error_in_transformers_too(tmp_path):
+    """It silently became the first character of the vocabulary, often the line break."""
+    loaded = checkpoint_of(CharTokenizer.of("abc \n"), False)
+    write_hugging_face(loaded, tmp_path / "hf")
+    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "again")
+    for folder in ("hf", "again"):
+        theirs = AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert theirs.decode(theirs("a cab").input_ids) == "a cab" and len(theirs) == 5
+        for text in ("x", ["a cab", "caxb"]):
+            with pytest.raises(Exception, match=r"WordLevel error: Missing \[UNK\] token from the vocabulary"):
+                theirs(text)
+    pipe = pipeline("text-generation", str(tmp_path / "hf"), max_new_tokens=2)
+    assert pipe("a cab")[0]["generated_text"].startswith("a cab")
+    with pytest.raises(Exception, match="Missing"):
+        pipe("a cxb")
+
+
+def test_a_folder_that_an_earlier_version_exported_is_read(tmp_path):
+    """Its unknown token is the first character."""
+    loaded = checkpoint_of(CharTokenizer.of(TEXT), True)
+    write_hugging_face(loaded, tmp_path / "hf")
+    content = read_json(tmp_path / "hf" / "tokenizer.json")
+    content["model"]["unk_token"] = loaded.tokenizer.characters[0]
+    write_json(tmp_path / "hf" / "tokenizer.json", content)
+    assert foreign.load(str(tmp_path / "hf")).tokenizer.to_json() == loaded.tokenizer.to_json()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_card_says_how_to_use_the_model(kind, tmp_path, monkeypatch, capsys):
+    """Its Python code runs as it is, from the folder that holds the export."""
+    loaded = checkpoint_of(KINDS[kind](), False)
+    state = {"dataset": {"folder": "/home/me/novel:3,letters:1"}, "step": 7, "best_step": 7, "best_val_loss": 1.23456}
+    loaded = replace(loaded, state={**loaded.state, **state})
+    write_hugging_face(loaded, tmp_path / "exported")
+    card = model_card(loaded, "exported", "4 tokens are identical")
+    parameters = sum(p.numel() for p in loaded.build().parameters())
+    for row in (
+        f"| parameters | {parameters:,}, and ",
+        "| context | 64 tokens |",
+        "| training data | novel, letters |",
+        "| validation loss | 1.2346 nats per token, after 7 steps |",
+        "4 tokens are identical",
+    ):
+        assert row in card
+    assert ("WordLevel error" in card) == ("The tokenizer encodes any text" not in card) == kind.startswith("char")
+    other_step = replace(loaded, state={**loaded.state, "step": 8})
+    assert "validation loss" not in model_card(other_step, "exported", "")
+    assert "training data" not in model_card(checkpoint_of(KINDS[kind](), True), "exported", "")
+    sinusoidal = model_card(checkpoint_of(KINDS[kind](), True, position="sinusoidal"), "exported", "")
+    assert "sinusoidal" in sinusoidal and "sinusoidal" not in card
+    monkeypatch.chdir(tmp_path)
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
+    exec(code, {})
+    assert capsys.readouterr().out.strip()
+    long_prompt = "hello " * 100 + "world"  # it failed: "Input length of input_ids is 64, but max_length is set to 64"
+    exec(re.sub("prompt = .*", f"prompt = {long_prompt!r}", code), ran := {})
+    assert ran["outputs"].shape[1] <= 64 and long_prompt.endswith(ran["tokenizer"].decode(ran["inputs"].input_ids[0]))
+
+
+def test_texts_are_cut_to_the_context(tmp_path):
+    """model_max_length was 10**30, so truncation=True did nothing, and the model failed with an IndexError."""
+    loaded = checkpoint_of(bpe(), False)
+    folder = tmp_path / "hf"
+    write_hugging_face(loaded, folder)
+    theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    text = "hello world " * 50
+    with pytest.raises(IndexError):  # as the model card says
+        model(theirs(text, return_tensors="pt", verbose=False).input_ids)
+    ids = theirs(text, return_tensors="pt", truncation=True).input_ids
+    assert ids.shape == (1, 64) and model(ids).logits.shape[1] == 64
+
+
+def test_exported_tensors_are_read_back_unchanged(tmp_path):
+    loaded = checkpoint_of(bpe(), bias=True)
+    write_hugging_face(loaded, tmp_path / "hf")
+    tensors = foreign.check_tensors(tmp_path, loaded.state["model"], foreign.hugging_face_tensors(tmp_path / "hf"))
+    assert "transformer.h.0.attn.c_attn.biasbias" not in tensors  # a bug that this test once found
+    assert tensors.keys() == loaded.model.keys()
+    assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in tensors.items())
+
+
+def test_merges_are_recovered_from_the_ranks():
+    assert foreign_tokenizers.merge_pairs(bpe().ranks) == [(104, 101), (108, 108), (256, 257), (258, 111), (32, 119)]
+    spelled = {i: token for token, i in trained().to_json()["model"]["vocab"].items()}
+    pairs = [[spelled[part] for part in pair] for pair in foreign_tokenizers.merge_pairs(trained().ranks)]
+    assert pairs == [list(pair) for pair in trained().to_json()["model"]["merges"]]
+
+
+def test_the_command_writes_and_checks_and_removes_what_is_wrong(tiny, tmp_path, capsys, monkeypatch):
+    cfg = tiny(max_iters=6)
+    train(cfg)
+    run_export(cfg.out_dir, tmp_path / "hf")
+    assert "tokens are identical; the largest relative difference of logits is" in capsys.readouterr().out
+    with pytest.raises(UserError, match="already exists"):
+        run_export(cfg.out_dir, tmp_path / "hf")
+
+    def save_other_weights(tensors, *args, **kwargs):
+        save_file({name: 1.1 * tensor for name, tensor in tensors.items()}, *args, **kwargs)
+
+    monkeypatch.setattr(export_formats, "save_file", save_other_weights)
+    with pytest.raises(UserError, match="the exported model's logits differ by"):
+        run_export(cfg.out_dir, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+class NoMean(torch.nn.RMSNorm):
+    """A norm with the parameters of nn.LayerNorm without a bias."""
+
+    def __init__(self, size: int, bias: bool):
+        super().__init__(size, eps=1e-5)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refused(to, tmp_path, monkeypatch):
+    """Folio's own reader computed the same as the changed model.py, so the export was certified."""
+    loaded = checkpoint_of(bpe(), False)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
+    path = output_path(tmp_path, to)
+    monkeypatch.setattr(model_py, "nn", SimpleNamespace(**{**vars(torch.nn), "LayerNorm": NoMean}))
+    reason = rf"from transformers' GPT-2, and --to={to} holds only GPT-2"
+    words = r"model\.py does not compute GPT-2: with these weights its logits differ by \d\.\de-0\d of the largest"
+    with pytest.raises(UserError, match=f"^{words} {reason}$"):
+        run_export("random", path, f"--to={to}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", export_formats.GELUS)
+@pytest.mark.parametrize("to", FORMATS)
+def test_gpt2_itself_passes(to, bias, activation):
+    loaded = checkpoint_of(bpe(), bias, 5, activation)
+    export.check_computes_gpt2(loaded, with_position_table(loaded), to)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch):
+    """transformers and the readers of the other formats compute the same, with positions that count as learned."""
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: True)
+    loaded = checkpoint_of(bpe(), False, 5, "gelu" if to == "nanogpt" else "gelu_new", position="sinusoidal")
+    gpt2, path = with_position_table(loaded), output_path(tmp_path, to)
+    check_fits(gpt2, to)
+    export.check_computes_gpt2(loaded, gpt2, to)
+    FORMATS[to].write(gpt2, path)
+    assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
+    read, ids = foreign.load(str(path)).build().eval(), torch.arange(64)[None]
+    assert read.config.position == "learned"
+    torch.testing.assert_close(read.logits(ids), loaded.build().eval().logits(ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "to, kind", [("gguf", "gpt2"), ("gguf", "bpe"), ("nanogpt", "char with eot"), ("nanogpt", "gpt2")]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)  # nanoGPT's without a meta.pkl
+    monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: kind == "gpt2")
+    loaded = checkpoint_of(KINDS[kind](), bias, 5, "gelu" if to == "nanogpt" else "gelu_new")
+    path = output_path(tmp_path, to)
+    FORMATS[to].write(loaded, path)
+    assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
+    read = foreign.load(str(path if to == "gguf" else path / "ckpt.pt"))
+    assert read.state["model"] == {**loaded.state["model"], "bias": bias or to == "gguf"}
+    assert all(torch.equal(read.model[name], tensor) for name, tensor in loaded.model.items())
+    added = read.model.keys() - loaded.model.keys()
+    assert all(name.endswith(".bias") and not read.model[name].any() for name in added)
+    assert bool(added) == (to == "gguf" and not bias)
+
+
+@pytest.mark.parametrize(
+    "to, kind, reason",
+    [
+        (
+            "gguf",
+            "char",
+            "random: --to=gguf has no tokenizer of the kind 'char', only gpt2 and bpe; use --to=hf, or prepare the "
+            "text with --tokenizer=bpe and train again",
+        ),
+        ("gguf", "byte", "random: --to=gguf has no tokenizer of the kind 'byte'"),
+        ("nanogpt", "byte", "random: --to=nanogpt has no tokenizer of the kind 'byte', only char and gpt2"),
+        ("nanogpt", "bpe", "random: --to=nanogpt has no tokenizer of the kind 'bpe', .* --tokenizer=gpt2 and"),
+    ],
+)
+def test_a_tokenizer_that_the_format_lacks_is_refused(to, kind, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign, "load", lambda *_: checkpoint_of(KINDS[kind](), False))
+    path = output_path(tmp_path, to)
+    with pytest.raises(UserError, match=reason):
+        run_export("random", path, f"--to={to}")
+    assert not path.exists()
+
+
+def changed(loaded: Checkpoint, tensors: dict | None = None, **settings) -> Checkpoint:
+    """A checkpoint with other tensors (None: removed) and with other settings of its model."""
+    model = {name: tensor for name, tensor in {**loaded.model, **(tensors or {})}.items() if tensor is not None}
+    return replace(loaded, model=model, state={"model": {**loaded.state["model"], **settings}})
+
+
+REFUSED_POSITIONS = ("rotary", "relative", "alibi", "none")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    "tensors, settings, message",
+    [
+        ({"transformer.h.0.ln_3.weight": torch.ones(16)}, {}, "has no place for the parameter transformer.h.0.ln_3.w"),
+        ({"lm_head.weight": torch.ones(266, 16)}, {}, "has no place for the parameter lm_head.weight"),
+        ({"transformer.wpe.weight": None}, {}, "needs the parameter transformer.wpe.weight, which the checkpoint does"),
+        ({}, {"n_layer": 3}, "needs the parameter transformer.h.2.ln_1.weight, which the checkpoint does not have"),
+        ({}, {"n_layer": 10**12}, "needs the parameter transformer.h.2.ln_1.weight"),
+        (
+            {"transformer.h.1.mlp.c_fc.weight": torch.ones(32, 16)},
+            {},
+            r"c_fc.weight in the shape \(64, 16\), and ",
+        ),
+        ({}, {"n_kv_head": 1}, "has no place for the model's setting n_kv_head=1"),
+        ({}, {"positions": "rope"}, "has no place for the model's setting positions='rope'"),
+        *[({}, {"position": p}, f"has no place for position='{p}': GPT-2 has a table") for p in REFUSED_POSITIONS],
+        ({}, {"activation": "relu2"}, "has no place for activation='relu2', only for gelu_new and gelu"),
+    ],
+)
+def test_what_has_no_place_in_the_format_is_named(to, tensors, settings, message, tmp_path, monkeypatch):
+    """The export was written and its logits were off, or it failed with a KeyError, or it left a parameter out."""
+    loaded = changed(checkpoint_of(bpe(), True, 5), tensors, **settings)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
+    monkeypatch.setattr(export, "FORMATS", {to: replace(FORMATS[to], write=lambda *_: pytest.fail("it was written"))})
+    path = output_path(tmp_path, to)
+    with pytest.raises(UserError, match=rf"^random: --to={to} .*{message}"):
+        run_export("random", path, f"--to={to}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("damaged", [{"block_size": "8"}, {"n_embd": None}])
+def test_a_table_for_a_damaged_shape_is_an_error_in_one_line(damaged):
+    with pytest.raises(UserError, match=r"do not fit state\.json"):
+        with_position_table(changed(checkpoint_of(bpe(), True, position="sinusoidal"), **damaged))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_settings_that_are_off_or_for_training_fit(to):
+    loaded = checkpoint_of(bpe(), False)
+    check_fits(changed(loaded, dropout=0.1, attn_pdrop=0.2, qk_norm=False, n_kv_head=None), to)
+    without_bias = {name: value for name, value in loaded.state["model"].items() if name != "bias"}
+    with pytest.raises(UserError, match=f"--to={to} needs the model's setting bias, which"):
+        check_fits(replace(loaded, state={"model": without_bias}), to)
+
+
+def test_a_missing_bias_is_zero_only_where_the_format_has_all_biases():
+    loaded = changed(checkpoint_of(bpe(), True), {"transformer.ln_f.bias": None})
+    check_fits(loaded, "hf")
+    check_fits(loaded, "gguf")
+    with pytest.raises(UserError, match=r"--to=nanogpt needs the parameter transformer\.ln_f\.bias"):
+        check_fits(loaded, "nanogpt")
+    extra = changed(checkpoint_of(bpe(), False), {"transformer.ln_f.bias": torch.ones(16)})
+    check_fits(extra, "hf")
+    with pytest.raises(UserError, match=r"--to=nanogpt has no place for the parameter transformer\.ln_f\.bias"):
+        check_fits(extra, "nanogpt")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gpt2s_parameters_are_those_of_the_model(bias):
+    shape = checkpoint_of(bpe(), bias).state["model"]
+    assert gpt2_parameters(shape, 99, bias) == foreign.parameter_shapes(shape)
+
+
+@pytest.mark.parametrize(
+    "to, name, message",
+    [
+        ("gguf", "exported", r"--to=gguf writes a file; choose a name that ends in \.gguf"),
+        ("nanogpt", "exported.gguf", r"--to=nanogpt writes a folder; choose a name without \.gguf"),
+    ],
+)
+def test_the_output_must_have_the_suffix_of_its_format(to, name, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run_export("random", tmp_path / name, f"--to={to}")
+
+
+@pytest.mark.parametrize("to, activation", [("nanogpt", "gelu_new"), ("gguf", "gelu")])
+def test_the_other_gelu_is_close(to, activation, tmp_path, monkeypatch):
+    """Exact GELU against GPT-2's approximation of it: the difference is measured."""
+    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: True)
+    loaded = checkpoint_of(bpe(), False, activation=activation)
+    path = output_path(tmp_path, to)
+    FORMATS[to].write(loaded, path)
+    with pytest.raises(UserError, match="logits differ by"):
+        export.compare(loaded, FORMATS[to].open(path))
+    report = export.compare(loaded, FORMATS[to].open(path), export.OTHER_GELU_TOLERANCE)
+    assert re.search(r"difference of logits is \de-04$", report)
+
+
+def test_logits_that_are_nan_are_refused():
+    """The maximum of 0 and NaN is 0 in Python: NaN counted as equal."""
+    loaded = checkpoint_of(bpe(), True)
+    exported = export_formats.ExportedModel(
+        encode=lambda text: loaded.tokenizer.encode(text).tolist(),
+        decode=loaded.tokenizer.decode,
+        logits=lambda ids: torch.full((*ids.shape, loaded.tokenizer.vocab_size), torch.nan),
+    )
+    with pytest.raises(UserError, match="logits differ by nan"):
+        export.compare(loaded, exported)
+
+
+def test_ckpt_pt_is_as_nanogpts_sample_py_reads_it(tmp_path):
+    """model_args fit its GPTConfig, the tied matrix is stored under both names, meta.pkl maps characters both ways."""
+    loaded = checkpoint_of(CharTokenizer.of(TEXT), bias=False)
+    write_nanogpt(loaded, tmp_path / "exported")
+    saved = torch.load(tmp_path / "exported" / "ckpt.pt", weights_only=True)
+    assert set(saved["model_args"]) == {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
+    assert saved["model"]["lm_head.weight"] is not None
+    meta = pickle.loads((tmp_path / "exported" / "data" / saved["config"]["dataset"] / "meta.pkl").read_bytes())
+    text = "hello world"
+    assert "".join(meta["itos"][meta["stoi"][character]] for character in text) == text
+
+
+def test_a_gguf_of_another_architecture_or_cut_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r"other\.gguf has general.architecture='llama'; Folio supports only 'gpt2'"):
+        foreign.load(str(tmp_path / "other.gguf"))
+    write_gguf(checkpoint_of(bpe(), True), tmp_path / "half.gguf")
+    (tmp_path / "half.gguf").write_bytes((tmp_path / "half.gguf").read_bytes()[:5000])
+    with pytest.raises(UserError, match=r"half\.gguf is not a GGUF file of GPT-2"):
+        foreign.load(str(tmp_path / "half.gguf"))
+
+
+STEPS = {"F16": (2**-11, 1.01), "Q8_0": (1 / 127, 0.57), "Q4_0": (1 / 8, 1.01)}  # of a block's largest weight; error
+
+
+@pytest.mark.parametrize("matrices", STEPS)
+def test_quantized_matrices_are_read_back(matrices, tmp_path):
+    """Each weight within a step (rounded to the nearest: half of one) of its block of 32; other tensors are exact."""
+    loaded = checkpoint_of(bpe(), bias=True, n_embd=64)
+    write_gguf(loaded, tmp_path / "exported.gguf", matrices)
+    read = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "exported.gguf").tensors}
+    names = foreign.gguf_names(2)
+    assert read.keys() == {names[name] for name in loaded.model}
+    for name, tensor in loaded.model.items():
+        kind, data = read[names[name]].tensor_type, read[names[name]].data
+        values = torch.from_numpy(gguf.dequantize(data, kind).copy())
+        if tensor.dim() == 1 or name == "transformer.wpe.weight":
+            assert kind.name == "F32" and torch.equal(values, tensor)
+            continue
+        assert kind.name == ("Q8_0" if matrices == "Q4_0" and name == "transformer.wte.weight" else matrices)
+        blocks, expected = values.view(-1, 32), tensor.reshape(-1, 32)
+        step, most = STEPS[kind.name]
+        error = (blocks - expected).abs() / (step * expected.abs().amax(dim=1, keepdim=True))
+        assert 0.1 < error.max() < most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, bias, padding", [("gpt2", True, 0), ("bpe", False, 0), ("bpe", False, 5)])
+def test_llama_cpp_computes_and_generates_the_same(kind, bias, padding, tmp_path):
+    """Needs llama.cpp's Python package: pip install llama-cpp-python, which compiles for a few minutes."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    loaded = checkpoint_of(KINDS[kind](), bias, padding)
+    write_gguf(loaded, tmp_path / "exported.gguf")
+    theirs = llama_cpp.Llama(str(tmp_path / "exported.gguf"), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    text = TEXT.replace("<|endoftext|>", "")[:60]
+    ids = theirs.tokenize(text.encode(), add_bos=False, special=False)
+    assert ids == loaded.tokenizer.encode(text).tolist() and theirs.detokenize(ids).decode() == text
+    assert theirs.token_eos() == loaded.tokenizer.eot
+    theirs.eval(ids)
+    ours = loaded.build().eval()
+    expected = ours.logits(torch.tensor([ids]))[0].detach()
+    logits = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 1e-3  # its float16 key-value cache
+    theirs.reset()
+    steps = generate(decoder_in("float32", ours), [ids], max_new_tokens=8, sampling=Sampling(temperature=0))
+    generated = list(itertools.islice(theirs.generate(ids, temp=0.0, repeat_penalty=1.0), 8))
+    assert generated == [step.tokens[0] for step in steps]
+
+
+def test_an_exported_trained_bpe_is_read_back(tmp_path):
+    loaded = checkpoint_of(trained(), bias=True)
+    write_hugging_face(loaded, tmp_path / "hf")
+    read = foreign.load(str(tmp_path / "hf"))
+    assert read.tokenizer.encode(TEXT).tolist() == trained().encode(TEXT).tolist()
+    assert all(torch.equal(tensor, loaded.model[name]) for name, tensor in read.model.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_folder_is_read_back(kind, tmp_path):
+    """Those of characters and bytes were not: their tokenizer.json was refused as not a byte-level BPE."""
+    loaded = checkpoint_of(KINDS[kind](), bias=True)
+    write_hugging_face(loaded, tmp_path / "hf")
+    read = foreign.load(str(tmp_path / "hf"))
+    text = TEXT.replace("<|endoftext|>", "")
+    assert read.tokenizer.encode(text).tolist() == loaded.tokenizer.encode(text).tolist()
+    assert read.tokenizer.vocab_size == loaded.tokenizer.vocab_size and read.tokenizer.eot == loaded.tokenizer.eot
+    assert all(torch.equal(tensor, read.model[name]) for name, tensor in loaded.model.items())
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tiny, tmp_path):
+    train(tiny(max_iters=2))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/exported cannot be written .*; choose another path"):
+        run_export(tiny().out_dir, tmp_path / "file" / "exported", "--to=nanogpt")
+
+
+def test_the_out_dir_of_nanogpt_is_read(tiny, tmp_path):
+    train(tiny(max_iters=2, position="sinusoidal"))
+    run_export(tiny().out_dir, tmp_path / "theirs", "--to=nanogpt")
+    read = foreign.load(str(tmp_path / "theirs"))
+    assert read.tokenizer.kind == "char" and read.build().num_params()["positions"] == 32 * 32

@@ -1,0 +1,255 @@
+import re
+import shutil
+import sys
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from torch import Tensor
+from torch.onnx._internal.exporter import _onnx_program
+from transformers import AutoTokenizer
+
+import model as model_py
+from folio import UserError
+from folio.base import settings
+from folio.checkpoints import foreign, onnx_export
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer, Tokenizer
+from model import GPT, POSITIONS
+from tests.support.decoding import random_model
+from tests.support.processes import ROOT
+from tests.support.tiny_tokenizers import TEXT, bpe, trained
+from tools import export
+
+CASES = {  # of each position method: the tokenizer, and whether the model has biases
+    "learned": (trained, True),
+    "sinusoidal": (lambda: CharTokenizer.of(TEXT), False),
+    "rotary": (ByteTokenizer, False),
+    "relative": (bpe, True),
+    "alibi": (lambda: CharTokenizer.of(TEXT, eot=True), True),
+    "none": (ByteTokenizer, False),
+}
+
+
+def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
+    """A model with random weights, and more rows in its table of embeddings than the tokenizer has tokens."""
+    shape = dict(block_size=64, vocab_size=tokenizer.vocab_size + 5, n_layer=2, n_head=2, n_embd=16, bias=True)
+    shape |= settings
+    tensors = {name: p.detach() for name, p in random_model(3, **shape).named_parameters()}
+    return Checkpoint(Path("random"), tensors, tokenizer, {"model": shape})
+
+
+def run_export(loaded: Checkpoint, output: Path, *arguments: str) -> None:
+    """The command, without its process."""
+    cfg = settings.load(export.ExportConfig, ["random", str(output), "--to=onnx", *arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreign, "load", lambda *_: loaded)
+        export.main(cfg)
+
+
+class Exported(NamedTuple):
+    """An exported model: the checkpoint, and the folder."""
+
+    loaded: Checkpoint
+    folder: Path
+
+    @property
+    def model(self) -> GPT:
+        return self.loaded.build().eval()
+
+
+@pytest.fixture(scope="module", params=CASES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Exported]:
+    """A model of each position method, exported by the command, which checks it. One is as a large model's export."""
+    make_tokenizer, bias = CASES[request.param]
+    activation = "gelu_new" if bias else "gelu"
+    loaded = checkpoint_of(make_tokenizer(), position=request.param, bias=bias, activation=activation)
+    folder = tmp_path_factory.mktemp(request.param) / "exported"
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "alibi":
+            patch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 0)  # bytes
+        run_export(loaded, folder)
+    yield Exported(loaded, folder)
+
+
+class Decoder:
+    """onnxruntime, as a program that knows only the names of the graph's inputs and outputs would use it."""
+
+    def __init__(self, folder: Path, rows: int):
+        self.session = InferenceSession(folder / "model.onnx")
+        self.past = {
+            value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), dtype=np.float32)
+            for value in self.session.get_inputs()
+            if value.name.startswith("past_key_values.")
+        }
+        self.mask = np.zeros((rows, 0), dtype=np.int64)
+
+    def step(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The logits (B, T, V) of new tokens (B, T). mask (B, T): 0 for padding."""
+        self.mask = np.concatenate([self.mask, mask.numpy()], axis=1)
+        positions = (self.mask.cumsum(axis=1) - 1).clip(min=0)[:, -ids.shape[1] :]
+        new = {"input_ids": ids.numpy(), "attention_mask": self.mask, "position_ids": positions}
+        outputs = dict(
+            zip([o.name for o in self.session.get_outputs()], self.session.run(None, {**new, **self.past}), strict=True)
+        )
+        self.past = {name: outputs[name.replace("past_key_values", "present")] for name in self.past}
+        return torch.from_numpy(outputs["logits"])
+
+
+def test_every_position_method_is_tested():
+    assert tuple(CASES) == POSITIONS
+
+
+def test_a_batch_in_pieces_computes_what_model_py_does(exported, seed):
+    """A prompt, several tokens, and one at a time."""
+    torch.manual_seed(seed)
+    model = exported.model
+    ids = torch.randint(exported.loaded.tokenizer.vocab_size, (3, 20))
+    decoder = Decoder(exported.folder, rows=3)
+    with torch.inference_mode():
+        expected = model.logits(ids)
+    for start, end in [(0, 7), (7, 12), *((i, i + 1) for i in range(12, 20))]:
+        logits = decoder.step(ids[:, start:end], torch.ones(3, end - start, dtype=torch.long))
+        torch.testing.assert_close(logits, expected[:, start:end], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_rows_of_different_lengths_continue_as_each_alone(exported, side, seed):
+    """Greedy: the tokens are those of model.generate."""
+    torch.manual_seed(seed)
+    model, lengths, new = exported.model, (1, 9, 4), 12
+    prompts = [torch.randint(exported.loaded.tokenizer.vocab_size, (length,)) for length in lengths]
+    ids, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
+    last = []
+    for row, prompt in enumerate(prompts):
+        place = slice(0, len(prompt)) if side == "right" else slice(9 - len(prompt), 9)
+        ids[row, place], mask[row, place] = prompt, 1
+        last.append(place.stop - 1)
+    decoder, one = Decoder(exported.folder, rows=3), torch.ones(3, 1, dtype=torch.long)
+    logits = decoder.step(ids, mask)[torch.arange(3), last]  # (B, V)
+    generated = [logits.argmax(dim=-1, keepdim=True)]
+    for _ in range(new - 1):
+        logits = decoder.step(generated[-1], one)[:, -1]
+        generated.append(logits.argmax(dim=-1, keepdim=True))
+    for row, prompt in enumerate(prompts):
+        expected = model.generate(prompt[None], new, top_k=1)[0, len(prompt) :]
+        assert torch.cat(generated, dim=1)[row].tolist() == expected.tolist()
+
+
+def test_the_folder_has_what_other_programs_expect(exported):
+    names = {path.name for path in exported.folder.iterdir()}
+    large = {"model.onnx.data"} if exported.loaded.config().position == "alibi" else set()
+    assert names == {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json"} | large
+    theirs, text = AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
+    ids = theirs(text).input_ids
+    assert ids == exported.loaded.tokenizer.encode(text).tolist() and theirs.decode(ids) == text
+    graph = onnx.load(exported.folder / "model.onnx").graph
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    past, present = "past_sequence_length", "past_sequence_length + sequence_length"
+    parts = [f"{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+    assert shapes == {
+        "input_ids": ["batch_size", "sequence_length"],
+        "attention_mask": ["batch_size", "total_sequence_length"],
+        "position_ids": ["batch_size", "sequence_length"],
+        **{f"past_key_values.{part}": ["batch_size", 2, past, 8] for part in parts},
+        "logits": ["batch_size", "sequence_length", exported.loaded.config().vocab_size],
+        **{f"present.{part}": ["batch_size", 2, present, 8] for part in parts},
+    }
+    assert str(ROOT).encode() not in (exported.folder / "model.onnx").read_bytes()  # torch adds stack traces
+
+
+def test_the_code_on_the_page_runs(exported, monkeypatch, capsys):
+    """It continues a prompt as model.generate does."""
+    tokenizer = exported.loaded.tokenizer
+    page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(import numpy.*?)```", page, re.DOTALL)[1].replace('"ROMEO:"', '"hello"')
+    monkeypatch.chdir(exported.folder.parent)
+    exec(code, {})
+    prompt = torch.from_numpy(tokenizer.encode("hello").astype(np.int64))[None]
+    n_new = int(re.search(r"range\((\d+)\)", code)[1])
+    text = exported.model.generate(prompt, n_new, top_k=1)[0]
+    theirs = AutoTokenizer.from_pretrained(exported.folder)  # the model also generates ids that pad its vocabulary
+    assert capsys.readouterr().out == theirs.decode(text) + "\n"
+
+
+# --- a changed model.py -----------------------------------------------------------------------------------------------
+
+
+class NoMean(torch.nn.RMSNorm):
+    """A norm with the parameters of nn.LayerNorm without a bias."""
+
+    def __init__(self, size: int, bias: bool):
+        super().__init__(size, eps=1e-5)
+
+
+def test_a_changed_model_py_is_exported_as_it_computes(tmp_path, monkeypatch, capsys):
+    loaded = checkpoint_of(ByteTokenizer(), n_layer=1, bias=False)
+    ids = torch.arange(20)[None]
+    with torch.inference_mode():
+        before = loaded.build().eval().logits(ids)
+    monkeypatch.setattr(model_py, "nn", SimpleNamespace(**{**vars(torch.nn), "LayerNorm": NoMean}))
+    run_export(loaded, tmp_path / "exported")
+    assert "the largest relative difference of logits is" in capsys.readouterr().out
+    logits = Decoder(tmp_path / "exported", rows=1).step(ids, torch.ones_like(ids))
+    with torch.inference_mode():
+        after = loaded.build().eval().logits(ids)
+    assert export.relative_difference(logits, before) > 0.01 and export.relative_difference(logits, after) < 1e-4
+
+
+def test_a_model_that_cannot_be_traced_is_an_error_of_one_line(tmp_path, monkeypatch, capfd):
+    """torch printed the whole graph, several times."""
+    embed = GPT.embed
+    monkeypatch.setattr(GPT, "embed", lambda self, *args: embed(self, *args) * (2 if args[0].sum() > 0 else 1))
+    with pytest.raises(UserError, match=r"^--to=onnx: torch\.onnx cannot trace this model\.py \(Could not guard .*\)$"):
+        run_export(checkpoint_of(ByteTokenizer(), n_layer=1), tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_export_that_computes_something_else_is_removed(exported, tmp_path, monkeypatch):
+    other = {name: 1.1 * tensor for name, tensor in exported.loaded.model.items()}
+    monkeypatch.setattr(onnx_export, "write_onnx", lambda _, folder: shutil.copytree(exported.folder, folder))
+    run_export(exported.loaded, tmp_path / "exported")
+    with pytest.raises(UserError, match="the exported model's logits differ by"):
+        run_export(replace(exported.loaded, model=other), tmp_path / "other")
+    assert (tmp_path / "exported").exists() and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", onnx_export.PACKAGES)
+def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=f"^--to=onnx needs the package {name}: pip install -r requirements.txt"):
+        run_export(checkpoint_of(ByteTokenizer()), tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_music_has_no_tokenizer_in_the_folder(tmp_path):
+    loaded = checkpoint_of(MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {}))
+    with pytest.raises(UserError, match=r"^random: --to=onnx has no tokenizer of the kind 'midi', .*; use --to=html$"):
+        run_export(loaded, tmp_path / "exported")
+
+
+def test_bad_paths_and_settings_are_errors_of_one_line(tmp_path):
+    loaded = checkpoint_of(ByteTokenizer())
+    with pytest.raises(UserError, match="already exists; choose another path"):
+        run_export(loaded, tmp_path)
+    with pytest.raises(UserError, match=r"--to=onnx writes a folder; choose a name without \.onnx"):
+        run_export(loaded, tmp_path / "exported.onnx")
+    with pytest.raises(UserError, match=r"dtype=float16.*: it needs --to=html"):
+        run_export(loaded, tmp_path / "exported", "--dtype=float16")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file.exported cannot be written .*; choose another path"):
+        run_export(loaded, tmp_path / "file" / "exported")

@@ -1,0 +1,369 @@
+"""Files from strangers: whatever their content, reading them succeeds or raises UserError, and runs no code."""
+
+import copy
+import json
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from folio import UserError
+from folio.base import settings
+from folio.base.files import read_json, sha256, write_json
+from folio.checkpoints import checkpoint, foreign, foreign_tokenizers
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import FORMATS
+from folio.data.shards import nanogpt_tokenizer, open_dataset
+from folio.data.tokenizer import EOT_TEXT, CharTokenizer
+from model import GPT, GPTConfig
+from tests.support.processes import ROOT
+from tests.support.tiny_tokenizers import bpe
+from train import TrainConfig, train
+
+pytestmark = pytest.mark.architecture(
+    "folio/checkpoints: foreign.py and export_formats.py, which know GPT-2's weights only"
+)
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["../x", "/etc/hosts"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, content: bytes) -> bytes:
+    """Random bytes; the content cut short, with bits flipped, or with a length overwritten; or its JSON with a value
+    replaced or removed.
+    """
+    mutation = draw(st.sampled_from(["bytes", "cut", "flip", "length", "json", "json", "json"]))
+    if mutation == "bytes":
+        return draw(st.binary(max_size=200))
+    if mutation == "cut":
+        return content[: draw(st.integers(0, len(content) - 1))]
+    if mutation == "json":
+        try:
+            document = json.loads(content)
+        except ValueError:
+            mutation = draw(st.sampled_from(["flip", "length"]))
+    if mutation == "length":
+        number = draw(st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]))
+        at = draw(st.integers(0, len(content) - 1))
+        return content[:at] + number.to_bytes(8, "little") + content[at + 8 :]
+    if mutation == "flip":
+        flipped = bytearray(content)
+        for _ in range(draw(st.integers(1, 4))):
+            flipped[draw(st.integers(0, len(content) - 1))] ^= 1 << draw(st.integers(0, 7))
+        return bytes(flipped)
+    root = {"": document}
+    parent: dict | list = root
+    key: str | int = ""
+    while draw(st.booleans()) and isinstance(parent[key], (dict, list)) and parent[key]:
+        parent = parent[key]
+        key = draw(st.sampled_from(sorted(parent) if isinstance(parent, dict) else range(len(parent))))
+    if parent is not root and draw(st.booleans()):
+        del parent[key]
+    else:
+        parent[key] = draw(VALUES)
+    return json.dumps(root[""]).encode()
+
+
+# The valid content of a file, and a function that reads the file with other content
+Prepared = tuple[bytes, Callable[[bytes], object]]
+# From a checkpoint, a data set and an empty folder to the file that is tested, in that folder
+Case = Callable[[Path, Path, Path], Prepared]
+
+
+@pytest.fixture(scope="module")
+def run(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of one checkpoint."""
+    out_dir = tmp_path_factory.mktemp("run") / "out"
+    small = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=2, max_iters=2, warmup_iters=0, eval_iters=1)
+    train(TrainConfig(**small, dataset="verse", data_dir=str(data_dir), out_dir=str(out_dir), dtype="float32"))
+    return checkpoint.load(out_dir).path
+
+
+def in_checkpoint(name: str) -> Case:
+    """A file of a checkpoint whose manifest is made to fit, as an attacker would do."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        step = Path(shutil.copytree(run, folder / "step-000002"))
+        manifest = read_json(step / "manifest.json")
+
+        def attempt(content: bytes) -> None:
+            (step / name).write_bytes(content)
+            if name != "manifest.json":
+                described = copy.deepcopy(manifest)
+                described[name] = {"bytes": len(content), "sha256": sha256(step / name)}
+                (step / "manifest.json").write_text(json.dumps(described), encoding="utf-8")
+            loaded = checkpoint.load(step)
+            loaded.build()
+            loaded.tokenizer.decode([0])
+
+        return (step / name).read_bytes(), attempt
+
+    return prepare
+
+
+def meta_json(run: Path, data: Path, folder: Path) -> Prepared:
+    copied = Path(shutil.copytree(data, folder / "data"))
+
+    def attempt(content: bytes) -> None:
+        (copied / "meta.json").write_bytes(content)
+        opened = open_dataset(copied)
+        opened.load_tokenizer()
+        assert {path.parent for path in (opened.folder / "train.bin", opened.folder)} == {copied, folder}
+
+    return (copied / "meta.json").read_bytes(), attempt
+
+
+def shard_header(run: Path, data: Path, folder: Path) -> Prepared:
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = 20240520, 1, 10
+    content = header.tobytes() + bytes(20)
+    (folder / "x_val_0.bin").write_bytes(content)
+
+    def attempt(content: bytes) -> None:
+        (folder / "x_train_0.bin").write_bytes(content)
+        open_dataset(folder)
+
+    return content, attempt
+
+
+def meta_pkl(run: Path, data: Path, folder: Path) -> Prepared:
+    def attempt(content: bytes) -> None:
+        (folder / "meta.pkl").write_bytes(content)
+        nanogpt_tokenizer(folder / "meta.pkl").decode([0])
+
+    return pickle.dumps({"vocab_size": 3, "itos": {0: "a", 1: "b", 2: "c"}, "stoi": {"a": 0, "b": 1, "c": 2}}), attempt
+
+
+def foreign_file(to: str, name: str) -> Case:
+    """A file of a model in the format of another program, which `convert.load` reads."""
+
+    def prepare(run: Path, data: Path, folder: Path) -> Prepared:
+        tokenizer = CharTokenizer("abc") if to == "nanogpt" else bpe()
+        shape = dict(block_size=4, vocab_size=tokenizer.vocab_size, n_layer=1, n_head=1, n_embd=2, bias=True)
+        shape["activation"] = "gelu" if to == "nanogpt" else "gelu_new"
+        tensors = {name: p.detach() for name, p in GPT(GPTConfig(**shape)).named_parameters()}
+        path = folder / f"exported{FORMATS[to].suffix}"
+        FORMATS[to].write(Checkpoint(Path("random"), tensors, tokenizer, {"model": shape}), path)
+        if to == "hf":
+            spelled = foreign_tokenizers.spell_tokens(tokenizer.ranks)
+            pairs = [
+                f"{spelled[left]} {spelled[right]}\n" for left, right in foreign_tokenizers.merge_pairs(tokenizer.ranks)
+            ]
+            if name != "tokenizer.json":
+                (path / "merges.txt").write_text("#version: 0.2\n" + "".join(pairs), encoding="utf-8")
+            write_json(path / "vocab.json", {token: i for i, token in enumerate([*spelled, EOT_TEXT])})
+        if name.startswith("pytorch_model.bin"):
+            zipped = name == "pytorch_model.bin"
+            saved = load_file(path / "model.safetensors")
+            torch.save(saved, path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+            (path / "model.safetensors").unlink()
+        if name.endswith("index.json"):
+            (path / "model.safetensors").rename(path / "part.safetensors")
+            weights = load_file(path / "part.safetensors")
+            write_json(path / name, {"weight_map": dict.fromkeys(weights, "part.safetensors")})
+        changed = path if to == "gguf" else path / name.removesuffix(" (old)")
+        init_from = path / "ckpt.pt" if to == "nanogpt" else path
+
+        def attempt(content: bytes) -> None:
+            changed.write_bytes(content)
+            loaded = foreign.load(str(init_from))
+            loaded.build()
+            loaded.tokenizer.decode([0])
+
+        return changed.read_bytes(), attempt
+
+    return prepare
+
+
+HUGGING_FACE = "config.json merges.txt vocab.json tokenizer.json tokenizer_config.json model.safetensors".split()
+HUGGING_FACE += ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin (old)"]
+
+
+def config_text(run: Path, data: Path, folder: Path) -> Prepared:
+    def attempt(content: bytes) -> None:
+        (folder / "config.py").write_bytes(content)
+        settings.load(TrainConfig, [str(folder / "config.py")])
+
+    lines = ["dataset = 'a'", "n_layer = 4", "n_head = 4", "n_embd = 64 * n_layer", "out_dir = 'out' + 'x'"]
+    return "\n".join([*lines, "dropout = -(-1) / 10**2\n"]).encode(), attempt
+
+
+FOREIGN = {
+    "GGUF": foreign_file("gguf", ""),
+    "nanoGPT's ckpt.pt": foreign_file("nanogpt", "ckpt.pt"),
+    "nanoGPT's meta.pkl": foreign_file("nanogpt", "data/folio_char/meta.pkl"),
+    **{f"Hugging Face's {name}": foreign_file("hf", name) for name in HUGGING_FACE},
+}
+CASES = {
+    "config text": config_text,
+    "meta.json": meta_json,
+    "shard header": shard_header,
+    "meta.pkl": meta_pkl,
+    **FOREIGN,
+    **{name: in_checkpoint(name) for name in ("state.json", "tokenizer.json", "manifest.json", "model.safetensors")},
+}
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_a_strangers_file_is_read_or_refused(case, examples, run, data_dir, tmp_path, seed):
+    """The long version has 40,000 cases: python -m pytest -m slow tests/checkpoints/test_strangers.py"""
+    content, attempt = CASES[case](run, data_dir / "verse", tmp_path)
+    attempt(content)
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
+    @hypothesis.given(mutated(content))
+    def is_read_or_refused(stranger: bytes) -> None:
+        try:
+            attempt(stranger)
+        except UserError as error:
+            assert str(error)
+            assert case not in FOREIGN or len(str(error).splitlines()) == 1
+
+    is_read_or_refused()
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, "x = " + "-" * 100_000 + "1", "x = " + "(" * 300 + ")" * 300])
+def test_deeply_nested_content_is_refused(nested, run, data_dir, tmp_path):
+    for case in CASES:
+        (tmp_path / case).mkdir()
+        _, attempt = CASES[case](run, data_dir / "verse", tmp_path / case)
+        with pytest.raises(UserError):
+            attempt(nested.encode())
+
+
+def test_paths_stay_in_their_folder(run, data_dir, tmp_path):
+    outside = tmp_path / "outside.bin"
+    outside.write_bytes(bytes(20))
+    content, attempt = meta_json(run, data_dir / "verse", tmp_path)
+    for name in ("../outside.bin", str(outside)):
+        meta = json.loads(content)
+        meta["splits"]["train"][0] = {"file": name, "tokens": 10, "sha256": sha256(outside)}
+        with pytest.raises(UserError, match="outside its folder"):
+            attempt(json.dumps(meta).encode())
+
+
+GGUF_HEADER = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)  # version 3, no tensor, one field
+
+
+def gguf_text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def gguf_field(kind: int, content: bytes, name: bytes = b"x") -> bytes:
+    return gguf_text(name) + struct.pack("<I", kind) + content
+
+
+def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: int = 1) -> bytes:
+    """A file that describes one tensor `copies` times under different names, with 64 bytes of data."""
+    content = struct.pack("<4sIQQ", b"GGUF", 3, copies, 0)
+    for i in range(copies):
+        content += gguf_text(b"t%d" % i)
+        content += struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, offset)
+    return content + bytes(-len(content) % 32) + bytes(64)
+
+
+def test_a_small_file_with_a_huge_array_ends(tmp_path):
+    """The package's reader took what is past the end of the file as empty, and looped over 2**62 elements of it."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 4, 2**62)))
+    assert path.stat().st_size == 49
+    program = "import sys; from folio import UserError\nfrom folio.checkpoints import foreign\n"
+    program += "try: foreign.load(sys.argv[1])\nexcept UserError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "is not a GGUF file of GPT-2: it ends at byte 49, in the middle of a value" in done.stdout, done.stderr
+
+
+ENDS = "it ends at byte"
+GGUF_WITH_WRONG_LENGTHS = {
+    "string": (GGUF_HEADER + gguf_field(8, struct.pack("<Q", 2**64 - 1)), ENDS),
+    "name": (GGUF_HEADER + struct.pack("<Q", 2**63), ENDS),
+    "array of strings": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 8, 2**62)), ENDS),
+    "array of bytes": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 0, 2**64 - 1)), ENDS),
+    "nested arrays": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 9, 1) * 5000), "it has an array of arrays"),
+    "kind of array": (GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 99, 1)), "is not a valid GGUFValueType"),
+    "strings in array": (
+        GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 8, 2**22) + bytes(2**25)),
+        "4,194,304 strings in an array, more than 2,097,152",
+    ),
+    "elements of a field that is read": (
+        GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 0, 2**22) + bytes(2**22), b"gpt2.block_count"),
+        "4,194,304 elements in gpt2.block_count, more than 2,097,152",
+    ),
+    "number of fields": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**64 - 1), "fields, more than 16,384"),
+    "number of tensors": (struct.pack("<4sIQQ", b"GGUF", 3, 2**64 - 1, 0), "tensors, more than 16,384"),
+    "alignment": (GGUF_HEADER + gguf_field(4, bytes(4), b"general.alignment"), "alignment: must be a non-zero power"),
+    "field twice": (struct.pack("<4sIQQ", b"GGUF", 3, 0, 2) + 2 * gguf_field(4, bytes(4)), "Duplicate x already"),
+    "byte order": (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "its byte order is not this machine's"),
+    "dimension": (gguf_tensor([2**62]), ENDS),
+    "dimensions": (gguf_tensor([2**32, 2**32]), "cannot reshape"),  # their product is 0 in 64 bits
+    "number of dimensions": (gguf_tensor([1])[:34] + struct.pack("<I", 2**32 - 1), ENDS),
+    "offset": (gguf_tensor([16], offset=2**64 - 32), "overflow"),
+    "size of all tensors": (gguf_tensor([16], copies=9), "its tensors are larger than the file"),
+    "nothing": (b"", "cannot mmap an empty file"),
+}
+
+
+@pytest.mark.parametrize("case", GGUF_WITH_WRONG_LENGTHS)
+def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
+    content, reason = GGUF_WITH_WRONG_LENGTHS[case]
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(UserError, match=rf"x\.gguf is not a GGUF file of GPT-2: .*{reason}"):
+        foreign.load(str(tmp_path / "x.gguf"))
+
+
+def test_an_array_of_a_gguf_is_one_array(tmp_path):
+    """The package's reader made an object for each element: 2 MB of bytes took 1.7 GB and 22 s."""
+    strings = b"".join(map(gguf_text, [b"ab", b"", "é".encode()]))
+    content = struct.pack("<4sIQQ", b"GGUF", 3, 0, 3)
+    content += gguf_field(9, struct.pack("<IQ", 0, 2**21) + bytes(2**21), b"not read")
+    content += gguf_field(9, struct.pack("<IQ", 8, 3) + strings, b"tokenizer.ggml.tokens")
+    content += gguf_field(9, struct.pack("<IQ3i", 5, 3, 1, -2, 3), b"tokenizer.ggml.token_type")
+    (tmp_path / "x.gguf").write_bytes(content + bytes(32))
+    reader = foreign._open_gguf(tmp_path / "x.gguf")
+    assert [len(reader.fields[name].parts) for name in ("not read", "tokenizer.ggml.tokens")] == [4, 4]
+    assert reader.fields["not read"].parts[-1].shape == (2**21,)
+    assert foreign._gguf_value(reader, "tokenizer.ggml.tokens") == ["ab", "", "é"]
+    assert foreign._gguf_value(reader, "tokenizer.ggml.token_type") == [1, -2, 3]
+
+
+def test_gguf_that_is_cut_short_is_refused(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
+    writer.add_bool("a.bool", True)
+    writer.add_float64("a.float64", 0.1)
+    writer.add_string("a.string", "é日")
+    writer.add_array("a.strings", ["", "b", "日本"])
+    writer.add_array("a.ints", [1, -2, 3])
+    writer.add_tensor("wide", np.ones((2, 3), np.float32))
+    writer.add_tensor("half", np.ones(5, np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    foreign._open_gguf(tmp_path / "x.gguf")
+    content = (tmp_path / "x.gguf").read_bytes()
+    for size in range(len(content.rstrip(b"\0"))):  # the last tensor is followed by padding
+        (tmp_path / "cut.gguf").write_bytes(content[:size])
+        with pytest.raises(ValueError):
+            foreign._open_gguf(tmp_path / "cut.gguf")

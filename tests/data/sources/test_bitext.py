@@ -1,0 +1,238 @@
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from folio import UserError
+from folio.base.files import read_json
+from folio.base.settings import ConfigError, load
+from folio.data.blocks import CorpusError
+from folio.data.corpus import Source
+from folio.data.shards import open_dataset
+from folio.data.sources.bitext import language_of, language_problem, read_table, translation_pair
+from folio.data.sources.pairs import split_pairs, validation_pairs
+from folio.data.tokenizer import ByteTokenizer
+from prepare import translation
+from prepare.translation import TranslationConfig
+from tests.support.hub import serving
+from tests.support.processes import ROOT, run
+
+SENTENCES = [(f"{n} green bottles", f"{n} grüne Flaschen") for n in range(30)]
+EXPECTED = sorted((f"en: {en} | de:", f" {de}") for en, de in SENTENCES)
+
+
+def prepared(folder: Path, *words: str) -> list[tuple[str, str]]:
+    """The prompts and completions of the data set that the script makes, in both splits."""
+    options = ["--tokenizer=byte", f"--data_dir={folder / 'data'}", "--val_fraction=0.2", "--overwrite=True"]
+    translation.main(load(TranslationConfig, [*options, *words]))
+    (made,) = [path for path in (folder / "data").iterdir() if not path.name.startswith(".")]
+    dataset = open_dataset(made)
+    splits = [list(split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)]
+    assert all(splits)
+    made.rename(folder / f"made-{made.name}-{len(list(folder.iterdir()))}")
+    return sorted(splits[0] + splits[1])
+
+
+def write_files(folder: Path) -> None:
+    """The sentences as a table, as two line-aligned files, and as JSON lines of three kinds."""
+    (folder / "s.tsv").write_text("".join(f"{en}\t{de}\tCC-BY\r\n" for en, de in SENTENCES) + "\n", encoding="utf-8")
+    (folder / "corpus.en").write_text("\n".join(en for en, _ in SENTENCES), encoding="utf-8")
+    (folder / "corpus.de.gz").write_bytes(gzip.compress("".join(f"{de}\n" for _, de in SENTENCES).encode()))
+    kinds = [
+        {"en": en, "de": de} if n % 3 == 0 else {"translation": {"de": de, "en": en}} if n % 3 == 1 else
+        {"prompt": f"en: {en} | de:", "completion": f" {de}"}
+        for n, (en, de) in enumerate(SENTENCES)
+    ]  # fmt: skip
+    (folder / "s.jsonl").write_text("\n".join(map(json.dumps, kinds)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["s.tsv", "--languages=en,de"],
+        ["s.jsonl", "--languages=en,de"],
+        ["corpus.en", "corpus.de.gz"],
+        ["corpus.en", "corpus.de.gz", "--languages=en,de"],
+    ],
+)
+def test_your_own_texts(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    assert prepared(tmp_path, *words) == EXPECTED
+
+
+def test_the_other_direction_and_the_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    assert prepared(tmp_path, "corpus.de.gz", "corpus.en") == sorted((f"de: {d} | en:", f" {e}") for e, d in SENTENCES)
+    assert [path.name.rpartition("-")[0] for path in tmp_path.glob("made-*")] == ["made-corpus"]
+
+
+def test_preparing_the_same_files_again_does_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    settings = dict(inputs=("s.tsv",), languages="en,de", tokenizer="byte", data_dir=str(tmp_path / "data"))
+    for _ in range(2):
+        translation.main(TranslationConfig(**settings))
+    assert "is prepared already" in capsys.readouterr().out
+    with pytest.raises(UserError, match="contains another data set"):
+        translation.main(TranslationConfig(**{**settings, "languages": "de,en"}))
+
+
+def test_pairs_with_an_empty_text_are_left_out(tmp_path):
+    path = tmp_path / "s.tsv"
+    path.write_text("".join(f"{en}\t{de}\n" for en, de in SENTENCES) + "\tx\ny\t \n", encoding="utf-8")
+    assert prepared(tmp_path, str(path), "--languages=en,de") == EXPECTED
+
+
+def test_all_translations_of_a_sentence_are_in_one_split(tmp_path):
+    sentences = "".join(f"sentence {n // 10}\tSatz {n}\n" for n in range(200))
+    (tmp_path / "s.tsv").write_text(sentences, encoding="utf-8")
+    words = [str(tmp_path / "s.tsv"), "--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path}"]
+    translation.main(load(TranslationConfig, words))
+    dataset = open_dataset(tmp_path / "s")
+    train, val = (
+        Counter(prompt for prompt, _ in split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)
+    )
+    assert {*train.values(), *val.values()} == {10} and (len(train), len(val)) == (18, 2)
+    assert [pair.fields["target"] for pair in validation_pairs(dataset)] == ["de"] * 20
+
+
+def test_a_folder_of_files(tmp_path):
+    write_files(tmp_path)
+    (tmp_path / "tables").mkdir()
+    lines = (tmp_path / "s.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    for name, part in (("a.tsv", lines[:10]), ("b.tsv", lines[10:])):
+        (tmp_path / "tables" / name).write_text("".join(part), encoding="utf-8")
+    assert prepared(tmp_path, str(tmp_path / "tables"), "--languages=en,de") == EXPECTED
+
+
+def write_parquet(path: Path, **columns: list) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def test_a_folder_with_the_columns_of_opus_and_of_tatoeba(tmp_path):
+    write_parquet(
+        tmp_path / "opus" / "train-00000-of-00001.parquet", translation=[{"de": de, "en": en} for en, de in SENTENCES]
+    )
+    write_parquet(
+        tmp_path / "tatoeba" / "train-00000-of-00001.parquet",
+        english=[en for en, _ in SENTENCES],
+        non_english=[de for _, de in SENTENCES],
+    )
+    for name in ("opus", "tatoeba"):
+        assert prepared(tmp_path, f"--source={tmp_path / name}", "--languages=en,de") == EXPECTED
+    assert len(prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=de,en", "--limit=20")) == 20
+    with pytest.raises(CorpusError, match=r"has no texts in 'fr', only in de, en; set --languages"):
+        prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=en,fr")
+    write_parquet(tmp_path / "flat" / "train.parquet", translation=["a", "b"])
+    with pytest.raises(CorpusError, match=r'has the columns translation; texts must be in "translation", by language'):
+        prepared(tmp_path, f"--source={tmp_path / 'flat'}", "--languages=en,de")
+    with pytest.raises(CorpusError, match=r'has the columns english, non_english; texts must be in "translation", by'):
+        prepared(tmp_path, f"--source={tmp_path / 'tatoeba'}", "--languages=de,fr")
+
+
+def test_downloads_from_a_hub(tmp_path):
+    """datasets and huggingface_hub themselves run, against a local hub."""
+    write_parquet(tmp_path / "opus.parquet", translation=[{"de": de, "en": en} for en, de in SENTENCES])
+    columns = dict(english=[en for en, _ in SENTENCES], non_english=[de for _, de in SENTENCES])
+    write_parquet(tmp_path / "tatoeba.parquet", **columns)
+    opus, tatoeba = "Helsinki-NLP/opus-100", "sentence-transformers/parallel-sentences-tatoeba"
+    readme = "---\nconfigs:\n- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n---\n"
+    files = {
+        f"{opus}/de-en/train-00000-of-00001.parquet": (tmp_path / "opus.parquet").read_bytes(),
+        f"{opus}/README.md": readme.format("de-en").encode(),
+        f"{tatoeba}/en-de/train-00000-of-00001.parquet": (tmp_path / "tatoeba.parquet").read_bytes(),
+        f"{tatoeba}/README.md": readme.format("en-de").encode(),
+    }
+    with serving(files) as hub:
+        env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
+        for source in ("opus-100", "tatoeba"):
+            words = ["--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
+            done = run([ROOT / "prepare/translation.py", f"--source={source}", *words], **env)
+            assert done.returncode == 0, done.stderr
+            dataset = open_dataset(tmp_path / "data" / f"{source}-en-de")
+            both = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
+            assert sorted(both) == EXPECTED
+    assert read_json(tmp_path / "data" / "tatoeba-en-de" / "meta.json")["recipe"]["val_fraction"] == 0.2
+
+
+def test_codes_of_languages():
+    assert [language_problem(code) for code in ("en", "gsw", "zh-Hans", "pt_BR")] == [None] * 4
+    assert language_problem("german") == "'german' is not the code of a language; did you mean de?"
+    assert language_problem("Englisch").endswith("did you mean en?")
+    assert language_problem("EN") == "'EN' is not the code of a language; did you mean en?"
+    assert language_problem("xx") == "'xx' is not the code of a language; use one such as en or de"
+    names = ["a.en", "b/a.tok.de.zst", "corpus.txt", "corpus"]
+    assert [language_of(Path(name)) for name in names] == ["en", "de", None, None]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["one.tsv", "--languages=en,de"], r"^one.tsv:2: this line has one column; write the two texts with a tab"),
+        (["s.tsv"], r"^s.tsv: name the languages of its columns, as in --languages=en,de$"),
+        (["s.tsv", "--languages=en,dee"], r"^command line: languages=en,dee: 'dee' is not the code of a language"),
+        (["s.tsv", "--languages=en"], r"languages=en: name two different languages"),
+        (["s.tsv", "--languages=en,en"], r"languages=en,en: name two different languages"),
+        (["s.tsv", "--languages=en,de,fr"], r"languages=en,de,fr: name two: your texts are translated from the first"),
+        (["--languages=en,ja"], r"languages=en,ja: there are no phrases in 'ja', only in en, de, fr, es, it, pl$"),
+        (["corpus.en", "short.de"], r"^corpus.en has 30 lines and short.de 29, so they are not aligned; give files "),
+        (["short.de", "corpus.en"], r"^short.de has 29 lines and corpus.en 30, so they are not aligned"),
+        (
+            ["corpus.en", "corpus.de.gz", "--languages=de,en"],
+            r"^corpus.en, corpus.de.gz: give them in the order",
+        ),
+        (["corpus.en", "a.txt"], r"^corpus.en, a.txt: name their languages, as in --languages=en,de$"),
+        (["corpus.en"], r"^corpus.en: give .jsonl files, .tsv files, or two files with one sentence per line$"),
+        (["corpus.en", "s.tsv"], r"^corpus.en, s.tsv: give .jsonl files, .tsv files, or two files"),
+        (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv, t.csv: give .jsonl files"),
+        (["none.tsv", "--languages=en,de"], r"^none.tsv: there is no such file$"),
+        (["latin.tsv", "--languages=en,de"], r"^latin.tsv, line 1, is not UTF-8 text at byte 2"),
+        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr: set --languages to two of its fields"),
+        (["s.jsonl"], r"^s.jsonl:1: it has no prompt and completion; for texts by language, set --languages"),
+        (["s.tsv", "--languages=en,de", "--source=tatoeba"], r"source=tatoeba: it replaces the input files"),
+        (["--source=tatoeba"], r"languages: name the two languages, as in --languages=en,de$"),
+        (["--source=tatoeba", "--languages=fr,de"], r"^languages=fr,de: one of the languages of tatoeba is English"),
+        (["mixed", "--languages=en,de"], r"^mixed: give .jsonl files, .tsv files, or two files with one sentence per"),
+        (["--val_fraction=0.999"], r"val_fraction=0.999: for phrases, use 0.01 to 0.9$"),
+        (["--val_fraction=1e-6", "--held_out=1"], r"val_fraction=1e-06: for phrases, use 0.01 to 0.9$"),
+        (["--limit=5"], r"limit=5: it is only for --source$"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    (tmp_path / "one.tsv").write_text("a\tb\nc d\n")
+    (tmp_path / "short.de").write_text("\n".join(de for _, de in SENTENCES[:-1]), encoding="utf-8")
+    (tmp_path / "latin.tsv").write_bytes(b"x\t\xe9\n")
+    for name in ("a.txt", "s.csv", "t.csv"):
+        (tmp_path / name).write_text("a\n" * 30)
+    (tmp_path / "mixed").mkdir()
+    for name in ("s.jsonl", "README.md"):
+        (tmp_path / "mixed" / name).write_text("{}")
+    with pytest.raises(UserError, match=message) as error:
+        prepared(tmp_path, *words)
+    assert "\n" not in str(error.value)
+    assert not [path for path in tmp_path.glob("data/*") if path.suffix != ".lock"]
+
+
+def test_text_that_is_not_text():
+    languages = ("en", "de")
+    for value in ({"en": 5, "de": "x"}, {"translation": {"en": ["a"], "de": "x"}}):
+        with pytest.raises(CorpusError, match="en and de must be strings: set --languages to two of its fields"):
+            translation_pair(languages, value)
+    assert translation_pair(languages, {"en": None, "de": "x"}) is translation_pair(languages, {"en": " ", "de": "x"})
+    with pytest.raises(ConfigError):
+        translation.main(TranslationConfig(languages="en"))
+
+
+def test_a_long_line_arrives_whole(tmp_path):
+    long = "é" * 3_000_000
+    (tmp_path / "s.tsv").write_text(f"{long}\tb\nc\td", encoding="utf-8")
+    assert list(read_table(Source(tmp_path / "s.tsv", "text", "s.tsv"))) == [(long, "b"), ("c", "d")]

@@ -1,0 +1,287 @@
+"""MIDI files to events and back, against symusic's own conversion to seconds and a player of events written here."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import symusic
+
+from folio import UserError
+from folio.data import tokenizer
+from folio.data.sources.music import (
+    EventFormat,
+    Note,
+    PieceError,
+    events_of_file,
+    events_of_notes,
+    in_order,
+    notes_of_events,
+    notes_of_score,
+    place_notes,
+    read_score,
+    transpose,
+    write_midi,
+)
+from folio.data.tokenizer import MidiTokenizer, TextError
+from tests.support.music import SCORE, write
+
+PERFORMANCE = EventFormat()
+
+
+def random_notes(rng: random.Random, count: int, velocities: list[int], low: int = 30, high: int = 90) -> list[Note]:
+    """Notes as one player plays them: each pitch sounds once at a time."""
+    notes, free = [], dict.fromkeys(range(low, high + 1), 0)
+    time = 0
+    for _ in range(count):
+        pitch = rng.randint(low, high)
+        start = max(time, free[pitch])
+        end = start + rng.choice([1, 2, 3, 4, 8, 30])
+        free[pitch] = end
+        notes.append(Note(start, end, pitch, rng.choice(velocities)))
+        time += rng.choice([0, 0, 1, 2, 4])
+    first = min(note.start for note in notes)
+    return in_order(note._replace(start=note.start - first, end=note.end - first) for note in notes)
+
+
+def play(events: str, steps: int) -> list[Note]:
+    """What events play."""
+    time, sounding, played = 0, {}, []
+    names = events.split()
+    for name, following in zip(names, [*names[1:], ""], strict=True):
+        kind, value = name.split("_")
+        if kind == "TimeShift":
+            whole, part, resolution = map(int, value.split("."))
+            assert resolution == steps
+            time += whole * steps + part
+        elif kind == "NoteOn":
+            velocity = int(following.split("_")[1]) if following.startswith("Velocity") else 100
+            assert int(value) not in sounding
+            sounding[int(value)] = (time, velocity)
+        elif kind == "NoteOff":
+            start, velocity = sounding.pop(int(value))
+            played.append(Note(start, time, int(value), velocity))
+    assert not sounding
+    return in_order(played)
+
+
+def test_the_default_events_are_those_of_the_music_transformer():
+    """Section 2.1 of Huang et al. 2018: 128 note-ons, 128 note-offs, 100 time-shifts of 10 ms, and 32 velocities."""
+    kinds = [event.partition("_")[0] for event in PERFORMANCE.tokenizer().events]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "NoteOn": 128,
+        "NoteOff": 128,
+        "Velocity": 32,
+        "TimeShift": 100,
+    }
+    assert "TimeShift_0.1.100" in PERFORMANCE.tokenizer().events  # 1/100 of a beat at 60 beats per minute
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE], ids=["seconds", "beats"])
+def test_notes_become_events_and_the_same_notes_again(format, tmp_path, seed):
+    levels = [int(event.split("_")[1]) for event in format.tokenizer().events if event.startswith("Velocity")] or [100]
+    notes = random_notes(random.Random(seed), 1000, levels, format.lowest, format.highest)
+    events = events_of_notes(notes, format)
+    assert play(events, format.steps) == notes == notes_of_events(events, format)
+    made = format.tokenizer()
+    assert made.decode(made.encode(events)).split() == events.split()
+    assert write_midi(tmp_path / "piece.mid", events, format) == notes
+    assert notes_of_score(read_score(tmp_path / "piece.mid"), format) == notes
+
+
+def test_times_in_seconds_follow_all_tempos(tmp_path, seed):
+    """symusic converts ticks to seconds, too."""
+    rng = random.Random(seed)
+    score, track, time = symusic.Score(96), symusic.Track(), 0
+    for k in range(100):
+        track.notes.append(symusic.Note(time, rng.randint(10, 200), 30 + k % 50, 64))
+        time += rng.randint(1, 300)
+    score.tracks.append(track)
+    for at in rng.sample(range(time), 20):
+        score.tempos.append(symusic.Tempo(at, rng.uniform(30, 200)))
+    score.dump_midi(tmp_path / "a.mid")
+    read = read_score(tmp_path / "a.mid")
+    expected = read.to("second").tracks[0].notes.numpy()
+    notes = notes_of_score(read, PERFORMANCE)
+    assert np.allclose([note.start / 100 for note in notes], expected["time"], atol=0.0051)
+
+
+def test_all_tracks_are_one_piece_without_drums_from_its_first_note_on(tmp_path):
+    path = write(tmp_path / "a.mid", [(960, 480, 60, 80)], [(1440, 480, 64, 70)], [(0, 480, 36, 90)], drums=(2,))
+    assert notes_of_score(read_score(path), SCORE) == [Note(0, 4, 60, 80), Note(4, 8, 64, 70)]
+
+
+def test_each_key_of_the_instrument_sounds_once_at_a_time(tmp_path):
+    tracks = [[(0, 480, 60, 80), (240, 480, 62, 1)], [(0, 960, 60, 70), (480, 480, 62, 2), (960, 10, 95, 9)]]
+    notes = notes_of_score(read_score(write(tmp_path / "a.mid", *tracks)), SCORE)
+    assert notes == [Note(0, 8, 60, 70), Note(2, 4, 62, 1), Note(4, 8, 62, 2)]  # 95 is out of range
+
+
+def test_the_sustain_pedal_holds_notes(tmp_path):
+    score, track = symusic.Score(480), symusic.Track()
+    for start, pitch in ((0, 60), (480, 61), (1440, 62)):
+        track.notes.append(symusic.Note(start, 120, pitch, 64))
+    for time, value in ((60, 127), (960, 0)):
+        track.controls.append(symusic.ControlChange(time, 64, value))
+    score.tracks.append(track)
+    score.dump_midi(tmp_path / "a.mid")
+    notes = notes_of_score(read_score(tmp_path / "a.mid"), SCORE)
+    assert [(note.start, note.end) for note in notes] == [(0, 8), (4, 8), (12, 13)]
+
+
+def test_long_silences_are_shortened(tmp_path):
+    """A damaged time of 2^28 ticks would be millions of events."""
+    path = write(tmp_path / "a.mid", [(0, 480, 60, 80), (1 << 27, 480, 62, 80)])
+    assert [note.start for note in notes_of_score(read_score(path), SCORE)] == [0, 4 + 10 * 4]
+
+
+def test_a_silence_is_shortened_where_a_longer_note_was_cut(tmp_path):
+    """The first note, cut at beat 9, would have ended at beat 20: nothing changes there."""
+    beat = 480
+    path = write(tmp_path / "a.mid", [(0, 20 * beat, 60, 80), (9 * beat, 12 * beat, 60, 80)])
+    assert [note[:2] for note in notes_of_score(read_score(path), SCORE)] == [(0, 36), (36, 36 + 10 * 4)]
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE], ids=["seconds", "beats"])
+def test_any_score_is_the_same_after_it_was_written_and_read_again(format, tmp_path, seed):
+    """Notes overlap, begin together and repeat; tracks have pedals and drums; tempos change; and silences are long."""
+    rng = random.Random(seed)
+    for _ in range(30):
+        score = symusic.Score(rng.choice([24, 480, 960]))
+        for number in range(rng.randint(1, 3)):
+            track = symusic.Track(program=number, is_drum=number == 2)
+            for _ in range(rng.randint(1, 60)):
+                length, pitch = rng.choice([1, 5, 100, 3000, 100_000]), rng.randint(25, 95)
+                track.notes.append(symusic.Note(rng.randrange(5000), length, pitch, rng.randint(1, 127)))
+            for _ in range(rng.choice([0, 20])):
+                track.controls.append(symusic.ControlChange(rng.randrange(6000), 64, rng.choice([0, 127])))
+            score.tracks.append(track)
+        for _ in range(rng.randint(0, 4)):
+            score.tempos.append(symusic.Tempo(rng.randrange(5000), rng.uniform(20, 300)))
+        score.tracks[0].notes.append(symusic.Note(0, 100, 60, 64))  # in the range
+        score.dump_midi(tmp_path / "a.mid")
+        events = events_of_file(tmp_path / "a.mid", format)
+        write_midi(tmp_path / "b.mid", events, format)
+        assert events_of_file(tmp_path / "b.mid", format) == events
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_an_error():
+    with pytest.raises(OSError, match="No space left"):
+        write_midi(Path("/dev/full"), "NoteOn_60 TimeShift_1.0.4", SCORE)
+
+
+def test_a_models_events_need_not_make_sense():
+    events = "NoteOff_60 NoteOn_60 TimeShift_0.1.100 NoteOn_64 Velocity_7 ROMEO TimeShift_1.0.100 NoteOn_65 Velocity_3"
+    assert notes_of_events(f"{events} NoteOn_66", PERFORMANCE) == [Note(1, 101, 64, 7)]
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE, EventFormat(velocities=0, highest=60)])
+def test_events_in_any_order_are_the_notes_that_miditok_decodes(format, seed):
+    """miditok takes any number after a note-on for its velocity, so here a velocity follows each one."""
+    from miditok import MIDILike, TokenizerConfig, TokSequence
+
+    config = TokenizerConfig(
+        pitch_range=(format.lowest, format.highest),
+        beat_res={(0, format.longest_shift): format.steps},
+        num_velocities=format.velocities or 1,
+        use_velocities=format.velocities > 0,
+        use_time_signatures=False,
+        use_pitchdrum_tokens=False,
+    )
+    rng = random.Random(seed)
+    pitches = rng.sample(range(format.lowest, format.highest + 1), 4)  # few, so that some sound twice
+    shifts = [event for event in format.tokenizer().events if event.startswith("TimeShift")]
+    events = []
+    for _ in range(300):
+        kind = rng.choice(["NoteOn", "NoteOff", "TimeShift"])
+        events.append(rng.choice(shifts) if kind == "TimeShift" else f"{kind}_{rng.choice(pitches)}")
+        if kind == "NoteOn" and format.velocities:
+            events.append(f"Velocity_{rng.randint(1, 127)}")
+    ended = events + [f"NoteOff_{pitch}" for pitch in pitches] * len(events)
+    decoded = MIDILike(config).decode([TokSequence(tokens=ended)]).tracks[0].notes
+    expected = sorted((note.start, note.end, note.pitch, note.velocity) for note in decoded if note.duration)
+    assert sorted(notes_of_events(" ".join(events), format)) == expected
+    placed, times = place_notes(events, format)
+    assert sorted(tuple(note) for note, *_ in placed if note.end > note.start) == expected
+    for note, on, velocity, off in placed:
+        assert events[on] == f"NoteOn_{note.pitch}" and times[on] == note.start
+        assert velocity is None if not format.velocities else events[velocity] == f"Velocity_{note.velocity}"
+        assert note.end == (times[-1] if off is None else times[off])
+        assert off is None or events[off] == f"NoteOff_{note.pitch}"
+    assert [on for _, on, _, _ in placed] == [i for i, event in enumerate(events) if event.startswith("NoteOn")]
+    assert sum(off is None for *_, off in placed) < len(placed)
+
+
+@pytest.mark.parametrize("format", [PERFORMANCE, SCORE])
+def test_a_note_on_needs_the_velocity_after_it(format):
+    """miditok took the pitch of the next event for the velocity."""
+    placed, times = place_notes("NoteOn_60 NoteOn_64 NoteOff_60 Velocity_9 <|endoftext|> NoteOn_62".split(), format)
+    pitches = [note.pitch for note, *_ in placed]
+    assert pitches == ([] if format.velocities else [60, 64, 62]) and times == [0] * 6
+    assert place_notes([], format) == ([], [])
+
+
+def test_transposing_moves_each_pitch_or_is_refused():
+    notes = [Note(0, 4, 31, 100), Note(2, 8, 88, 100)]
+    events = events_of_notes(notes, SCORE)
+    for semitones in (-1, 2):
+        moved = [note._replace(pitch=note.pitch + semitones) for note in notes]
+        assert transpose(events, semitones, SCORE).split() == events_of_notes(moved, SCORE).split()
+    assert transpose(events, -2, SCORE) is None and transpose(events, 3, SCORE) is None
+
+
+@pytest.mark.parametrize(
+    "content, problem, message",
+    [
+        (b"hello", "broken", "it is not a MIDI file"),
+        (b"", "broken", "it is not a MIDI file"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\0MTrk\0\0\0\4\0\xff\x2f\0", "broken", "it has no ticks per beat"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\xff\x2f\0", "empty", "it has no notes"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x99\x24", "broken", "it is damaged: Invalid chunk length"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x90\xc8\x40", "broken", "it is damaged: Get pitch=200$"),
+        (b"MThd\0\0\0\6\0\7\0\0\0\x60", "broken", "it is damaged: Invalid midi format$"),
+        (b"MThd\0\0\0\6\0\1\0\0\xe7\x28", "broken", "it is damaged: Division type is not ticks per quarter$"),
+    ],
+)
+def test_a_piece_that_cannot_be_used_has_one_line(content, problem, message, tmp_path):
+    (tmp_path / "a.mid").write_bytes(content)
+    with pytest.raises(PieceError, match=message) as error:
+        events_of_file(tmp_path / "a.mid", SCORE)
+    assert error.value.problem == problem and "\n" not in str(error.value)
+
+
+def test_drums_only_and_a_missing_file_are_reported(tmp_path):
+    path = write(tmp_path / "a.mid", [(0, 480, 36, 90)], drums=(0,))
+    for file, problem in ((path, "drums only"), (tmp_path / "b.mid", "broken")):
+        with pytest.raises(PieceError) as error:
+            events_of_file(file, SCORE)
+        assert error.value.problem == problem
+
+
+def test_the_tokenizer_holds_all_that_is_needed_to_write_midi_again():
+    made = SCORE.tokenizer()
+    again = tokenizer.from_json(made.to_json())
+    assert isinstance(again, MidiTokenizer) and again.hash == made.hash
+    assert EventFormat.of(again) == SCORE and again.eot == again.vocab_size - 1 == len(again.events)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"steps": 10**9}, {"steps": "4"}, {"tempo": 0.0}, {"lowest": 91}, {"highest": 128}, {"time": "bars"}, {"more": 1}],
+)
+def test_a_damaged_format_is_refused(change):
+    made = SCORE.tokenizer()
+    with pytest.raises(UserError, match="the format of this music tokenizer is damaged"):
+        EventFormat.of(MidiTokenizer(made.events, {**made.format, **change}))
+
+
+@pytest.mark.parametrize("events", [[], ["a", "a"], ["a b"], [""]])
+def test_damaged_events_are_refused(events):
+    with pytest.raises(UserError, match="not a tokenizer"):
+        tokenizer.from_json({"kind": "midi", "events": events, "format": {}})
+
+
+def test_text_is_not_music():
+    with pytest.raises(TextError, match=r"at byte 11 .*'ROMEO:' is not an event of this model, .* or a MIDI file$"):
+        SCORE.tokenizer().encode("NoteOn_60  ROMEO: Is")

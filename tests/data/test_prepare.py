@@ -1,0 +1,1055 @@
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folio import UserError
+from folio.base.files import read_json, write_json
+from folio.base.settings import ConfigError, check, load
+from folio.base.workers import map_in_order
+from folio.data import builder, corpus, tokenizer
+from folio.data import prepare as prepare_module
+from folio.data.blocks import document_hash
+from folio.data.builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
+from folio.data.corpus import Corpus, find_sources
+from folio.data.prepare import PrepareConfig, name_from, prepare
+from folio.data.shards import open_dataset
+from folio.data.windows import parse_mixture
+from folio.machine import compiled
+from prepare.text import TextConfig
+from tests.support.processes import ROOT
+from tests.support.tiny_tokenizers import bpe
+
+
+@pytest.fixture
+def texts(tmp_path: Path, seed: int) -> list[str]:
+    """Some documents: an empty one, a repeated one, and a repeated one that is larger than a block."""
+    rng = random.Random(seed)
+    words = ["alpha", "beta", "γάμμα", "日本", "🎉", "the", "of", "\n", "it's"]
+    texts = [" ".join(rng.choices(words, k=rng.randrange(1, 60))) for _ in range(120)]
+    texts[7], texts[50], texts[90] = "", texts[20], " ".join(rng.choices(words, k=900))
+    texts[110] = texts[90]
+    return texts
+
+
+@pytest.fixture
+def lines(texts: list[str], tmp_path: Path) -> Corpus:
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    return Corpus(find_sources([str(tmp_path / "texts.jsonl")]))
+
+
+@pytest.fixture
+def folder_of_texts(texts: list[str], tmp_path: Path) -> Corpus:
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "texts" / f"{number:03d}.txt").write_bytes(text.encode())
+    return Corpus(find_sources([str(tmp_path / "texts")]))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+
+
+def config(tmp_path: Path, **settings) -> PrepareConfig:
+    return PrepareConfig(**{"data_dir": str(tmp_path / "data"), "tokenizer": "byte", "val_fraction": 0.1, **settings})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
+
+
+def ids_of(folder: Path, split: str) -> np.ndarray:
+    return np.concatenate([shard.ids for shard in getattr(open_dataset(folder), split)])
+
+
+def read_back(folder: Path, split: str) -> list[str]:
+    """The documents of a split."""
+    tokenizer = open_dataset(folder).load_tokenizer()
+    ids = ids_of(folder, split)
+    ends = np.flatnonzero(ids == tokenizer.eot)
+    assert ends[-1] == len(ids) - 1
+    return [tokenizer.decode(part[part != tokenizer.eot]) for part in np.split(ids, ends[:-1] + 1)]
+
+
+# --- the data set -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
+def test_every_document_is_in_one_split_and_ends_with_eot(kind, lines, folder_of_texts, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=300), lines, "a")
+    train, val = read_back(folder, "train"), read_back(folder, "val")
+    assert sorted(train + val) == sorted(text for text in texts if text)
+    assert train == [text for text in texts if text in set(train)] and 2 <= len(val) <= 30
+    other = prepare(config(tmp_path, tokenizer=kind, vocab_size=300), folder_of_texts, "b")
+    assert content(other) == content(folder)  # the same documents in files give the same shards
+    assert open_dataset(folder).load_tokenizer().kind == kind
+
+
+def test_one_text_is_split_at_its_tail_as_in_nanogpt(tmp_path, texts):
+    text = "\n".join(texts)
+    (tmp_path / "novel.txt").write_bytes(text.encode())
+    novel = Corpus(find_sources([str(tmp_path / "novel.txt")]))
+    folder = prepare(config(tmp_path, tokenizer="char", val_fraction=None), novel, "novel")
+    data = open_dataset(folder)
+    assert data.load_tokenizer().characters == "".join(sorted(set(text))) and data.load_tokenizer().eot is None
+    cut = int(len(text) * 0.9)
+    assert [data.load_tokenizer().decode(s.ids) for s in (*data.train, *data.val)] == [text[:cut], text[cut:]]
+    assert read_json(folder / "meta.json")["val_fraction"] == 0.1
+
+
+def test_adding_documents_never_moves_another_one(folder_of_texts, tmp_path):
+    first = prepare(config(tmp_path), folder_of_texts, "first")
+    (tmp_path / "texts" / "000a.txt").write_text("another one, early in the order")
+    (tmp_path / "texts" / "zzz.txt").write_text("and one at the end")
+    second = prepare(config(tmp_path), Corpus(find_sources([str(tmp_path / "texts")])), "second")
+    for split in ("train", "val"):
+        assert set(read_back(first, split)) <= set(read_back(second, split))
+
+
+def test_the_default_val_fraction_is_saved_in_meta_json(lines, folder_of_texts, tmp_path):
+    folder = prepare(config(tmp_path, val_fraction=None), lines, "one_file")
+    assert read_json(folder / "meta.json")["val_fraction"] == 0.1
+    for number in range(300):
+        (tmp_path / "texts" / f"more_{number}.txt").write_text(f"text number {number}")
+    folder = prepare(config(tmp_path, val_fraction=None), Corpus(find_sources([str(tmp_path / "texts")])), "many_files")
+    assert read_json(folder / "meta.json")["val_fraction"] == 0.01
+
+
+def write_documents(folder: Path, texts: list[str]) -> Corpus:
+    """A corpus with one file per text."""
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number:03d}.txt").write_bytes(text.encode())
+    return Corpus(find_sources([str(folder)]))
+
+
+@pytest.mark.parametrize("fraction", [None, 1e-9, 0.01, 0.3, 0.9999])
+@pytest.mark.parametrize("count", [2, 3, 10, 168])
+def test_two_or_more_documents_give_two_splits(count, fraction, tmp_path, seed, capsys):
+    """168 files with the default of 0.01 gave the error "the validation split would be empty"."""
+    rng = random.Random(seed)
+    texts = [f"{number} {rng.random()}" for number in range(count)]
+    folder = prepare(config(tmp_path, val_fraction=fraction), write_documents(tmp_path / "texts", texts), "a")
+    val_fraction = fraction or 0.01
+    by_hash = {text for text in texts if document_hash(text.encode()) < int(val_fraction * 2**64)}
+    val = set(read_back(folder, "val"))
+    assert val | set(read_back(folder, "train")) == set(texts) and 0 < len(val) < count
+    report = read_json(folder / "report.json")
+    if 0 < len(by_hash) < count:
+        assert val == by_hash and report["validation"] == {"by": "hash", "val_fraction": val_fraction}
+        assert f"validation: by a hash of each document (val_fraction={val_fraction})" in capsys.readouterr().out
+    else:
+        expected = min(max(1, round(val_fraction * count)), count - 1)
+        assert val == set(sorted(texts, key=lambda text: document_hash(text.encode()))[:expected])
+        assert report["validation"] == {"by": "smallest hashes", "val_fraction": val_fraction}
+        assert "validation: the documents with the smallest hashes, because" in capsys.readouterr().out
+    assert report["documents"] == {"train": count - len(val), "val": len(val)}
+    other = prepare(config(tmp_path, val_fraction=fraction), write_documents(tmp_path / "reversed", texts[::-1]), "b")
+    assert set(read_back(other, "val")) == val  # in any order of the documents
+    assert read_json(folder / "meta.json")["val_fraction"] == val_fraction
+    assert prepare(config(tmp_path, val_fraction=fraction), Corpus(find_sources([str(tmp_path / "texts")])), "a")
+    assert "is prepared already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_equal_documents_are_never_in_both_splits(dedup, tmp_path, seed):
+    rng = random.Random(seed)
+    for trial in range(10):
+        texts = [f"text {rng.randrange(4)} {trial}" for _ in range(rng.randrange(2, 20))] + ["another", ""]
+        documents = write_documents(tmp_path / f"texts{trial}", texts)
+        folder = prepare(config(tmp_path, val_fraction=1e-9, dedup=dedup), documents, f"a{trial}")
+        train, val = read_back(folder, "train"), read_back(folder, "val")
+        assert not set(train) & set(val) and sorted(train + val) == sorted(set(texts) - {""} if dedup else texts[:-1])
+
+
+@pytest.mark.parametrize(
+    "texts, dedup, message",
+    [
+        (
+            ["the same"] * 3,
+            False,
+            "all 3 documents are the same, and a document cannot be in both splits; add another one",
+        ),
+        (
+            ["the same"] * 3,
+            True,
+            "there is only one document, and a document cannot be in both splits; add another one",
+        ),
+        (["alone", ""], False, r"there is only one document.* or join all text in one \.txt file"),
+        (["", ""], False, "there is no text in the input"),
+    ],
+)
+def test_fewer_than_two_different_documents_are_refused(texts, dedup, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        prepare(config(tmp_path, dedup=dedup), write_documents(tmp_path / "texts", texts), "a")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_split_needs_at_least_two_tokens(tmp_path):
+    """These documents have one token each, and no end-of-text token. A split with one token has no target."""
+    (tmp_path / "novel.txt").write_text("abcdefgh" * 10)
+    novel = prepare(config(tmp_path, tokenizer="char"), Corpus(find_sources([str(tmp_path / "novel.txt")])), "novel")
+    settings = dict(tokenizer=str(novel), val_fraction=1e-9)
+    folder = prepare(config(tmp_path, **settings), write_documents(tmp_path / "texts", list("abcdefgh")), "a")
+    assert [len(ids_of(folder, split)) for split in ("train", "val")] == [6, 2]
+    with pytest.raises(UserError, match="the 3 documents have 3 tokens, too few for two splits"):
+        prepare(config(tmp_path, **settings), write_documents(tmp_path / "few", list("abc")), "b")
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, seed):
+    """The corpus is read twice, because a split is empty; either pass may be interrupted at any block.
+
+    The validation split is one text, twice if it is one of those that occur twice.
+    """
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
+    documents = write_documents(tmp_path / "texts", texts + texts[:2])
+    settings = dict(tokenizer="bpe", vocab_size=270, val_fraction=1e-9, shard_tokens=500, dedup=dedup)
+    add, bounds = DatasetBuilder.add, []
+
+    def interrupted(builder, block, encoded):
+        bounds.append(builder.notes["bound"])
+        add(builder, block, encoded)
+        if len(bounds) == stop_after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
+    stop_after = None
+    straight = prepare(config(tmp_path, **settings), documents, "straight")
+    total = len(bounds)
+    assert len(set(read_back(straight, "val"))) == 1 and bounds[0] is None and bounds[-1] is not None
+    resumed = 0
+    for block_number in range(1, total, 2):
+        bounds, stop_after = [], block_number
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
+        bounds, stop_after = [], None
+        folder = prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
+        resumed += bounds[0] is not None
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
+    assert resumed  # in the second pass, without repeating the first
+
+
+@pytest.mark.parametrize("form", ["text", "jsonl", "split_on"])
+def test_too_much_white_space_is_reported_with_its_byte_in_the_file(form, tmp_path, monkeypatch):
+    """A million white-space characters gave a traceback from tiktoken."""
+    monkeypatch.setattr(tokenizer, "LONG_SPACES", 10)
+    monkeypatch.setattr(tokenizer, "MOST_SPACES", 30)
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    before, spaces = "größer " * 400 + "é", "\t" * 31
+    path = tmp_path / ("x.jsonl" if form == "jsonl" else "x.txt")
+    if form == "jsonl":
+        path.write_text(json.dumps({"text": "a"}) + "\n\n" + json.dumps({"text": before + spaces + "b"}))
+        place = rf"x\.jsonl:3, byte {len(before.encode()):,} of its text"
+    else:
+        path.write_text((before + spaces + "b") if form == "text" else f"a--b--{before}{spaces}b")
+        place = rf"x\.txt, from byte {len(before.encode()) + 6 * (form == 'split_on'):,}"
+    text = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
+    for workers in (0, 1):
+        with pytest.raises(
+            UserError, match=rf"^\S*{place}: more than 30 white-space characters in a row.* char or byte$"
+        ):
+            prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5, num_workers=workers), text, "a")
+    path.write_text(path.read_text().replace(spaces, spaces[1:]).replace(r"\t" * 31, r"\t" * 30))
+    text = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
+    prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5), text, "a")
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
+def test_a_lone_surrogate_in_json_becomes_a_question_mark(kind, tmp_path, monkeypatch):
+    """json.loads returns a string that UTF-8 cannot encode, so writing the tokenizer failed."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    (tmp_path / "x.jsonl").write_text('{"text": "a \\ud83d b \\ud83d\\ude00 c"}\n' * 2 + '{"text": "more"}\n' * 2)
+    lines = Corpus(find_sources([str(tmp_path / "x.jsonl")]), split_rule=split_by_number(np.array([1])))
+    folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=258), lines, "a")
+    assert read_back(folder, "val") == ["a ? b 😀 c"]
+
+
+def test_an_unreadable_input_is_not_reported_as_a_full_disk(lines, tmp_path, monkeypatch):
+    lines.sources[0].path.chmod(0)
+    if os.access(lines.sources[0].path, os.R_OK):
+        pytest.skip("root can read every file")
+    with pytest.raises(UserError, match=r"texts\.jsonl cannot be read: Permission denied"):
+        prepare(config(tmp_path), lines, "a")
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_the_number_of_processes_does_not_change_the_result(kind, lines, tmp_path, monkeypatch):
+    expected = prepare(config(tmp_path, tokenizer=kind, num_workers=0, shard_tokens=1500), lines, "one_process")
+    for start_method in ("fork", "spawn") if "fork" in multiprocessing.get_all_start_methods() else ("spawn",):
+        context = multiprocessing.get_context(start_method)
+        monkeypatch.setattr(multiprocessing, "get_context", lambda *_, context=context: context)
+        name = f"workers_{start_method}"
+        folder = prepare(config(tmp_path, tokenizer=kind, num_workers=2, shard_tokens=1500), lines, name)
+        assert content(folder) == content(expected) and len(content(folder)) > 3
+        assert (folder / "report.json").read_bytes() == (expected / "report.json").read_bytes()
+
+
+def test_several_shards_contain_the_same_tokens_as_one(lines, tmp_path):
+    one_shard = prepare(config(tmp_path), lines, "one_shard")
+    assert list(content(one_shard)) == ["train.bin", "val.bin"]
+    parts = prepare(config(tmp_path, shard_tokens=1000), lines, "parts")
+    data = open_dataset(parts)
+    assert {len(shard) for shard in data.train[:-1]} == {1000} and len(data.train[-1]) <= 1000 and len(data.train) > 5
+    assert next(iter(content(parts))) == "train_000000.bin"
+    for split in ("train", "val"):
+        assert np.array_equal(ids_of(parts, split), ids_of(one_shard, split))
+
+
+def test_the_tokenizer_of_another_data_set_can_be_used(lines, tmp_path):
+    first = prepare(config(tmp_path, tokenizer="char"), lines, "first")
+    (tmp_path / "more.txt").write_text("alpha beta Ω alpha")
+    more = Corpus(find_sources([str(tmp_path / "more.txt")]))
+    with pytest.raises(
+        UserError, match=r"more\.txt, from byte 10: the character 'Ω' \(U\+03A9\) at position 1 .*--on_unknown=skip"
+    ):
+        prepare(config(tmp_path, tokenizer=str(first), val_fraction=0.3), more, "more")
+    second = prepare(config(tmp_path, tokenizer=str(first), val_fraction=0.3, on_unknown="skip"), more, "more")
+    assert open_dataset(second).load_tokenizer().hash == open_dataset(first).load_tokenizer().hash
+    with pytest.raises(UserError, match="tokenizer=word: use char, byte, gpt2, bpe, or the folder"):
+        prepare(config(tmp_path, tokenizer="word"), more, "third")
+
+
+def small_tokenizer(tmp_path: Path, characters: str) -> str:
+    """A file with a character tokenizer."""
+    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of(characters, eot=True).to_json())
+    return str(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+@pytest.mark.parametrize("on_unknown, outcome", [("skip", "left out"), ("replace", r"replaced by U\+FFFD")])
+@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
+def test_unknown_characters_are_counted(form, on_unknown, outcome, dedup, texts, tmp_path, request, capsys):
+    """--on_unknown=skip dropped 11% of a text without a word."""
+    documents, known = request.getfixturevalue(form), "abehlpt o\ufffd"
+    settings = dict(tokenizer=small_tokenizer(tmp_path, known), on_unknown=on_unknown, dedup=dedup)
+    counted = list(dict.fromkeys(texts)) if dedup else texts
+    characters, unknown = sum(map(len, counted)), sum(c not in known for text in counted for c in text)
+    for workers in (0, 2):
+        folder = prepare(config(tmp_path, num_workers=workers, **settings), documents, f"workers{workers}")
+        report = read_json(folder / "report.json")
+        assert (report["characters"], report["unknown_characters"]) == (characters, unknown)
+        share = rf"{unknown:,} of {characters:,} characters \({unknown / characters:.1%}\)"
+        assert re.search(rf"^{share} are not in the vocabulary and were {outcome}$", capsys.readouterr().out, re.M)
+        replacement = "\ufffd" if on_unknown == "replace" else ""
+        expected = sorted("".join(c if c in known else replacement for c in text) for text in counted if text)
+        assert sorted(read_back(folder, "train") + read_back(folder, "val")) == expected
+
+
+def test_nothing_is_said_about_unknown_characters_if_there_are_none(lines, tmp_path, capsys):
+    folder = prepare(config(tmp_path, tokenizer="char", on_unknown="skip"), lines, "a")
+    assert read_json(folder / "report.json")["unknown_characters"] == 0
+    assert "not in the vocabulary" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unknown, shown", [(2, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
+def test_the_share_of_unknown_characters_is_rounded(unknown, shown):
+    assert f" ({shown}) are not" in describe_unknown(unknown, 100_000, "skip")
+    assert describe_unknown(1, 1, "skip") == "1 of 1 character (100.0%) is not in the vocabulary and was left out"
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_text_of_which_nothing_is_left_says_why(files, tmp_path):
+    """The error was that the text has 0 tokens."""
+    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of("abc").to_json())
+    chinese = write_documents(tmp_path / "texts", [f"{'日本' * 50}{n}" for n in range(files)])
+    settings = dict(tokenizer=str(tmp_path / "tokenizer.json"), on_unknown="skip")
+    total = 101 * files
+    what = rf"0 tokens.* \({total} of {total} characters \(100\.0%\) are not in the vocabulary and were left out\); "
+    with pytest.raises(UserError, match=what):
+        prepare(config(tmp_path, **settings), chinese, "a")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "gpt2", "char", "folder"])
+def test_a_vocabulary_that_is_too_large_for_the_text_is_named(kind, lines, tmp_path, capsys, monkeypatch):
+    """Only when the model is going to learn the vocabulary from this text."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(tokenizer, "TOKENS_PER_ENTRY", 1000)
+    if kind == "folder":
+        kind = str(prepare(config(tmp_path, tokenizer="bpe", vocab_size=270), lines, "other"))
+        capsys.readouterr()
+    tokens = read_json(prepare(config(tmp_path, tokenizer=kind, vocab_size=270), lines, "a") / "report.json")["tokens"]
+    out = capsys.readouterr().out
+    if kind in ("bpe", "gpt2"):
+        size = 270 if kind == "bpe" else 262
+        assert f"the vocabulary of {size} is large for {tokens['train']:,} training tokens (" in out
+        assert f" ({tokens['train'] / size:.1f} per entry): " in out
+        assert "prepare the text with --tokenizer=char, and --overwrite" in out
+    else:
+        assert "is large for" not in out
+
+
+def test_a_large_document_in_the_validation_split_is_named(tmp_path, capsys):
+    """Of three files, the largest was for validation: 46 % of the tokens, where 1 % was asked for."""
+    for name, size in (("a", 100), ("b", 200), ("c", 300)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"words {i} of {name}\n" for i in range(size)))
+    sources = find_sources([str(tmp_path / f"{name}.txt") for name in "abc"])
+    report = read_json(prepare(config(tmp_path, val_fraction=None), Corpus(sources), "three") / "report.json")
+    share = report["tokens"]["val"] / sum(report["tokens"].values())
+    assert f"validation has {share:.0%} of the tokens, more than val_fraction=0.01, because" in capsys.readouterr().out
+    prepare(config(tmp_path, val_fraction=None), Corpus(sources, split_on="\n"), "lines")
+    assert "validation has" not in capsys.readouterr().out
+
+
+def test_the_suggested_vocabulary_is_not_too_large(tmp_path, capsys, seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(3000)]
+    (tmp_path / "novel.txt").write_text(" ".join(rng.choices(words, k=70_000)))
+    novel = Corpus(find_sources([str(tmp_path / "novel.txt")]))
+    prepare(config(tmp_path, tokenizer="bpe", vocab_size=4096), novel, "a")
+    (suggested,) = re.findall(r"with --tokenizer=bpe --vocab_size=(\d+) or", capsys.readouterr().out)
+    prepare(config(tmp_path, tokenizer="bpe", vocab_size=int(suggested), overwrite=True), novel, "a")
+    assert "is large for" not in capsys.readouterr().out
+
+
+# --- duplicates and the report ----------------------------------------------------------------------------------------
+
+
+def test_the_report_counts_documents_bytes_and_tokens(lines, texts, tmp_path, capsys):
+    folder = prepare(config(tmp_path), lines, "a")
+    report = read_json(folder / "report.json")
+    not_empty = [text for text in texts if text]
+    assert sum(report["documents"].values()) == len(not_empty) == 119 and report["empty_documents"] == 1
+    assert report["bytes"] == sum(len(text.encode()) for text in not_empty)
+    assert sum(report["tokens"].values()) == report["bytes"] + 119
+    assert report["longest_document"] == {"number": 90, "tokens": len(texts[90].encode()) + 1}
+    repeated = len(not_empty) - len(set(not_empty))
+    assert report["duplicates"] == {"repeated": repeated, "val_in_train": 0, "left_out": 0} and repeated >= 1
+    counts = {token["text"]: token["count"] for token in report["most_common_tokens"]}
+    assert counts[" "] == sum(text.count(" ") for text in not_empty) == max(counts.values())
+    out = capsys.readouterr().out
+    assert (
+        f"{repeated} documents repeat another one exactly" in out
+        and f"--dataset=a --out_dir=out-a --data_dir={tmp_path}" in out
+    )
+
+
+@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
+def test_duplicates_are_left_out_on_request(form, texts, tmp_path, request):
+    folder = prepare(config(tmp_path, dedup=True), request.getfixturevalue(form), "a")
+    repeated = 119 - len(set(texts) - {""})
+    assert read_json(folder / "report.json")["duplicates"] == {"repeated": 0, "val_in_train": 0, "left_out": repeated}
+    assert sorted(read_back(folder, "train") + read_back(folder, "val")) == sorted(set(texts) - {""})
+
+
+def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_path):
+    lines.split_rule = split_by_number(np.array([50, 51, 52]))
+    folder = prepare(config(tmp_path), lines, "a")
+    assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
+    assert len(read_back(folder, "val")) == 3
+
+
+def test_a_key_set_is_a_set(seed):
+    rng, keys, python_set = np.random.default_rng(seed), KeySet(), set()
+    for _ in range(300):
+        added = rng.integers(0, 2000, size=rng.integers(0, 30)).astype(np.uint64)
+        expected = []
+        for key in added.tolist():
+            expected.append(key in python_set)
+            python_set.add(key)
+        assert keys.add(added).tolist() == expected
+    assert sum(map(len, keys.levels)) == len(python_set) and len(keys.levels) < 12
+
+
+# --- near duplicates and shared n-grams -------------------------------------------------------------------------------
+
+
+def planted_documents(rng: random.Random) -> list[str]:
+    """60 documents of 80 random words; 20 of them again with 3 other words, and 5 with other case and punctuation."""
+    words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
+    texts = [rng.choices(words, k=80) for _ in range(60)]
+    near = []
+    for text in texts[:20]:
+        near.append(list(text))
+        for at in rng.sample(range(80), 3):
+            near[-1][at] = rng.choice(words)
+    documents = [" ".join(text) for text in texts + near] + [", ".join(text).upper() for text in texts[20:25]]
+    rng.shuffle(documents)
+    return documents
+
+
+def similarity(first: str, second: str) -> float:
+    """The Jaccard index of the 5-grams of two texts."""
+    words = (re.findall("[a-z]+", text.lower()) for text in (first, second))
+    a, b = ({tuple(w[i : i + 5]) for i in range(len(w) - 4)} for w in words)
+    return len(a & b) / len(a | b)
+
+
+@pytest.mark.parametrize("form", ["lines", "separated", "files in parts"])
+def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, capsys, seed):
+    """The same with any number of processes, for documents in blocks and in parts, and after an interruption."""
+    texts = planted_documents(random.Random(seed))
+    in_parts = form == "files in parts"
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 300 if in_parts else 5000)  # of documents of 400 bytes
+    source = tmp_path / "texts.txt"
+    if form == "separated":
+        source.write_text("\n\n".join(texts), encoding="utf-8")
+        documents = Corpus(find_sources([str(source)]), split_on="\n\n")
+    elif form == "lines":
+        source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        documents = Corpus(find_sources([str(source)], "jsonl"))
+    else:
+        documents = write_documents(tmp_path / "texts", texts)
+    settings = dict(val_fraction=0.3, shard_tokens=2500)
+    plain = prepare(config(tmp_path, **settings), documents, "plain")
+    out = capsys.readouterr().out
+    twins = {(a, b) for a in texts for b in texts if a != b and similarity(a, b) > 0.5}
+    val, train = read_back(plain, "val"), read_back(plain, "train")
+    leaked = sum(any((text, other) in twins for other in train) for text in val)
+    counts = read_json(plain / "report.json")["near_duplicates"]
+    if not in_parts:  # the signature is that of the first part
+        assert counts == {"repeated": 25, "val_in_train": leaked, "left_out": 0}
+        assert f"25 documents nearly repeat one before, and {leaked} of {len(val)} validation documents" in out
+
+    straight = prepare(config(tmp_path, dedup="near", num_workers=0, **settings), documents, "straight")
+    kept = read_back(straight, "val") + read_back(straight, "train")
+    assert len(kept) >= 60 and (in_parts or not any(a in kept and b in kept for a, b in twins))
+    if not in_parts:
+        assert sorted(kept) == sorted(t for i, t in enumerate(texts) if not any((t, b) in twins for b in texts[:i]))
+        assert "25 near duplicates were left out" in capsys.readouterr().out
+    counts = read_json(straight / "report.json")["near_duplicates"]
+    assert counts == {"repeated": 0, "val_in_train": 0, "left_out": 85 - len(kept)} and len(kept) < 75
+    assert not (straight / "signatures").exists()
+    for workers in (1, 2):
+        again = prepare(config(tmp_path, dedup="near", num_workers=workers, **settings), documents, f"again{workers}")
+        assert content(again) == content(straight)
+        assert (again / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+    for stop_after in (70, 111) if in_parts else (4,):
+        with interrupted_after(stop_after, monkeypatch):
+            prepare(config(tmp_path, dedup="near", **settings), documents, f"cut{stop_after}")
+        assert list((tmp_path / "data" / f".cut{stop_after}.part").glob("*_0*.bin"))  # shards to resume from
+        folder = prepare(config(tmp_path, dedup="near", **settings), documents, f"cut{stop_after}")
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["lines", "one text"])
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_shared_ngrams_are_those_of_all_windows(tokenizer, form, tmp_path, capsys, seed):
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefgh", k=3)) for _ in range(300)]
+    texts = [rng.choices(words, k=100) for _ in range(40)]
+    for text in texts[20:]:  # quotes of 11 to 16 words, of which 13 count
+        quote, start, length = rng.choice(texts[:20]), rng.randrange(80), rng.randrange(11, 17)
+        text[50 : 50 + length] = quote[start : start + length]
+    documents = [" ".join(text) for text in texts]
+    source = tmp_path / ("texts.jsonl" if form == "lines" else "texts.txt")
+    source.write_text("\n".join(json.dumps({"text": d}) if form == "lines" else d for d in documents))
+    settings = dict(val_fraction=0.4, tokenizer=tokenizer, vocab_size=300)
+    folder = prepare(config(tmp_path, **settings), Corpus(find_sources([str(source)])), "a")
+    read = (
+        read_back
+        if form == "lines"
+        else lambda folder, split: [open_dataset(folder).load_tokenizer().decode(ids_of(folder, split))]
+    )
+    train, val = ([re.findall("[a-z]+", text) for text in read(folder, split)] for split in ("train", "val"))
+    windows = {tuple(d[i : i + 13]) for d in train for i in range(len(d) - 12)}
+    covered = [{i + k for i in range(len(d) - 12) if tuple(d[i : i + 13]) in windows for k in range(13)} for d in val]
+    counts = read_json(folder / "report.json")["ngram_overlap"]
+    n_words, n_covered = sum(map(len, val)), sum(map(len, covered))
+    assert counts["words_in_overlap"] == n_covered and counts["documents_with_overlap"] == sum(map(bool, covered))
+    assert counts["words"] == n_words
+    out = capsys.readouterr().out
+    line = f"{n_covered / n_words:.2%} of the words for validation are in 13-grams that occur in training"
+    assert (line in out) == (n_covered > 0)
+
+
+@pytest.mark.parametrize(
+    "words, dedup",
+    [
+        ([], False),
+        (["--dedup"], True),
+        (["--dedup", "near"], "near"),
+        (["--dedup=near"], "near"),
+        (["--dedup=True"], True),
+    ],
+)
+def test_values_of_dedup(words, dedup):
+    """Without a value, it is True, as before it had a third one."""
+    cfg = load(TextConfig, [*words, "--name=a", "a.txt"])
+    assert cfg.dedup == dedup and cfg.inputs == ("a.txt",)
+    assert load(TextConfig, ["--dedup", "a.txt"]).dedup is True
+    with pytest.raises(ConfigError, match="dedup=close: it takes True or False or 'near'"):
+        load(TextConfig, ["--dedup=close", "a.txt"])
+
+
+def test_a_large_text_is_not_checked_unless_asked(lines, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prepare_module, "MOST_CHECKED", 1000)
+    prepare(config(tmp_path), lines, "large")
+    line = "was not counted, because the text has more than 1e-06 GB; --check_leakage=True counts it"
+    report = read_json(tmp_path / "data" / "large" / "report.json")
+    assert line in capsys.readouterr().out and report["ngram_overlap"] is None
+    assert report["near_duplicates"] == {"repeated": None, "val_in_train": None, "left_out": 0}
+    prepare(config(tmp_path, check_leakage=True), lines, "asked")
+    report = read_json(tmp_path / "data" / "asked" / "report.json")
+    assert "not counted" not in capsys.readouterr().out and report["ngram_overlap"]["words"] > 0
+    assert report["near_duplicates"]["repeated"] >= 1
+    monkeypatch.setattr(prepare_module, "MOST_CHECKED", 10**6)
+    monkeypatch.setattr(prepare_module, "MOST_COMPARED", 100)
+    prepare(config(tmp_path), lines, "many")
+    line = "near duplicates were not counted, because there are more than 100 documents; --check_leakage=True counts"
+    assert line in capsys.readouterr().out
+    prepare(config(tmp_path, check_leakage=False), lines, "never")
+    assert "counted" not in capsys.readouterr().out
+    assert content(tmp_path / "data" / "never") == content(tmp_path / "data" / "asked")
+
+
+def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
+    """The size of the file with the signatures after each block, from now on."""
+    sizes, add = [], DatasetBuilder.add
+
+    def add_and_measure(builder, block, encoded):
+        add(builder, block, encoded)
+        if builder.signatures:
+            builder.signatures.flush()
+        sizes.append((builder.folder / "signatures").stat().st_size)
+
+    monkeypatch.setattr(DatasetBuilder, "add", add_and_measure)
+    return sizes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
+    """And not after an interruption either."""
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    settings = dict(num_workers=workers, shard_tokens=3000)
+    sizes = sizes_of_signatures(tmp_path, monkeypatch)
+    prepare(config(tmp_path, **settings), lines, "all")
+    signed = sizes[-1] // 512
+    assert len(sizes) > 8 and signed == sum(read_json(tmp_path / "data" / "all" / "report.json")["documents"].values())
+    monkeypatch.setattr(prepare_module, "MOST_COMPARED", signed // 3)
+    sizes.clear()
+    straight = prepare(config(tmp_path, **settings), lines, "few")
+    assert signed // 3 < sizes[-1] // 512 < signed // 2 and sizes[-1] == sizes[-4]
+    sizes.clear()
+    prepare(config(tmp_path, dedup="near", **settings), lines, "near")
+    assert sizes[-1] > 512 * signed // 2  # dedup needs all of them
+
+    for stop_after in range(2, 9, 2):
+        with interrupted_after(stop_after, monkeypatch):
+            prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        folder = prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
+    """So the line that says what is compiled is printed once."""
+    monkeypatch.setattr("folio.data.tokenizer.CACHE_WORDS_AFTER", 10)
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    loaded, address = tmp_path / "loaded", compiled.address
+
+    def record_and_load(module, function, *arguments):
+        with open(loaded, "a") as file:
+            print(os.getpid(), function, file=file)
+        return address(module, function, *arguments)
+
+    monkeypatch.setattr(compiled, "address", record_and_load)
+    compiled.function.cache_clear()
+    prepare(config(tmp_path, num_workers=2, tokenizer="bpe", vocab_size=300), lines, "a")
+    processes, names = zip(*(line.split() for line in loaded.read_text().splitlines()), strict=True)
+    assert set(processes) == {str(os.getpid())}
+    assert {"encode_words", "hash_words", "hash_ngrams", "find_in_filter", "join_tokens"} <= set(names)
+
+
+# --- interruptions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dedup", [False, True, "near"])
+@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
+def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_path, monkeypatch, request, capsys):
+    """Wherever it is interrupted, the result has the same bytes, and no full shard is written again."""
+    documents = request.getfixturevalue(form)
+    settings = dict(tokenizer="bpe", vocab_size=300, shard_tokens=700, dedup=dedup)
+    straight = prepare(config(tmp_path, **settings), documents, "straight")
+    add, blocks = DatasetBuilder.add, 0
+
+    def interrupted(builder, block, encoded):
+        nonlocal blocks
+        blocks += 1
+        add(builder, block, encoded)
+        if builder.progress.blocks == stop_after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
+    stop_after = None
+    prepare(config(tmp_path, **settings), documents, "counted")
+    total = blocks
+    for block_number in range(1, total, 3):
+        name = f"cut{block_number}"
+        blocks, stop_after = 0, block_number
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, **settings), documents, name)
+        part = tmp_path / "data" / f".{name}.part"
+        assert not (tmp_path / "data" / name).exists()
+        assert part.exists() == ("the same command resumes after them" in capsys.readouterr().err)
+        if part.exists():
+            (part / ".progress.json.123.tmp").touch()  # of a process that was killed; it stayed in the data set
+        full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
+        stop_after = None
+        folder = prepare(config(tmp_path, **settings), documents, name)
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
+        assert all((folder / path.name).stat().st_mtime_ns == before for path, before in full_shards.items())
+        if full_shards:
+            assert blocks < total + block_number
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("save", [2, 5])
+def test_killed_after_finishing_a_shard_and_before_saving_the_progress(save, lines, tmp_path, monkeypatch):
+    """The shard had its final name while progress.json described the unfinished file: it was replaced by zeros."""
+    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+    saves = 0
+
+    def killed(path, value):
+        nonlocal saves
+        saves += path.name == "progress.json"
+        if saves == save:
+            raise KeyboardInterrupt
+        write_json(path, value)
+
+    monkeypatch.setattr(builder, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(tmp_path, shard_tokens=700), lines, "killed")
+    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "killed")) == content(straight)
+
+
+def start_script(tmp_path: Path, *words: str, **options) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "prepare" / "text.py"), *words, f"--data_dir={tmp_path / 'data'}"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    return subprocess.Popen(command, **pipes, **options)
+
+
+@pytest.fixture
+def large(tmp_path: Path, seed: int) -> str:
+    """A JSONL file that takes one or two seconds to prepare."""
+    rng = random.Random(seed)
+    words = ["alpha", "beta", "gamma", "日本", "of", "the"]
+    with open(tmp_path / "large.jsonl", "w", encoding="utf-8") as file:
+        for _ in range(30_000):
+            file.write(json.dumps({"text": " ".join(rng.choices(words, k=60))}) + "\n")
+    return str(tmp_path / "large.jsonl")
+
+
+def test_killed_at_any_moment_the_result_has_the_same_bytes(large, tmp_path, seed):
+    """SIGKILL leaves no time to save anything."""
+    words = (large, "--tokenizer=byte", "--shard_tokens=300000", "--num_workers=2")
+    started = time.perf_counter()
+    straight = start_script(tmp_path, *words, "--name=straight")
+    _, err = straight.communicate()
+    assert straight.returncode == 0, err
+    duration, rng = time.perf_counter() - started, random.Random(seed)
+    for kill in range(3):
+        process = start_script(tmp_path, *words, "--name=killed", start_new_session=True)
+        if kill:
+            time.sleep(duration * (0.3 + 0.6 * rng.random()))
+        while (
+            not kill and process.poll() is None and not (tmp_path / "data" / ".killed.part" / "progress.json").exists()
+        ):
+            time.sleep(0.01)  # until there is a full shard to resume from
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    process = start_script(tmp_path, *words, "--name=killed")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "resuming after" in out or "is prepared already" in out
+    assert content(tmp_path / "data" / "killed") == content(tmp_path / "data" / "straight")
+
+
+def test_ctrl_c_prints_one_line(large, tmp_path):
+    process = start_script(tmp_path, large, "--tokenizer=byte", "--num_workers=2", start_new_session=True)
+    while not list((tmp_path / "data").glob(".large.part/.train.part")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # to the workers too, as a terminal does
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130 and out == "", err
+    assert err.strip().splitlines()[-1] == "stopped; nothing was kept" and "Traceback" not in err, err
+    assert not [path for path in (tmp_path / "data").iterdir() if not path.name.endswith(".lock")]
+
+
+def test_a_second_ctrl_c_does_not_wait_forever(tmp_path):
+    """`timeout -s INT` sends two signals. The second one interrupted the end of the pool in three of four runs."""
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import sys, time\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from folio.base.workers import map_in_order\n"
+        "print('started', flush=True)\n"
+        "for _ in map_in_order(time.sleep, [0.02] * 10_000, 2): pass\n"
+    )
+    for pause in (0, 0.0002, 0.001, 0.005):
+        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60)
+        finally:
+            process.kill()
+            process.stdout.close()
+
+
+def test_ctrl_c_while_the_workers_start_ends_them(monkeypatch):
+    """They lived on until Python's exit, which in 1 of 50 cases printed a traceback of concurrent.futures."""
+    submit, before = ProcessPoolExecutor.submit, multiprocessing.active_children()
+
+    def interrupt_and_submit(pool, *arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return submit(pool, *arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupt_and_submit)
+    with pytest.raises(KeyboardInterrupt) as interrupt:  # its traceback keeps the pool from being collected
+        next(map_in_order(str, [1], 2))
+    assert set(multiprocessing.active_children()) <= {*before}, interrupt
+
+
+def test_a_killed_worker_is_reported(lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare_module, "encode", kill_itself)
+    with pytest.raises(UserError, match="a smaller --num_workers"):
+        prepare(config(tmp_path, num_workers=1), lines, "a")
+    assert not (tmp_path / "data" / ".a.part").exists()
+
+
+def kill_itself(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_another_data_set_is_not_overwritten_by_default(lines, tmp_path, capsys):
+    folder = prepare(config(tmp_path), lines, "a")
+    before = content(folder)
+    capsys.readouterr()
+    assert prepare(config(tmp_path), lines, "a") == folder  # the same data set is not prepared again
+    assert "is prepared already" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match=r"another data set \(byte, 257 tokens.*would use the tokenizer char.*--overwrite=True"
+    ):
+        prepare(config(tmp_path, tokenizer="char"), lines, "a")
+    assert content(folder) == before
+    prepare(config(tmp_path, tokenizer="char", overwrite=True), lines, "a")
+    assert content(folder) != before and open_dataset(folder).load_tokenizer().kind == "char"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+    (tmp_path / "data" / "mine").mkdir()
+    (tmp_path / "data" / "mine" / "thesis.odt").write_text("a text")
+    with pytest.raises(UserError, match="contains other files"):
+        prepare(config(tmp_path), lines, "mine")
+
+
+@pytest.mark.parametrize(
+    "name, damaged, message",
+    [
+        ("x.txt", b"", "x.txt is empty; there is nothing to learn from"),
+        ("x.txt", b"a", "split would be empty|there is no text"),
+        ("x.jsonl", b'{"text": ""}\n' * 5, "nothing to learn from"),
+        ("x.txt", b"caf\xe9 au lait", "is not UTF-8 text at byte 3"),
+        ("x.jsonl", b'{"text": "a"}\n' * 2000 + b"{", r"x\.jsonl:2001: this line is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["char", "byte"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_invalid_input_leaves_no_files(name, damaged, message, kind, workers, tmp_path):
+    (tmp_path / name).write_bytes(damaged)
+    damaged_corpus = Corpus(find_sources([str(tmp_path / name)]))
+    expected = message if kind == "char" else message.replace("x.txt is empty", "there is no text in the input")
+    with pytest.raises(UserError, match=expected):
+        prepare(config(tmp_path, tokenizer=kind, num_workers=workers, shard_tokens=500), damaged_corpus, "new")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_prepare_script_in_the_folder_stays_there(lines, tmp_path, monkeypatch):
+    """nanoGPT has one in the folder of each data set."""
+    script = tmp_path / "data" / "a" / "prepare.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("print('mine')")
+    interrupt(lines, tmp_path, monkeypatch)
+    assert [path.name for path in script.parent.iterdir()] == ["prepare.py"]
+    for settings in (dict(), dict(overwrite=True), dict(overwrite=True, tokenizer="char")):
+        folder = prepare(config(tmp_path, shard_tokens=700, **settings), lines, "a")
+        assert open_dataset(folder) and script.read_text() == "print('mine')"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["a"]
+
+
+def test_a_text_in_the_folder_of_the_data_set_is_not_deleted(texts, tmp_path):
+    """--overwrite=True replaced the folder, and the text was lost."""
+    documents = write_documents(tmp_path / "data" / "a", texts[:5])
+    with pytest.raises(UserError, match=r"000\.txt is in \S+a, which the data set would replace; set another --name"):
+        prepare(config(tmp_path, overwrite=True), documents, "a")
+    assert len(list((tmp_path / "data" / "a").iterdir())) == 5
+
+
+def test_the_free_disk_space_is_checked_first(lines, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=5000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"has 0\.00 GB free, but the shards need about 0\.00 GB; free some space"):
+        prepare(config(tmp_path), lines, "a")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="uses a limit of Linux")
+def test_a_full_disk_is_reported(large, tmp_path):
+    import resource
+
+    words = (large, "--tokenizer=byte", "--name=full")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))  # noqa: E731
+    process = start_script(tmp_path, *words, preexec_fn=limit)
+    _, err = process.communicate()
+    assert process.returncode == 2 and "could not be written" in err and err.strip().endswith("nothing was kept")
+    assert "Traceback" not in err and list((tmp_path / "data").iterdir()) == []
+    process = start_script(
+        tmp_path, *words, "--shard_tokens=1000000", "--check_leakage=False", preexec_fn=limit
+    )  # each file stays below the limit
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+
+
+def test_only_one_process_prepares_a_data_set(lines, tmp_path):
+    from filelock import FileLock
+
+    (tmp_path / "data").mkdir()
+    with (
+        FileLock(tmp_path / "data" / ".a.lock"),
+        pytest.raises(UserError, match="another process is preparing this data set"),
+    ):
+        prepare(config(tmp_path), lines, "a")
+
+
+def test_an_unwritable_data_dir_is_reported(lines, tmp_path):
+    (tmp_path / "data").write_text("a file in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        prepare(config(tmp_path), lines, "a")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(val_fraction=0.0),
+        dict(val_fraction=1.0),
+        dict(shard_tokens=1),
+        dict(vocab_size=100),
+        dict(num_workers=-1),
+        dict(name="a/b"),
+        dict(name=".hidden"),
+        dict(name=". .hidden"),
+        dict(name=""),
+        dict(name="a,b"),
+        dict(name="a:0.5"),
+        dict(name=" a"),
+        dict(name="a\u3000"),
+        dict(name="a\nb"),
+        dict(name="caf\udce9"),
+        dict(name="é" * 101),
+    ],
+)
+def test_invalid_settings_are_reported(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ConfigError) as error:
+        check(PrepareConfig(**settings))
+    line = rf"^{name}={re.escape(str(value))}: (it must be|--dataset must be able to name it).*"
+    assert re.fullmatch(line, str(error.value))
+
+
+def test_name_from_returns_names_that_work_in_a_mixture(seed):
+    rng = random.Random(seed)
+    for _ in range(300):
+        name = name_from("".join(rng.choices("ab. ,:/\n\u3000\udce9é🎉" + "x" * 5, k=rng.randrange(150))))
+        assert name == name_from(name) and len(name.encode()) <= 200
+        if name:
+            check(PrepareConfig(name=name))
+            assert parse_mixture(f"{name}:0.5,b") == [(name, 0.5), ("b", 1.0)] and parse_mixture(name) == [(name, 1.0)]
+    for name in ("my novel", "None", "a.b", "größer", "日本", "a-b_c (2)"):  # these stay as they are
+        assert name_from(name) == name
+
+
+def test_a_file_with_the_name_of_the_data_set_is_refused(lines, tmp_path):
+    """It raised NotADirectoryError."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"a is a file, not the folder of a data set; set another --name"):
+            prepare(config(tmp_path, overwrite=overwrite), lines, "a")
+    assert (tmp_path / "data" / "a").read_text() == "mine"
+
+
+@contextmanager
+def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
+    """Preparation is interrupted after so many blocks."""
+    add = DatasetBuilder.add
+
+    def interrupted(builder, block, encoded):
+        add(builder, block, encoded)
+        if builder.progress.blocks == blocks:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(DatasetBuilder, "add", interrupted)
+        yield
+
+
+def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
+    """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
+    with interrupted_after(8, monkeypatch):
+        prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")
+
+
+def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):
+    """Its blocks were different, so a resumed run would leave text out or repeat it."""
+    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+    interrupt(lines, tmp_path, monkeypatch)
+    path = tmp_path / "data" / ".a.part" / "progress.json"
+    saved = read_json(path)
+    saved["progress"]["blocks"] += 1
+    write_json(path, {**saved, "version": 2})
+    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
+
+
+def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, monkeypatch):
+    settings = dict(tokenizer=small_tokenizer(tmp_path, "abehlpt o"), on_unknown="skip", shard_tokens=700)
+    straight = prepare(config(tmp_path, **settings), lines, "straight")
+    assert read_json(straight / "report.json")["unknown_characters"] > 1000
+    interrupt(lines, tmp_path, monkeypatch, **settings)
+    assert read_json(tmp_path / "data" / ".a.part" / "progress.json")["progress"]["unknown"] > 100
+    folder = prepare(config(tmp_path, **settings), lines, "a")
+    assert content(folder) == content(straight)
+    assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+def test_after_a_change_of_the_source_the_run_is_not_resumed(lines, tmp_path, monkeypatch):
+    """Shards of the old text must not be mixed with the new text."""
+    interrupt(lines, tmp_path, monkeypatch)
+    assert (tmp_path / "data" / ".a.part" / "progress.json").exists()
+    path = lines.sources[0].path
+    path.write_text(path.read_text().replace("alpha", "omega"))
+    folder = prepare(config(tmp_path, shard_tokens=700), Corpus(find_sources([str(path)])), "a")
+    assert "alpha" not in "".join(read_back(folder, "train"))
+
+
+def test_an_invalid_progress_file_is_not_resumed(lines, tmp_path):
+    write_json(tmp_path / "data" / ".a.part" / "progress.json", [1])
+    assert read_back(prepare(config(tmp_path), lines, "a"), "train")

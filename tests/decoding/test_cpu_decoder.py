@@ -1,0 +1,454 @@
+"""The decoder of a CPU against model.py: its logits, memory, and threads."""
+
+import _thread
+import copy
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import model as model_file
+from folio import UserError
+from folio.decoding import cpu_decoder, decode_step, sampling, torch_decoder
+from folio.decoding.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
+from folio.decoding.generate import generate, make_decoder, print_once
+from folio.decoding.quantize import quantized
+from folio.decoding.sampling import Sample, Sampling
+from folio.decoding.torch_decoder import TorchDecoder
+from folio.machine import compiled
+from folio.machine.runtime import resolve_runtime
+from model import ACTIVATIONS, GPT, POSITIONS
+from tests.support.decoding import GREEDY, generate_tokens, random_model
+from tests.support.repository import ROOT
+
+CPU = resolve_runtime("cpu", "float32", False)
+
+
+def batch_of(decoder: CPUDecoder, rows: int, sampling: Sampling = GREEDY) -> CPUBatch:
+    batch = decoder.batch(rows)
+    for row in range(rows):
+        batch.start(row, Sample([0], row, sampling, seed=1))
+    return batch
+
+
+def random_ids(model: GPT, count: int) -> list[int]:
+    return torch.randint(model.config.vocab_size, (count,)).tolist()
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+SHAPES = [  # n_embd, n_head, vocab_size, block_size: hardly any is a multiple of what is computed together
+    (6, 1, 1, 1),
+    (6, 3, 7, 5),
+    (24, 24, 33, 17),
+    (40, 5, 65, 70),
+    (36, 4, 101, 40),
+    (65, 13, 97, 33),
+    (66, 1, 130, 150),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_logits_of_odd_shapes_are_those_of_the_model(shape, dtype, seed):
+    """At the end of each prompt and after each token. With int8 and int4, they are those of the rounded weights; the
+    cache is in bfloat16.
+    """
+    torch.manual_seed(seed)
+    n_embd, n_head, V, S = shape
+    position = random.Random(seed).choice([p for p in POSITIONS if p != "rotary" or n_embd // n_head % 2 == 0])
+    settings = dict(n_embd=n_embd, n_head=n_head, vocab_size=V, block_size=S, position=position)
+    model = random_model(seed, **settings, bias=seed % 2 == 0, activation=random.Random(seed).choice([*ACTIVATIONS]))
+    print(model.config)
+    reference = model if dtype == "float32" else quantized(model, dtype)
+    tolerance = 1e-4 if dtype == "float32" else 0.05
+    prompts = [random_ids(model, length) for length in {1, max(1, S // 2), max(1, S - 2), S}]
+    steps = generate(CPUDecoder(model, dtype), prompts, max_new_tokens=None, sampling=Sampling())
+    for step in steps:
+        for row, token in enumerate(step.tokens):
+            if token is not None:
+                expected = reference(torch.tensor([prompts[row]]))[0][0, -1]
+                assert (step.logits[row] - expected).abs().max() <= tolerance * expected.abs().max()
+                prompts[row].append(token)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_logits_of_each_position_method(position, seed):
+    """With prompts that are prefilled in several parts, and distances that share a bucket."""
+    torch.manual_seed(seed)
+    model = random_model(seed, position=position, block_size=160, n_head=4)
+    ids = random_ids(model, 160)
+    batch = batch_of(CPUDecoder(model, "float32"), 2)
+    batch.prefill({0: ids[:150], 1: ids[:63]}, {})
+    batch.rows["token"] = ids[150], ids[63]
+    for position in range(10):
+        for row, length in enumerate((150 + position, 63 + position)):
+            expected = model(torch.tensor([ids[:length]]))[0][0, -1]
+            torch.testing.assert_close(batch.logits[row], expected, atol=1e-4, rtol=1e-4)
+        batch.rows["token"] = ids[150 + position], ids[63 + position]
+        batch.step([0, 1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_a_rows_logits_are_bitwise_equal_in_any_batch_and_with_any_number_of_threads(dtype, seed, monkeypatch):
+    torch.manual_seed(seed)
+    model = random_model(seed, block_size=40, n_embd=48, n_head=3, vocab_size=77)
+    decoder = CPUDecoder(model.bfloat16() if dtype == "bfloat16" else model, dtype)
+    prompts = [random_ids(model, 1 + 3 * row) for row in range(9)]
+
+    def logits(rows: list[int], threads: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(cpu_decoder, "choose_threads", lambda decoder, rows: threads)
+        steps = generate(decoder, [prompts[row] for row in rows], max_new_tokens=8, samples=rows)
+        return torch.stack([step.logits.clone() for step in steps]).unbind(1)
+
+    expected = logits(list(range(9)), 1)
+    for threads in (1, 2, 3):
+        for rows in ([4], [2, 7], [8, 0, 5], [1, 2, 3, 4, 5], list(range(9))):
+            for row, of_row in zip(rows, logits(rows, threads), strict=True):
+                assert torch.equal(of_row, expected[row]), (row, rows, threads)
+
+
+def test_many_rows(seed):
+    """More than the tokens that are prefilled together."""
+    torch.manual_seed(seed)
+    model = random_model(seed)
+    prompts = [random_ids(model, 1 + row % 8) for row in range(100)]
+    rows = generate_tokens(model, prompts, CPU, sampling=Sampling(), max_new_tokens=6)
+    for row in (0, 63, 64, 99):
+        assert generate_tokens(model, [prompts[row]], CPU, samples=[row], sampling=Sampling(), max_new_tokens=6) == [
+            rows[row]
+        ]
+
+
+# --- weights and memory -----------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_contiguous_or_not_aligned_or_of_other_dtypes(seed):
+    """A weight in bfloat16 among others in float32 was read as float32, beyond its end."""
+    torch.manual_seed(seed)
+    model = random_model(seed, n_embd=32)
+    expected = generate_tokens(CPUDecoder(model, "float32"), [[1, 2, 3]])
+    first, second = model.transformer.h
+    first.attn.c_attn.weight.data = first.attn.c_attn.weight.data.T.contiguous().T
+    memory = torch.zeros(first.mlp.c_fc.weight.numel() + 1)
+    memory[1:] = first.mlp.c_fc.weight.flatten()
+    first.mlp.c_fc.weight.data = memory[1:].view_as(first.mlp.c_fc.weight)
+    del memory
+    second.mlp.c_fc.weight.data = second.mlp.c_fc.weight.data.bfloat16().float()
+    expected_rounded = generate_tokens(CPUDecoder(model, "float32"), [[1, 2, 3]])
+    second.mlp.c_fc.weight.data = second.mlp.c_fc.weight.data.bfloat16()
+    assert generate_tokens(CPUDecoder(model, "float32"), [[1, 2, 3]]) == expected_rounded
+    assert len(expected[0]) == len(expected_rounded[0]) == 20
+
+
+def test_float32_and_bfloat16_weights_are_not_copied():
+    model = random_model(1, n_embd=64)
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = CPUDecoder(model.to(dtype), str(dtype).removeprefix("torch."))
+        addresses = [model.transformer.h[0].mlp.c_fc.weight.data_ptr(), model.transformer.wte.weight.data_ptr()]
+        assert decoder.matrices["weight"][[2, -1]].tolist() == addresses
+
+
+def test_a_cpu_without_bfloat16_instructions(monkeypatch, seed):
+    torch.manual_seed(seed)
+    model = random_model(seed, n_embd=40, block_size=32).bfloat16()
+    monkeypatch.setattr(compiled, "cpu_features", dict)
+    decoder = CPUDecoder(model, "bfloat16")
+    assert decoder.x_bytes == 4 and decoder.multiple == 16
+    ids = random_ids(model, 32)
+    batch = batch_of(decoder, 1)
+    batch.prefill({0: ids}, {})
+    expected = model.float()(torch.tensor([ids]))[0][0, -1]
+    assert (batch.logits[0] - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+@pytest.mark.parametrize("ids", [[20], [-1], [1, 2**40, 3]])
+def test_ids_beyond_the_vocabulary_are_an_error(ids):
+    """The memory beyond the embeddings was read."""
+    decoder = CPUDecoder(random_model(1), "float32")
+    with pytest.raises(IndexError, match=r"the vocabulary 20 ids"):
+        next(generate(decoder, [[1, 2], ids], max_new_tokens=1))
+
+
+def test_the_memory_that_addresses_refer_to_is_kept(seed):
+    """Of a model, prompts, and decoder that nothing else refers to."""
+    model = random_model(seed, n_embd=48)
+    expected = generate_tokens(copy.deepcopy(model), [[1, 2]], CPU, sampling=Sampling(repetition_penalty=1.2))
+    steps = generate(
+        make_decoder(copy.deepcopy(model), CPU),
+        [[1, 2]],
+        max_new_tokens=20,
+        sampling=Sampling(repetition_penalty=1.2),
+    )
+    tokens = []
+    for step in steps:
+        tokens.append(step.tokens[0])
+        for size in (48, 4 * 48, 48 * 48, 48 * 4 * 48):  # memory that was freed would be used again
+            torch.full((size,), torch.nan)
+    assert [tokens] == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_memory_of_a_row_is_known(dtype):
+    """It decides how many texts are generated at a time."""
+    decoder = CPUDecoder(random_model(1, vocab_size=3000, block_size=64, n_embd=32, n_head=2), dtype)
+    few, many = batch_of(decoder, 64), batch_of(decoder, 164)
+    few, many = (
+        sum(tensor.nbytes for tensor in (batch.cache, batch.logits, batch.output, *batch.memory))
+        for batch in (few, many)
+    )
+    assert 0.8 < decoder.row_bytes / ((many - few) / 100) < 1.1
+
+
+def test_a_sliding_context_does_not_use_more_and_more_memory(seed):
+    """Rows of different lengths, which slide from different positions on. The cosines of all positions were kept."""
+    model = random_model(seed, position="rotary", block_size=8)
+    prompts = [random_ids(model, length) for length in (1, 8, 3)]
+    decoder = CPUDecoder(model, "float32")
+    batch = batch_of(decoder, 3)
+    batch.prefill(dict(enumerate(prompts)), {})
+    tokens = [batch.sample([0, 1, 2])()] + [batch.step([0, 1, 2])() for _ in range(99)]
+    assert batch.lengths == [100, 107, 102] and len(batch.rotation) <= 2 * 8 + 8
+    assert [list(row) for row in zip(*tokens, strict=True)] == generate_tokens(
+        TorchDecoder(model, CPU), prompts, max_new_tokens=100, sampling=GREEDY
+    )
+
+
+# --- which models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_models_of_model_py_are_computed(position, activation, bias):
+    assert computes_model(random_model(1, position=position, activation=activation, bias=bias))
+    assert computes_model(random_model(1, position=position, activation=activation, bias=bias).bfloat16())
+
+
+def other_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_norm = torch.nn.LayerNorm
+    monkeypatch.setattr(model_file.nn, "LayerNorm", lambda size, bias: layer_norm(size, eps=1e-6, bias=bias))
+
+
+def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_model = GPT.hidden_states
+
+    def hidden_states(self, *arguments):
+        self.transformer.h, h = self.transformer.h[::-1], self.transformer.h
+        try:
+            return of_model(self, *arguments)
+        finally:
+            self.transformer.h = h
+
+    monkeypatch.setattr(GPT, "hidden_states", hidden_states)
+
+
+def swapped_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x, rotation, mask, attend):
+        x = x + self.attn(self.ln_2(x), rotation, mask, attend)
+        return x + self.mlp(self.ln_1(x))
+
+    monkeypatch.setattr(model_file.Block, "forward", forward)
+
+
+def other_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ACTIVATIONS, "gelu_new", ACTIVATIONS["gelu"])
+
+
+def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = model_file.Attention.__call__
+    monkeypatch.setattr(
+        model_file.Attention, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest)
+    )
+
+
+def failing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x):
+        raise AssertionError
+
+    monkeypatch.setattr(model_file.MLP, "forward", forward)
+
+
+@pytest.mark.parametrize(
+    "change", [other_epsilon, other_order_of_layers, swapped_norms, other_activation, other_scale, failing_parts]
+)
+def test_changed_models_are_not_computed(change, monkeypatch, capsys):
+    """They are decoded with torch. Two layers and all vectors had equal weights, so that a change of their order was
+    not noticed, nor was one of the epsilon.
+    """
+    change(monkeypatch)
+    assert not computes_model(random_model(1))
+    print_once.cache_clear()
+    assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
+    line = "torch decodes, which is slower, because model.py or the model was changed\n"
+    assert capsys.readouterr().err == line  # sampling was 12 times slower without a word
+    with pytest.raises(UserError, match=r"dtype=int8: torch decodes, .*, because model\.py or the model was changed"):
+        make_decoder(random_model(1), CPU, "int8")
+
+
+@pytest.mark.parametrize("name", ["penalize", "keep_top_k", "keep_top_p", "keep_min_p", "uniforms"])
+def test_a_changed_filter_is_not_ignored(name, monkeypatch):
+    """One whose settings are the same was."""
+    computes_filters.cache_clear()
+    assert computes_filters()
+    original = getattr(sampling, name)
+    for module in (sampling, torch_decoder):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, lambda *arguments: original(*arguments).flip(-1))
+    computes_filters.cache_clear()
+    assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
+    computes_filters.cache_clear()
+
+
+def test_changed_parts_of_a_model_are_not_ignored():
+    """A hook or another module of this model was."""
+    model = random_model(1)
+    handle = model.transformer.h[1].register_forward_hook(lambda module, inputs, x: 2 * x)
+    assert not computes_model(model)
+    handle.remove()
+    assert computes_model(model)
+    model.transformer.h[1].mlp = torch.nn.Identity()
+    assert not computes_model(model)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads(monkeypatch) -> Iterator[int]:
+    """More than the tests' one core. The helpers are new ones, whose steps nobody else takes."""
+    monkeypatch.setattr(cpu_decoder, "choose_threads", lambda decoder, rows: 3)
+    monkeypatch.setattr(cpu_decoder, "_helpers", {})
+    yield 3
+    cpu_decoder.end_helpers()
+
+
+@pytest.fixture
+def decoder() -> CPUDecoder:
+    return CPUDecoder(random_model(3, n_embd=48, n_head=3, n_layer=3, block_size=64), "float32")
+
+
+def expected_tokens(decoder: CPUDecoder, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """With one thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_decoder, "choose_threads", lambda decoder, rows: 1)
+        return generate_tokens(decoder, prompts, max_new_tokens=count, sampling=Sampling())
+
+
+def test_threads_take_part_and_sleep_when_there_is_nothing_to_do(threads, decoder):
+    prompts = [[1, 2], [3]]
+    assert generate_tokens(decoder, prompts, max_new_tokens=60, sampling=Sampling()) == expected_tokens(
+        decoder, prompts, 60
+    )
+    assert len(cpu_decoder._helpers[os.getpid()]) == threads - 1
+    time.sleep(0.1)
+    began = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - began < 0.1  # two helpers that are awake take 0.3 s or more
+
+
+def test_batches_in_turn_and_of_several_threads_at_once(threads, decoder):
+    prompts = [[[row], [row, 2]] for row in range(4)]
+    expected = [expected_tokens(decoder, pair, 40) for pair in prompts]
+    steps = [generate(decoder, pair, max_new_tokens=40, sampling=Sampling()) for pair in prompts]
+    tokens = [[step.tokens for step in of_all] for of_all in zip(*steps, strict=True)]  # (steps, batches, rows)
+    assert torch.tensor(tokens).permute(1, 2, 0).tolist() == expected
+    with ThreadPoolExecutor(4) as pool:
+        at_once = pool.map(lambda pair: generate_tokens(decoder, pair, max_new_tokens=40, sampling=Sampling()), prompts)
+        assert list(at_once) == expected
+
+
+def test_a_batch_may_be_freed_while_threads_still_look_for_its_work(threads, seed):
+    for _ in range(20):
+        decoder = CPUDecoder(random_model(seed, n_embd=48), "float32")
+        list(generate(decoder, [[1], [2]], max_new_tokens=3))
+        del decoder
+    torch.full((1000, 1000), torch.nan)
+
+
+def test_a_thread_that_never_helps_delays_nobody(threads, decoder, monkeypatch):
+    """It was started, and gets no core."""
+    monkeypatch.setattr(cpu_decoder.Helper, "run", lambda self: None)
+    expected = expected_tokens(decoder, [[1, 2]], 20)
+    assert generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling()) == expected
+
+
+def test_no_part_is_claimed_before_its_phase_is_published(threads, decoder):
+    """A leader that lost its core between the stores of what the phase is and of its number had the parts of the next
+    phase run twice, or those of the last one with numbers beyond its end.
+    """
+    batch = batch_of(decoder, 1)
+    batch.threads = 1  # wakes nobody; the compiled step still divides its phases
+    batch.prefill({0: [1, 2, 3]}, {})
+    sync, logits = batch.sync, batch.logits.clone()
+    before = sync.clone()
+    sync[2, 0] = 0  # as in decode_step.run_phase, up to the last store
+    sync[1, :3] = torch.tensor([decode_step.PREDICT, 0, 9])
+    batch.logits.zero_()
+    decoder.run_help(batch.address)
+    assert (batch.logits == 0).all() and sync[2, 0] == 0 and sync[0, 0] == before[0, 0]
+    sync[0, 0] = (int(batch.state["phase"][0]) + 1 << decode_step.PARTS_BITS) + 3  # and that one
+    decoder.run_help(batch.address)
+    assert torch.equal(batch.logits, logits) and sync[2, 0] == 3
+
+
+def test_an_interrupt_is_raised_after_the_step(threads, decoder):
+    """The batch can still be used."""
+    batch = batch_of(decoder, 1)
+    batch.prefill({0: [1]}, {})
+    batch.sample([0])
+    with pytest.raises(KeyboardInterrupt):
+        _thread.interrupt_main()
+        for _ in range(50):
+            batch.step([0])
+    length = batch.lengths[0]
+    batch.step([0])
+    assert batch.lengths == [length + 1]
+
+
+def generate_in_child(connection, decoder: CPUDecoder) -> None:
+    tokens = generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling())
+    helpers = cpu_decoder._helpers[os.getpid()]
+    connection.send((tokens, len(helpers), all(helper.is_alive() for helper in helpers)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_starts_its_own_threads(threads, decoder):
+    """The parent's do not exist there."""
+    expected = generate_tokens(decoder, [[1, 2]], max_new_tokens=20, sampling=Sampling())
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=generate_in_child, args=(theirs, decoder))
+    child.start()
+    assert ours.poll(20)
+    assert ours.recv() == (expected, threads - 1, True)
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_a_process_may_end_right_after_a_step_with_several_threads():
+    code = """
+from tests.support.decoding import random_model
+from folio.decoding import cpu_decoder
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sample, Sampling
+cpu_decoder.choose_threads = lambda decoder, rows: 3
+decoder = cpu_decoder.CPUDecoder(random_model(1), "float32")
+print(sum(1 for _ in generate(decoder, [[1]], max_new_tokens=7)))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout) == (0, "7\n"), run.stderr

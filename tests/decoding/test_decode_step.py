@@ -1,0 +1,219 @@
+"""The compiled functions of decode_step.py against torch and NumPy, and its sampler against generate.py."""
+
+import ctypes
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from folio.decoding import decode_step
+from folio.decoding.cpu_decoder import DECODE_STEP, CPUBatch, CPUDecoder
+from folio.decoding.quantize import pack_int4, quantize_int8, round_trip
+from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
+from folio.machine import compiled
+from tests.support.decoding import random_model
+
+# --- functions of a number --------------------------------------------------------------------------------------------
+
+
+@njit
+def apply_all(x, exps, gelus, gelus_new):
+    for i in range(len(x)):
+        exps[i] = decode_step.exp(x[i])
+        gelus[i] = decode_step.gelu(x[i])
+        gelus_new[i] = decode_step.gelu_new(x[i])
+
+
+def test_exp_and_gelu_are_exact_to_some_units_in_the_last_place():
+    """Against torch in float64."""
+    x = np.concatenate([np.linspace(-87, 88, 40_001), np.linspace(-6, 6, 40_001), [0.0, -0.0, 1e-30]])
+    x = x.astype(np.float32)
+    results = [np.zeros_like(x) for _ in range(3)]
+    apply_all(x, *results)
+    exps, gelus, gelus_new = (torch.from_numpy(result).double() for result in results)
+    exact = torch.from_numpy(x).double()
+    assert ((exps / exact.exp() - 1).abs() < 4e-7).all()
+    tanh = torch.nn.functional.gelu(exact, approximate="tanh")
+    for result, expected in ((gelus, torch.nn.functional.gelu(exact)), (gelus_new, tanh)):
+        assert ((result - expected).abs() <= 4e-7 * exact.abs().clamp(min=1e-20)).all()
+        likely = exact > -5  # below, a relative error of the exponent is one of some units of its size
+        assert ((result - expected).abs() <= 4e-6 * expected.abs())[likely].all()
+
+
+def test_exp_and_gelu_of_extreme_numbers():
+    x = np.array([-np.inf, -1e30, -88, np.inf, 1e30, np.nan], dtype=np.float32)
+    exps, gelus, gelus_new = (np.zeros_like(x) for _ in range(3))
+    apply_all(x, exps, gelus, gelus_new)
+    assert exps[:3].tolist() == [0, 0, 0]
+    for result in (gelus, gelus_new):
+        assert (np.abs(result[1:3]) <= 1e-30 * np.abs(x[1:3])).all()
+        assert result[3:5].tolist() == [np.inf, x[4]] and np.isnan(result[5])
+
+
+# --- matrices ---------------------------------------------------------------------------------------------------------
+
+
+def native(name: str, format: str):
+    """A compiled function of many arguments."""
+    count = {"linear": 9, "mix": 9, "widen": 3}[name]
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)
+    return kind(compiled.address(DECODE_STEP, name, format))
+
+
+def stored(weight: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights as they are stored, and the numbers that they are, without the scales of int8."""
+    if format == "int8":
+        codes, _ = quantize_int8(weight)
+        return codes, codes.double()
+    if format == "int4":
+        return pack_int4(weight), round_trip(weight, "int4").double()
+    weight = weight.to(torch.bfloat16 if format.startswith("bfloat16") else torch.float32)
+    return weight.contiguous(), weight.double()
+
+
+PORTABLE = ("float32", "bfloat16", "int8", "int4")
+HAS_PAIRS = compiled.cpu_features().get("avx512bf16", False)
+
+
+@pytest.mark.parametrize("format", [*PORTABLE, *["bfloat16 pairs"] * HAS_PAIRS])
+def test_products_of_matrices(format, seed):
+    """y = x w^T for 1 to 9 rows and numbers of outputs that are multiples of nothing. Nothing else is written.
+
+    Each sum is the same, bitwise, at any number of rows.
+    """
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    linear, group = native("linear", format), 32 if format in ("int4", "bfloat16 pairs") else 16
+    for rows in range(1, 10):
+        n, outputs = group * rng.randint(1, 9), rng.randint(1, 23)
+        weight, numbers = stored(torch.randn(outputs, n), format)
+        x = torch.randn(rows, n)
+        if format == "bfloat16 pairs":
+            x = x.bfloat16()
+        y = torch.full((rows + 1, outputs + 3), 7.0)
+        strides = weight.shape[1] * weight.itemsize, n * x.itemsize, 4 * (outputs + 3)
+        sizes = (weight.data_ptr(), strides[0], x.data_ptr(), strides[1], rows, n, y.data_ptr(), strides[2], outputs)
+        linear(*sizes)
+        expected = x.double() @ numbers.T
+        size = x.double().abs() @ numbers.abs().T
+        assert ((y[:rows, :outputs] - expected).abs() <= 1e-6 * size + 1e-30).all()
+        assert (y[rows] == 7).all() and (y[:, outputs:] == 7).all()
+        for row in range(rows):
+            alone = torch.zeros(outputs)
+            linear(weight.data_ptr(), strides[0], x[row].data_ptr(), 0, 1, n, alone.data_ptr(), 0, outputs)
+            assert torch.equal(alone, y[row, :outputs])
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+def test_weighted_sums_of_rows(format, seed):
+    """y = x w for 1 to 9 rows of x."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    mix = native("mix", format)
+    for rows in range(1, 10):
+        n, columns = rng.randint(0, 40), 16 * rng.randint(1, 9)
+        weight, numbers = stored(torch.randn(n, columns), format)
+        x, y = torch.randn(rows, n), torch.full((rows + 1, columns + 3), 7.0)
+        stride = columns * weight.itemsize
+        mix(x.data_ptr(), 4 * n, rows, n, weight.data_ptr(), stride, y.data_ptr(), 4 * (columns + 3), columns)
+        assert ((y[:rows, :columns] - x.double() @ numbers).abs() <= 1e-6 * (x.double().abs() @ numbers.abs())).all()
+        assert (y[rows] == 7).all() and (y[:, columns:] == 7).all()
+
+
+@pytest.mark.parametrize("format", PORTABLE)
+def test_widened_weights(format, seed):
+    torch.manual_seed(seed)
+    weight, numbers = stored(torch.randn(1, 96), format)
+    y = torch.full((97,), 7.0)
+    native("widen", format)(weight.data_ptr(), 96, y.data_ptr())
+    assert torch.equal(y[:96], numbers[0].float()) and y[96] == 7
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def sampler(V: int, rows: int, sampling: Sampling, seed: int, vocab_size: int | None = None) -> CPUBatch:
+    """A batch whose logits the tests set. Token 0 occurred."""
+    decoder = CPUDecoder(random_model(1, vocab_size=V, n_layer=1, n_embd=2), "float32")
+    batch = decoder.batch(rows, vocab_size)
+    for row in range(rows):
+        batch.start(row, Sample([0], row, sampling, seed))
+    return batch
+
+
+def random_sampling(rng: random.Random, V: int) -> Sampling:
+    return Sampling(
+        repetition_penalty=rng.choice([1.0, 1.3, 0.8]),
+        temperature=rng.choice([1.0, 0.7, 1.6, 0]),
+        top_k=rng.choice([None, 1, 3, 10, V, V + 7]),
+        top_p=rng.choice([None, 0.317, 0.913, 1e-60, 1.0]),  # that few equal probabilities do not sum to
+        min_p=rng.choice([None, 0.02, 0.3, 1.0]),
+    )
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_the_compiled_sampler_samples_the_tokens_of_generate(case, seed):
+    """For four tokens of some rows, with random logits: many equal ones, or some of -inf, and vocabularies so large
+    that blocks of them are skipped (more than 64 top_k).
+    """
+    rng = random.Random(seed + case)
+    torch.manual_seed(seed + case)
+    V, rows = rng.choice([1, 2, 20, 63, 64, 65, 130, 700, 1999]), rng.randint(1, 4)
+    sampling, padding = random_sampling(rng, V), rng.choice([0, 0, min(5, V - 1)])
+    key = rng.choice([0, 1337, 2**63 - 1])
+    print(V, rows, sampling, padding, key)
+    batch = sampler(V, rows, sampling, key, V - padding)
+    occurred = torch.zeros(rows, V, dtype=torch.bool)
+    occurred[:, 0] = True
+    numbers = uniforms(key, range(rows), 0, 4)
+    for position in range(4):
+        logits = torch.randn(rows, V) * rng.choice([0.5, 3, 20])
+        if rng.random() < 0.3:
+            logits = logits.round()  # ties
+        if rng.random() < 0.3:
+            logits[:, : (V - padding) // 2] = -torch.inf
+        batch.logits.copy_(logits)
+        tokens = batch.sample(list(range(rows)))()
+        assert torch.equal(batch.logits, logits)
+        logits[:, V - padding :] = -torch.inf
+        probabilities = next_token_probabilities(logits, sampling, occurred)
+        uniform = numbers[:, position : position + 1]
+        expected = sample_token(probabilities, uniform)[:, 0].tolist()
+        for row in range(rows):
+            if tokens[row] != expected[row]:  # the sums are rounded differently: the number is next to a limit
+                sums = probabilities[row].double().cumsum(-1)
+                between = sums[min(tokens[row], expected[row]) : max(tokens[row], expected[row])]
+                assert (between - uniform[row] * sums[-1]).abs().max() < 1e-5
+            occurred[row, tokens[row]] = True
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_give_an_id_of_the_vocabulary(logit, seed):
+    """The step that reads the embedding of the id reads no other memory."""
+    rng = random.Random(seed)
+    for _ in range(30):
+        V = rng.choice([1, 20, 130, 1999])
+        batch = sampler(V, 2, random_sampling(rng, V), 1)
+        batch.logits.normal_(generator=torch.Generator().manual_seed(seed))
+        batch.logits[:, rng.randrange(V) :] = logit
+        if rng.random() < 0.3:
+            batch.logits.fill_(logit)
+        assert all(0 <= token < V for token in batch.sample([0, 1])())
+
+
+def test_only_rows_that_are_sampled_draw_a_number(seed):
+    """Random numbers of a row are counted by its own tokens."""
+    batch = sampler(50, 3, Sampling(), seed)
+    batch.logits.normal_(generator=torch.Generator().manual_seed(seed))
+    probabilities = batch.logits.softmax(dim=-1)
+    batch.sample([1])
+    batch.sample([0, 1])
+    tokens = batch.sample([2, 0])()
+    numbers = uniforms(seed, range(3), 0, 3)
+    expected = [
+        sample_token(probabilities[[row]], numbers[[row], [drawn], None]) for row, drawn in enumerate((1, 1, 0))
+    ]
+    assert tokens == [int(token) for token in expected]

@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from folio.decoding.kv_cache import KVCache
+from model import GPT, POSITIONS
+from tests.support.decoding import random_model
+
+
+@pytest.fixture
+def model(seed: int) -> GPT:
+    return random_model(seed)
+
+
+@torch.inference_mode()
+def test_a_token_after_cached_ones_has_the_logits_of_a_full_forward_pass(model):
+    cache = KVCache(model.config, 3, torch.float32, torch.device("cpu"))
+    assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, S, D)
+    prompts = torch.tensor([[1, 2, 3]] * 3)
+    new = prompts[:, :1]
+    expected, _ = model(torch.cat([prompts, new], dim=1))
+    model(prompts, attend=cache)
+    logits, _ = model(new, attend=cache)
+    torch.testing.assert_close(logits, expected)
+    assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.inference_mode()
+def test_a_cache_with_a_fixed_capacity_computes_the_same(position, seed):
+    """With `capacity` set, as for CUDA graphs, positions and masks come from tensors alone; also in a full context."""
+    model = random_model(seed, position=position)
+    prompts = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    new = torch.tensor([[7], [8]])
+    growing, fixed = (KVCache(model.config, 2, torch.float32, torch.device("cpu")) for _ in range(2))
+    address = fixed.last.data_ptr()
+    for cache in (growing, fixed):
+        model(prompts, attend=cache)
+        cache.set_lengths([3, 2])  # the second row forgets its last token
+    assert fixed.last.data_ptr() == address  # a captured graph reads this memory
+    fixed.capacity = 8
+    steps = 12 if model.config.can_slide else 5
+    for _ in range(steps):
+        torch.testing.assert_close(model(new, attend=fixed)[0], model(new, attend=growing)[0], atol=1e-4, rtol=1e-4)
+    assert fixed.lengths == growing.lengths == [3 + steps, 2 + steps]

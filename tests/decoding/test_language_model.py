@@ -1,0 +1,161 @@
+import io
+import re
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+
+import folio
+from folio import UserError
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from model import GPT, GPTConfig
+from sample import SampleConfig, main
+from tests.support.processes import ROOT
+from train import train
+
+
+@pytest.fixture
+def gpt() -> LanguageModel:
+    """A character model with random weights."""
+    tokenizer = CharTokenizer("abcdefghij\n")
+    return LanguageModel(GPT(GPTConfig(16, tokenizer.vocab_size, 2, 2, 32, dropout=0.5)), tokenizer)
+
+
+def test_importing_folio_does_not_import_torch():
+    """The prepare scripts import folio, and would take a second longer to start."""
+    code = "import sys; from folio import UserError, load; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.5, "seed": 7},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.01, "repetition_penalty": 1.3},
+        {"stop": "e", "max_new_tokens": None},
+        {"temperature": 0, "context_stride": 3, "batch_size": 2},
+    ],
+)
+def test_the_text_is_the_one_that_sample_py_prints(settings, tiny):
+    cfg = tiny(max_iters=4)
+    train(cfg)
+    settings = {"max_new_tokens": 50, **settings}
+    gpt = folio.load(cfg.out_dir, which="last", dtype="float32")
+    text = gpt.generate("ROMEO:", **settings)
+    assert "".join(gpt.stream("ROMEO:", **settings)) == text
+    samples = gpt.generate("ROMEO:", num_samples=3, **settings)
+    assert samples[0] == text and len(samples) == 3
+    sample_config = SampleConfig(
+        out_dir=cfg.out_dir, checkpoint="last", dtype="float32", start="ROMEO:", num_samples=3, **settings
+    )
+    out = io.StringIO()
+    with redirect_stdout(out):
+        main(sample_config)
+    assert out.getvalue().removesuffix("\n").split("\n---------------\n") == [f"ROMEO:{sample}" for sample in samples]
+
+
+def test_load_takes_a_run_or_a_checkpoint(tiny):
+    cfg = tiny(max_iters=4)
+    train(cfg)
+    (step,) = Path(cfg.out_dir).glob("step-*")
+    assert folio.load(step).generate("A") == folio.load(str(cfg.out_dir), "last").generate("A")
+    with pytest.raises(UserError, match=r"^which=newest: it must be best or last$"):
+        folio.load(cfg.out_dir, which="newest")
+    with pytest.raises(UserError, match=f"gone holds no checkpoint: try {re.escape(cfg.out_dir)}$"):
+        folio.load(Path(cfg.out_dir).with_name("gone"))
+
+
+def test_the_stream_consists_of_whole_characters():
+    gpt = LanguageModel(GPT(GPTConfig(16, 257, 1, 1, 16)), ByteTokenizer())
+    pieces = list(gpt.stream("é", max_new_tokens=60, temperature=2))
+    assert all(pieces) and "".join(pieces) == gpt.generate("é", max_new_tokens=60, temperature=2)
+
+
+def test_the_default_settings_are_those_of_sample_py(gpt):
+    sample_config = SampleConfig()
+    for name in GenerationConfig.__dataclass_fields__:
+        assert getattr(GenerationConfig.of({}), name) == getattr(sample_config, name)
+    assert len(gpt.generate("")) == 500
+
+
+def test_a_setting_is_converted_like_one_of_a_config_file(gpt):
+    assert gpt.generate("a", max_new_tokens=2e1, temperature=1) == gpt.generate("a", max_new_tokens=20, temperature=1.0)
+
+
+def test_settings_are_given_by_name(gpt):
+    """generate("ROMEO:", 30), after nanoGPT's generate(idx, max_new_tokens), returned 30 long samples."""
+    with pytest.raises(TypeError):
+        gpt.generate("abc", 30)
+    assert repr(gpt).startswith("LanguageModel(") and "11 tokens (char), context 16, float32 on cpu" in repr(gpt)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"temperature": -1}, r"temperature=-1.0: it must be at least 0"),
+        ({"temperature": 1e9}, r"temperature=1000000000.0: it must be from 1e-6 to 1e6, or 0 for the .*"),
+        ({"temperature": "hot"}, r"temperature='hot': it takes a number"),
+        ({"temprature": 1}, r"temprature is not a setting; the settings are num_samples, max_new_tokens, .*"),
+        ({"start": "a"}, r"start is not a setting.*"),
+        ({"top_k": 2.5}, r"top_k=2.5: it takes an integer or None"),
+        ({"top_p": 0}, r"top_p=0.0: it must be above 0 and at most 1, or None"),
+        ({"seed": -1}, r"seed=-1: it must be at least 0"),
+        ({"stop": ""}, r"stop=: it must not be empty; None turns it off"),
+        ({"on_unknown": "drop"}, r"on_unknown='drop': it takes 'error', 'skip' or 'replace'"),
+        ({"num_samples": 0}, r"num_samples=0: it must be at least 1"),
+        ({"num_samples": "3"}, r"num_samples='3': it takes an integer"),
+        ({"prompt": "aΩ"}, r"the character 'Ω' \(U\+03A9\) at position 1 is not among .*"),
+        ({"prompt": ["a"]}, r"the prompt must be text, not of type list"),
+    ],
+)
+def test_wrong_arguments_are_one_line_errors_before_anything_is_generated(settings, message, gpt):
+    settings = {"prompt": "a", **settings}
+    with pytest.raises(UserError, match=f"^{message}$"):
+        gpt.generate(**settings)
+    stream_message = "num_samples: a stream is one text; .*" if "num_samples" in settings else message
+    with pytest.raises(UserError, match=f"^{stream_message}$"):
+        gpt.stream(**settings)
+
+
+def test_unknown_characters_can_be_left_out(gpt):
+    assert gpt.generate("aΩb", on_unknown="skip") == gpt.generate("ab")
+    assert gpt.encode_prompt("aΩb", "skip") == ([0, 1], "ab", 1)
+    assert gpt.encode_prompt("Ω", "skip") == ([10], "", 1)  # without a prompt, text begins after a line break
+    with pytest.raises(UserError):  # on_unknown is a setting of each call
+        gpt.generate("aΩb")
+
+
+def test_the_model_is_a_plain_gpt_in_eval_mode(gpt):
+    """Text is generated with a packed copy, which would call no hook."""
+    hooked = []
+    gpt.model.transformer.h[0].mlp.register_forward_hook(lambda *args: hooked.append(True))
+    ids = torch.tensor([gpt.encode_prompt("abc").ids])
+    first, second = gpt.model(ids)[0], gpt.model(ids)[0]
+    assert hooked == [True, True] and torch.equal(first, second)
+    (step,) = gpt.steps([[0, 1, 2]], [0], GenerationConfig(max_new_tokens=1))
+    torch.testing.assert_close(step.logits, first[:, 0].detach())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_model_in_training_stays_as_it_is(dtype):
+    model = GPT(GPTConfig(16, 257, 1, 1, 16))
+    gpt = LanguageModel(model, ByteTokenizer(), device="cpu", dtype=dtype)
+    assert gpt.generate("a", max_new_tokens=9) and gpt.dtype == dtype
+    assert model.training and all(p.dtype == torch.float32 for p in model.parameters())
+    assert gpt.model.num_params() == model.num_params()  # only the copy that generates is packed
+
+
+def test_the_python_programs_in_the_readme(tiny, tmp_path, monkeypatch, capsys):
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(programs) >= 2
+    train(tiny(max_iters=2, eval_interval=2, out_dir=str(tmp_path / "out-shakespeare-char")))
+    monkeypatch.chdir(tmp_path)
+    for program in programs:
+        capsys.readouterr()
+        exec(program, {})
+        assert capsys.readouterr().out.strip()

@@ -1,0 +1,268 @@
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from folio.decoding import torch_decoder
+from folio.decoding.cpu_decoder import CPUBatch
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs
+from folio.decoding.torch_decoder import TorchBatch
+from folio.machine.runtime import resolve_runtime
+from model import GPT
+from tests.support.decoding import GREEDY, decoder_in, generate_tokens, random_model
+
+CPU = resolve_runtime("cpu", "float32", False)
+DTYPES = ["float32", "bfloat16", "int8", "torch float32"]
+EOT = 3
+
+
+def run(scheduler: Scheduler, *completions: Completion) -> None:
+    """Until nothing is left to do."""
+    for completion in completions:
+        scheduler.add(completion)
+    while scheduler.is_busy:
+        scheduler.step()
+
+
+def alone(decoder: Any, completion: Completion) -> list[int]:
+    """The tokens that the completion has if nothing else is generated."""
+    (tokens,) = generate_tokens(
+        decoder,
+        [list(completion.prompt)],
+        max_new_tokens=completion.max_new_tokens,
+        sampling=completion.sampling,
+        eot=EOT,
+        seed=completion.seed,
+        samples=[completion.sample],
+        stride=completion.context_stride,
+    )
+    return tokens
+
+
+def all_logprobs(completion: Completion) -> list[TokenLogprobs]:
+    """Of the prompt and of the tokens."""
+    return [entry for entry in (*completion.prompt_token_logprobs, *completion.token_logprobs) if entry]
+
+
+def random_completions(rng: random.Random, count: int, V: int) -> Iterator[Completion]:
+    """Prompts that often begin alike and are longer or shorter than the context of 24 tokens, in different settings."""
+    beginning = [rng.randrange(V) for _ in range(20)]
+    for _ in range(count):
+        prompt = beginning[: rng.choice([0, 0, 7, 20])] + [rng.randrange(V) for _ in range(rng.randint(1, 12))]
+        sampling = Sampling(
+            repetition_penalty=rng.choice([1.0, 1.3]),
+            temperature=rng.choice([0, 0.8, 1.3]),
+            top_k=rng.choice([None, 5]),
+            frequency_penalty=rng.choice([0.0, 0.0, 0.7]),
+            logit_bias=rng.choice([(), ((1, 2.0), (EOT, -1.0))]),
+        )
+        yield Completion(
+            prompt,
+            sampling,
+            rng.choice([1, 2, 30, 60]),
+            rng.randrange(3),
+            rng.randrange(3),
+            rng.choice([None, None, 1, 5]),
+            logprobs=rng.choice([None, 0, 3]),
+            prompt_logprobs=rng.random() < 0.3,
+        )
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary"])
+@pytest.mark.parametrize("dtype, ahead", [*((dtype, 0) for dtype in DTYPES), ("torch float32", 1)])
+def test_a_completion_is_the_same_in_any_company(dtype, ahead, position, seed, monkeypatch):
+    """Joining and leaving at any step, with few rows and with many. The compiled decoder's logits are even bitwise
+    equal.
+    """
+    rng = random.Random(seed)
+    monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": ahead})
+    model = random_model(seed, block_size=24, n_embd=32, position=position)
+    decoder = decoder_in(dtype, model)
+    if "torch" not in dtype:
+        monkeypatch.setattr(CPUBatch, "chunk", rng.choice([1, 5, 64]))
+    tolerance = 1e-4 if "torch" in dtype else 0
+    scheduler = Scheduler(decoder, rows=rng.choice([2, 7]), eot=EOT)
+    arriving = list(random_completions(rng, 50, 20))
+    completions, left = list(arriving), []
+    while arriving or scheduler.is_busy:
+        for _ in range(min(rng.choice([0, 0, 1, 5]), len(arriving))):
+            scheduler.add(arriving.pop())
+        if scheduler.completions and rng.random() < 0.05:
+            left.append(scheduler.completions[rng.choice(list(scheduler.completions))])
+            scheduler.cancel(left[-1])
+        scheduler.step()
+    assert not scheduler.completions and len(scheduler.free) == len(scheduler.contexts)
+    for completion in completions:
+        expected = alone(decoder, completion)
+        if completion in left:
+            assert completion.finish_reason == "cancelled"
+            assert completion.tokens == expected[: len(completion.tokens)]
+            continue
+        assert completion.tokens == expected
+        assert completion.finish_reason == ("length" if len(expected) == completion.max_new_tokens else "stop")
+        again = replace(completion, tokens=[], token_logprobs=[], prompt_token_logprobs=[], finish_reason=None)
+        run(Scheduler(decoder, rows=1, eot=EOT), again)
+        actual = [entry.logprob for entry in all_logprobs(completion)]
+        assert actual == pytest.approx([entry.logprob for entry in all_logprobs(again)], abs=tolerance, rel=0)
+        assert all(len(entry.top) == (completion.logprobs or 0) for entry in all_logprobs(completion))
+        assert len(actual) == (len(expected) if completion.logprobs is not None else 0) + (
+            min(23, len(completion.prompt) - 1) if completion.prompt_logprobs else 0
+        )
+
+
+def test_a_long_prompt_does_not_stop_the_others(seed):
+    """Between two chunks of it, each of the others gets a token."""
+    model = random_model(seed, block_size=1024, n_layer=1)
+    scheduler = Scheduler(decoder_in("float32", model), rows=4)
+    short = [Completion([n, 5], GREEDY, 500) for n in range(3)]
+    for completion in short:
+        scheduler.add(completion)
+    scheduler.step()
+    long = Completion([n % 20 for n in range(1000)], GREEDY, 5)
+    scheduler.add(long)
+    chunks = 0
+    while not long.tokens:
+        before = [len(completion.tokens) for completion in short]
+        scheduler.step()
+        chunks += 1
+        assert [len(completion.tokens) for completion in short] == [count + 1 for count in before]
+    assert chunks == -(-1000 // CPUBatch.chunk)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "torch float32"])
+def test_prompts_that_begin_alike_are_computed_once(dtype, seed, monkeypatch):
+    """Also if they arrive together, and on a CPU after the first one has ended. Each new token is computed once."""
+    computed = count_computed_tokens(monkeypatch)
+    model = random_model(seed, block_size=128)
+    decoder = decoder_in(dtype, model)
+    scheduler = Scheduler(decoder, rows=6)
+    computed.clear()
+    beginning = [(7 * n) % 20 for n in range(100)]
+    prompts = [[*beginning, 1, n] for n in range(4)]
+    completions = [Completion(prompt, GREEDY, 10) for prompt in prompts]
+    for completion in completions:
+        scheduler.add(completion)
+    scheduler.step(whole_prompts=True)
+    assert sum(computed) == 102 + 3
+    run(scheduler)
+    assert [completion.tokens for completion in completions] == generate_tokens(model, prompts, CPU, max_new_tokens=10)
+    computed.clear()
+    later = Completion([*beginning, 1, 2, *completions[2].tokens[:5], 9], GREEDY, 3)
+    run(scheduler, later)
+    assert sum(computed) == (1 + 2 if dtype == "float32" else 108 + 2)
+    assert [later.tokens] == generate_tokens(model, [list(later.prompt)], CPU, max_new_tokens=3)
+
+
+def count_computed_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by how many tokens each pass over a model computes."""
+    computed: list[int] = []
+    run, hidden_states = CPUBatch.run, GPT.hidden_states
+
+    def counted(self, tokens, appends, count, **of):
+        computed.append(tokens if appends else count)
+        run(self, tokens, appends=appends, count=count, **of)
+
+    monkeypatch.setattr(CPUBatch, "run", counted)
+    monkeypatch.setattr(
+        GPT, "hidden_states", lambda self, idx, *rest: computed.append(idx.numel()) or hidden_states(self, idx, *rest)
+    )
+    return computed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "torch float32"])
+def test_log_probabilities_are_those_of_the_model(dtype, seed):
+    """Of the prompt and of the tokens, before penalties, the temperature, and filters. The padding of the vocabulary
+    has a share, as in the loss, but is not shown. Against a pass over the whole text and numpy's softmax.
+    """
+    model = random_model(seed, block_size=160)
+    prompt = torch.randint(17, (100,)).tolist()
+    sampling = Sampling(repetition_penalty=1.3, temperature=0.5, top_k=3, presence_penalty=1.0)
+    completion = Completion(prompt, sampling, 30, logprobs=4, prompt_logprobs=True)
+    company = [Completion([5, n], sampling, 60) for n in range(3)]
+    run(Scheduler(decoder_in(dtype, model), rows=3, vocab_size=17), *company[:2], completion, company[2])
+    ids = [*prompt, *completion.tokens]
+    logits = model.logits(torch.tensor([ids]))[0].detach().double().numpy()
+    logprobs = (logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))[:, :17]
+    assert completion.prompt_token_logprobs[0] is None and len(completion.tokens) == 30
+    actual = [*completion.prompt_token_logprobs[1:], *completion.token_logprobs]
+    for (logprob, top), token, expected in zip(actual, ids[1:], logprobs[:-1], strict=True):
+        assert logprob == pytest.approx(expected[token], abs=1e-5)
+        assert [value for _, value in top] == pytest.approx(sorted(expected)[:-5:-1], abs=1e-5)
+        assert [expected[id] for id, _ in top] == pytest.approx(sorted(expected)[:-5:-1], abs=1e-5)
+        assert all(value == logprob for id, value in top if id == token)
+
+
+def test_no_new_tokens_but_the_log_probabilities_of_the_prompt(seed):
+    completion = Completion([1, 2, 3], GREEDY, 0, prompt_logprobs=True)
+    scheduler = Scheduler(decoder_in("float32", random_model(seed)), rows=1)
+    scheduler.add(completion)
+    assert scheduler.step() == {0: completion} and not scheduler.is_busy
+    assert completion.finish_reason == "length" and not completion.tokens and len(scheduler.free) == 1
+    assert [entry is None for entry in completion.prompt_token_logprobs] == [True, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "torch float32"])
+def test_penalties_and_bias_are_those_of_openai(dtype, seed):
+    """logit - count presence and frequency, of the tokens that were sampled, not those of the prompt. The most likely
+    token, against numpy and a pass over the whole text for each token.
+    """
+    model = random_model(seed, block_size=64)
+    frequency, presence, bias = 0.9, 0.6, {4: 1.5, 7: -100.0}
+    sampling = Sampling(0.999999, 0, None, None, None, presence, frequency, tuple(bias.items()))
+    completion = Completion([4, 4, 7], sampling, 40)
+    run(Scheduler(decoder_in(dtype, model), rows=2), Completion([1], Sampling(presence_penalty=2.0), 50), completion)
+    ids, counts = [4, 4, 7], np.zeros(20)
+    for token in completion.tokens:
+        logits = model(torch.tensor([ids]))[0][0, -1].detach().double().numpy()
+        for id, value in bias.items():
+            logits[id] += value
+        logits -= frequency * counts + presence * (counts > 0)
+        assert logits[token] == pytest.approx(logits.max(), abs=1e-4) and token != 7
+        counts[token] += 1
+        ids.append(token)
+
+
+@pytest.mark.parametrize("kind", [CPUBatch, TorchBatch])
+def test_a_cancelled_completion_frees_its_row_at_once(kind, seed):
+    """While it waits, while its prompt is prefilled, and while its tokens are generated."""
+    decoder = decoder_in("float32" if kind is CPUBatch else "torch float32", random_model(seed, block_size=200))
+    scheduler = Scheduler(decoder, rows=1)
+    first, second, third = (Completion([n] * 150, GREEDY, 20) for n in range(3))
+    for completion in (first, second, third):
+        scheduler.add(completion)
+    scheduler.step()
+    assert first.row == 0 and second.row is None
+    scheduler.cancel(second)
+    scheduler.cancel(first)
+    assert not scheduler.completions and scheduler.free == [0] and list(scheduler.waiting) == [third]
+    while not third.tokens:
+        scheduler.step()
+    scheduler.cancel(third)
+    scheduler.cancel(third)
+    assert scheduler.free == [0] and not scheduler.step() and not scheduler.is_busy
+    last = Completion([2] * 150, GREEDY, 20)
+    run(scheduler, last)
+    assert [last.tokens] == generate_tokens(decoder, [[2] * 150])
+
+
+def test_nan_ends_only_what_it_concerns(seed):
+    model = random_model(seed, block_size=16)
+    with torch.no_grad():
+        model.transformer.wpe.weight[9] = torch.nan
+    short, long = Completion([1], GREEDY, 5), Completion([2] * 12, GREEDY, 5)
+    run(Scheduler(decoder_in("float32", model), rows=2), long, short)
+    assert long.finish_reason == "error" and "NaN" in long.error and not long.tokens
+    assert short.finish_reason == "length" and len(short.tokens) == 5
+
+
+def test_generate_gives_the_tokens_of_all_rows_at_once(seed):
+    """Also when contexts are full at different steps."""
+    model = random_model(seed)
+    steps = list(generate(decoder_in("float32", model), [[1], [2, 3, 4], [5] * 8], max_new_tokens=30, sampling=GREEDY))
+    assert len(steps) == 30 and all(None not in step.tokens for step in steps)

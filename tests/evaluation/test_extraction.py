@@ -1,0 +1,340 @@
+"""What a model reproduces of its training data, against decoding token by token and brute-force searches."""
+
+import json
+import random
+import re
+import shutil
+import string
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.base.settings import load
+from folio.checkpoints import foreign
+from folio.data.shards import Shard
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.quantize import round_trip
+from folio.evaluation import extraction
+from folio.evaluation.extraction import (
+    cut_passages,
+    describe_reproduction,
+    longest_spans,
+    prefix_rows,
+    share_row,
+    span_lengths,
+    span_rows,
+    tokens_reproduced,
+    without_overlap,
+)
+from folio.evaluation.memorization import TrainingIndex, TrainingSearch
+from folio.machine.runtime import resolve_runtime
+from model import GPT, GPTConfig
+from prepare import text as prepare_text
+from tests.support.datasets import dataset_of
+from tools import evaluate
+from tools.evaluate import EvaluateConfig
+from train import TrainConfig, train
+
+CHARACTERS = CharTokenizer.of(set(string.ascii_letters), eot=False)  # 52 tokens
+
+
+def run_tool(*words: str) -> None:
+    evaluate.main(load(EvaluateConfig, list(words)))
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def test_passages_cross_no_end():
+    ids = np.array([9, 1, 2, 3, 4, 5, 9, 9, 6, 7, 8, 9, 1])
+    shards = [Shard(ids), Shard(np.array([3, 4]))]
+    passages = [p.tolist() for p in cut_passages(shards, 9, 3)]
+    assert passages == [[1, 2, 3], [4, 5], [6, 7, 8], [1], [3, 4]]
+    assert [p.tolist() for p in cut_passages(shards, 9, 3, drop_last=True)] == [[1, 2, 3], [6, 7, 8]]
+    assert [p.tolist() for p in cut_passages(shards, None, 8)] == [[9, 1, 2, 3, 4, 5, 9, 9], [6, 7, 8, 9, 1], [3, 4]]
+
+
+def test_places_without_overlap():
+    assert without_overlap(np.array([30, 0, 5, 9, 10, 19, 21, 40]), 10) == [0, 10, 21, 40]
+    assert without_overlap(np.zeros(0, np.int64), 10) == []
+
+
+@pytest.mark.parametrize(
+    "chance, tokens, span, expected",
+    [
+        (8, 200, None, [16, 32, 64, 128]),
+        (7, 16, None, [8, 16]),
+        (16, 64, 20, [20, 32, 64]),
+        (200, 200, None, [200]),
+        (200, 200, 50, [50]),
+    ],
+)
+def test_lengths_of_spans(chance, tokens, span, expected):
+    assert span_lengths(chance, tokens, span) == expected
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_in_spans_are_those_that_a_search_covers(seed):
+    rng = np.random.default_rng(seed)
+    training = rng.integers(1, 4, size=400).astype("<u2")
+    index = TrainingIndex([dataset_of(training)], None)
+    texts = [rng.integers(1, 4, size=n) for n in (30, 7, 50, 0)]
+    texts[2][10:35] = training[100:125]
+    windows = {length: {tuple(training[i : i + length]) for i in range(401 - length)} for length in (4, 6, 20)}
+    for row in span_rows(index, "samples", "samples", texts, [4, 6, 20]):
+        covered = 0
+        for text in texts:
+            starts = [i for i in range(len(text)) if tuple(text[i : i + row["span"]]) in windows[row["span"]]]
+            covered += len({i + k for i in starts for k in range(row["span"])})
+        assert row["value"] == pytest.approx(covered / 87) and row["n"] == 3 and row["over"] == "samples"
+        assert row["low"] <= row["value"] <= row["high"]
+    assert covered >= 25
+
+
+def test_the_longest_spans_and_their_places(seed):
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(1, 52, size=3000).astype("<u2") for _ in range(2)]
+    ids[1][500:540] = ids[0][700:740]
+    dataset = dataset_of(*ids, val=(rng.integers(1, 52, size=300).astype("<u2"),))
+    samples = [rng.integers(1, 52, size=100) for _ in range(4)]
+    samples[1][20:60] = ids[1][500:540]  # two places
+    samples[2][50:80] = ids[1][900:930]
+    samples[1][[19, 60]] = samples[2][[49, 80]] = 0  # which does not occur in the training data
+    samples[3] = samples[2].copy()  # the same spans again
+    longest = longest_spans(TrainingSearch([dataset], CHARACTERS), samples)
+    assert len(longest) == 10 and len({span["text"] for span in longest}) == 10
+    first, second = longest[:2]
+    facts = ("sample", "start", "tokens", "count", "shard", "offset")
+    assert [first[fact] for fact in facts] == [1, 20, 40, 2, 0, 700]
+    assert first["text"] == CHARACTERS.decode(samples[1][20:60])
+    assert [second[fact] for fact in facts] == [2, 50, 30, 1, 1, 900] and longest[2]["tokens"] < 20
+
+
+def test_intervals_of_shares():
+    """A share of 0 has the interval of 0 among n samples, not an interval without a width."""
+    ones, none = np.full(200, 50), np.zeros(200, int)
+    row = share_row("samples", "tokens", "samples", none, ones)
+    assert (row["value"], row["low"]) == (0, 0) and row["high"] == pytest.approx(3.8415 / 203.8415, rel=1e-4)  # Wilson
+    row = share_row("samples", "tokens", "samples", np.arange(50, 250), np.arange(50, 250))
+    assert row["low"] == pytest.approx(1 - 3.8415 / 203.8415, rel=1e-4) and row["value"] == row["high"] == 1
+    row = share_row("samples", "tokens", "samples", np.array([50, *none[1:]]), ones)
+    assert row["value"] == 1 / 200 and row["low"] == pytest.approx(0.00088, abs=1e-5)
+    row = share_row("samples", "tokens", "samples", np.array([25, *none[1:]]), ones)
+    assert (row["low"], row["high"]) == (0, pytest.approx(0.0025 + 1.972 * 0.0025, abs=1e-4))  # Student's t, cut at 0
+
+
+# --- completions of prefixes ------------------------------------------------------------------------------------------
+
+
+def test_one_forward_pass_tells_what_greedy_decoding_reproduces(seed):
+    """Against decoding token by token, of passages that begin as the model continues and then differ."""
+    torch.manual_seed(seed)
+    gpt = GPT(GPTConfig(block_size=40, vocab_size=64, n_layer=2, n_head=2, n_embd=16))  # 12 ids are padding
+    for p in gpt.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    model = LanguageModel(gpt, CHARACTERS, "cpu", "float32")
+    rng = np.random.default_rng(seed)
+    prefixes = rng.integers(52, size=(9, 20))
+    greedy = GenerationConfig(temperature=0.0, max_new_tokens=20)
+    steps = model.steps(prefixes.tolist(), range(9), greedy)
+    completions = np.array([step.tokens for step in steps]).T  # (9, 20)
+    passages, expected = np.concatenate([prefixes, completions], axis=1), np.array([0, 1, 5, 19, 20, 20, 0, 10, 15])
+    for passage, at in zip(passages, expected, strict=True):
+        if at < 20:
+            passage[20 + at] = (passage[20 + at] + 1 + rng.integers(51)) % 52
+    assert tokens_reproduced(model, passages).tolist() == expected.tolist()
+
+
+class Copier:
+    """Predicts the next token of a row correctly if the row is in a set of passages, and otherwise always wrongly."""
+
+    def __init__(self, block_size: int):
+        self.config = SimpleNamespace(block_size=block_size)
+        self.transformer = SimpleNamespace(wte=SimpleNamespace(weight=torch.zeros(1)))
+        self.memorized: list[np.ndarray] = []
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        last = {passage[:-1].tobytes(): passage[-1] for passage in self.memorized}
+        never = np.full(ids.shape[1], 52)
+        predicted = [np.append(row[1:], last[row.tobytes()]) if row.tobytes() in last else never for row in ids.numpy()]
+        return torch.nn.functional.one_hot(torch.from_numpy(np.stack(predicted)), 53).float()
+
+
+@pytest.mark.parametrize("block_size, P", [(128, 50), (100, 50), (99, 49), (60, 30)])
+def test_passages_are_counted_by_their_occurrences(block_size, P, seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    passages = rng.integers(52, size=(12, 2 * P))
+    times = [1, 1, 1, 2, 2, 3, 9, 10, 12, 99, 100, 120]
+    documents = [passage for passage, n in zip(passages, times, strict=True) for _ in range(n)]
+    rng.shuffle(documents)
+    eot = 60
+    ids = np.concatenate([np.append(document, eot) for document in documents]).astype("<u2")
+    new = np.append(rng.integers(52, size=3 * (2 * P) + 5), eot)  # three passages
+    dataset = dataset_of(ids, val=(np.concatenate([new, passages[0], [eot]]).astype("<u2"),))
+    stub = Copier(block_size)
+    stub.memorized = [passages[i].astype(np.int64) for i in (2, 4, 5, 8, 9, 10, 11)]
+    tokenizer = SimpleNamespace(eot=eot, vocab_size=61, decode=lambda ids: "")
+    model = SimpleNamespace(model=stub, tokenizer=tokenizer, runtime=resolve_runtime("cpu", "float32", False))
+    search = TrainingSearch([dataset], tokenizer)
+    rows = prefix_rows(model, search)
+    assert [(row["occurrences"], row["n"], round(row["value"] * row["n"])) for row in rows] == [
+        ([0, 0], 3, 0),  # passages[0] is in the training data
+        ([1, 1], 3, 1),
+        ([2, 9], 4, 2),
+        ([10, 99], 3, 2),
+        ([100, None], 2, 2),
+    ]
+    assert {row["prefix"] for row in rows} == {P}
+    assert rows[1]["tokens_before_error"]["value"] == pytest.approx(P / 3)
+    monkeypatch.setattr(extraction, "PASSAGES", 2)
+    assert [row["n"] for row in prefix_rows(model, search)] == [1, 2, 2, 2, 2]  # of two held-out ones, one is
+    short = dataset_of(np.tile(np.append(passages[0][:40], eot), 9).astype("<u2"), val=(ids[:30],))
+    assert prefix_rows(model, TrainingSearch([short], tokenizer)) == []
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memorizer(tmp_path) -> TrainConfig:
+    """A model trained on one passage of 68 characters that occurs 60 times between words of 20 random letters."""
+    rng = random.Random(3)
+    words = ["".join(rng.choices(string.ascii_lowercase, k=20)) for _ in range(220)]
+    passage = "".join(rng.sample(string.ascii_uppercase + string.digits + string.punctuation, k=68))
+    body = words[:200] + [passage] * 60
+    rng.shuffle(body)
+    source = tmp_path / "planted.txt"
+    source.write_text("".join(body + words[200:]), encoding="utf-8")
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.04))
+    cfg = TrainConfig(
+        n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=8, max_iters=100, warmup_iters=10, dropout=0.0,
+        learning_rate=1e-2, eval_interval=100, log_interval=100, dataset="planted", data_dir=str(tmp_path),
+        out_dir=str(tmp_path / "out"), dtype="float32", always_save_checkpoint=True,
+    )  # fmt: skip
+    train(cfg)
+    return cfg
+
+
+def test_a_model_reproduces_what_it_saw_often(memorizer, tmp_path, capsys):
+    """A passage of 68 characters is seen 60 times, and words of random letters once, or never."""
+    capsys.readouterr()
+    results = tmp_path / "results.json"
+    words = ["--samples=40", "--max_new_tokens=128", "--span=40", "--checkpoint=last", f"--json={results}"]
+    run_tool("memorized", memorizer.out_dir, *words)
+    out = capsys.readouterr().out
+    (facts,) = json.loads(results.read_text())["memorized"]
+    rows = {tuple(row["occurrences"]): row for row in facts["passages"]}
+    assert rows[10, 99]["value"] == 1 and rows[0, 0]["value"] == 0 and rows[1, 1]["value"] < 0.3
+    assert rows[0, 0]["prefix"] == 32 and "given the first 32, because the context has 64 tokens" in out
+    spans = {(row["of"], row["span"]): row for row in facts["spans"]}
+    assert spans["samples", 40]["low"] > 0.1 and spans["held-out text", 40]["value"] == 0
+    assert spans["samples", 40]["n"] == 40 and facts["complete"] and facts["datasets"] == ["planted"]
+    assert len(facts["longest"]) == 10 and facts["longest"][0]["count"] >= 1
+    text = (tmp_path / "planted.txt").read_text()
+    for span in facts["longest"]:
+        assert text[span["offset"] :].startswith(span["text"]) and len(span["text"]) == span["tokens"]
+    assert "| 40 or more | " in out and re.search(r"\| 10 to 99 \| [12] \| 100\.00 % \(.* to 100\.00\) \| 32\.0", out)
+    run_tool("memorized", memorizer.out_dir, *words)  # the same samples
+    assert capsys.readouterr().out == out
+
+
+def test_passages_are_read_with_rounded_weights(tiny, monkeypatch):
+    """Texts were generated with the weights of --dtype=int4, but passages were read with those of the checkpoint."""
+    cfg = tiny(max_iters=2, warmup_iters=1)
+    train(cfg)
+    models = []
+
+    def read_nothing(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
+        models.append(model.model)
+        return np.zeros(len(passages), np.int64)
+
+    monkeypatch.setattr("folio.evaluation.extraction.tokens_reproduced", read_nothing)
+    run_tool("memorized", cfg.out_dir, "--dtype=int4", "--samples=3", "--max_new_tokens=20")
+    saved = foreign.load(cfg.out_dir).model["transformer.wte.weight"]
+    assert models and torch.equal(models[0].lm_head.weight, round_trip(saved, "int4"))
+
+
+def test_only_a_part_is_searched(tiny, monkeypatch, capsys):
+    cfg = tiny(max_iters=2, warmup_iters=1)
+    train(cfg)
+    monkeypatch.setattr("folio.evaluation.memorization.MAX_INDEXED_TOKENS", 5000)
+    capsys.readouterr()
+    run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
+    out = capsys.readouterr().out
+    assert "Searched: the first 5,000 training tokens of verse; the rest was not searched, so more may be" in out
+    assert "not known" not in out and "targets" not in out and "empty" not in out
+
+
+def test_a_model_of_completions_writes_no_prompts(tiny, masked_dir, capsys):
+    """Most samples of a model of pairs were empty, and the shares were those of a few tokens of the others."""
+    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=masked_dir)
+    train(cfg)
+    capsys.readouterr()
+    run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
+    assert "Not all tokens of the training data were targets: the model has not" in capsys.readouterr().out
+
+
+def test_what_a_finetuned_model_was_trained_on_before_is_not_searched(tiny, tmp_path, capsys):
+    train(tiny(max_iters=2, warmup_iters=1))
+    cfg = tiny(max_iters=2, warmup_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "fine"))
+    train(cfg)
+    run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
+    assert f"The training data of {tiny().out_dir}, from which {cfg.out_dir} started, is not" in capsys.readouterr().out
+
+
+def test_training_data_that_cannot_be_searched_is_an_error(tiny, tmp_path, data_dir, text):
+    shutil.copytree(data_dir, tmp_path / "data")
+    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=str(tmp_path / "data"))
+    train(cfg)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"/step-000002: its training data, .*verse, does not exist; set --data_dir"):
+        run_tool("memorized", cfg.out_dir)
+    part = tmp_path / "part.txt"
+    part.write_text(text[:9000], encoding="utf-8")
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(part),), name="verse", data_dir=str(tmp_path / "data")))
+    with pytest.raises(UserError, match="its training data, verse, has been prepared again since then"):
+        run_tool("memorized", cfg.out_dir)
+
+
+@pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
+def test_weights_without_recorded_data_are_an_error(tmp_path):
+    from folio.checkpoints.export_formats import write_hugging_face
+    from tests.support.exports import checkpoint_of
+    from tests.support.tiny_tokenizers import bpe
+
+    write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
+    with pytest.raises(UserError, match="hf: its checkpoint does not record the training data"):
+        run_tool("memorized", str(tmp_path / "hf"))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["memorized"], "runs=.*memorized.*: name the run, as in: memorized RUN"),
+        (["memorized", "out", "--text=a.txt"], "text=a.txt: it cannot be combined with memorized"),
+        (["memorized", "out", "--tasks=lambada"], "tasks=lambada: it cannot be combined with memorized"),
+        (
+            ["memorized", "out", "--span=300"],
+            "span=300: a sample has only 200 tokens; set a smaller --span or a larger",
+        ),
+        (["out", "--samples=5"], "samples=5: it needs: memorized RUN"),
+        (["out", "--temperature=0.5"], "temperature=0.5: it needs --tasks=music, or: memorized RUN"),
+    ],
+)
+def test_bad_settings_are_an_error(words, message):
+    with pytest.raises(UserError, match=message):
+        run_tool(*words)
+
+
+def test_documents_that_are_too_short_for_prefixes():
+    row = {"measure": "", "value": 0.0, "low": 0.0, "high": 0.1, "n": 3, "over": "samples", "span": 8}
+    facts = dict(run="out", datasets=["a"], searched=9, complete=True, samples=3, max_new_tokens=8, temperature=1.0)
+    facts |= dict(seed=1, chance=5, longest=[], passages=[], block_size=128, empty_samples=0, masked=False)
+    facts["spans"] = [{**row, "of": "samples"}, {**row, "of": "held-out text"}]
+    assert describe_reproduction(facts).endswith("\n\nNo document is long enough to be continued from a prefix.")

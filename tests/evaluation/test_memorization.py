@@ -1,0 +1,256 @@
+"""The search in the training data, against a search of the bytes of each shard."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.data.shards import Dataset, DatasetError, Shard
+from folio.evaluation import memorization
+from folio.evaluation.memorization import (
+    CONTEXT_TOKENS,
+    TrainingIndex,
+    covering_lengths,
+    held_out_lengths,
+    maximal_spans,
+)
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
+from tests.support.datasets import VOCAB, dataset_of, random_case
+from train import train
+
+
+def places(span: np.ndarray, datasets: list[Dataset], eot: int | None) -> Iterator[tuple[int, int, int]]:
+    """Where a span of tokens occurs, by searching bytes: the data set, the shard, and the token."""
+    if eot in span.tolist():
+        return
+    for number, dataset in enumerate(datasets):
+        for shard_number, shard in enumerate(dataset.train):
+            width, content, at = shard.ids.itemsize, shard.ids.tobytes(), -1
+            wanted = span.astype(shard.ids.dtype).tobytes()
+            while (at := content.find(wanted, at + 1)) >= 0:
+                if at % width == 0:
+                    yield number, shard_number, at // width
+
+
+def naive_longest(text: np.ndarray, datasets: list[Dataset], eot: int | None) -> list[int]:
+    """The length of the longest span from each position that occurs."""
+
+    def longest(start: int) -> int:
+        length = 0
+        while start + length < len(text) and any(places(text[start : start + length + 1], datasets, eot)):
+            length += 1
+        return length
+
+    return [longest(start) for start in range(len(text))]
+
+
+def test_spans_and_places_are_those_of_a_search_of_bytes(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        datasets, text, eot = random_case(rng)
+        index = TrainingIndex(datasets, eot)
+        lengths = index.longest(text)
+        assert lengths.tolist() == naive_longest(text, datasets, eot)
+        for start, end in [*maximal_spans(lengths), *rng.integers(len(text) + 1, size=(5, 2)).tolist()]:
+            expected = list(places(text[start:end], datasets, eot)) if start < end else []
+            found = index.find(text[start:end])
+            assert (found and (found.count, *found[1:])) == ((len(expected), *expected[0]) if expected else None)
+
+
+def test_maximal_spans_are_those_that_no_other_span_contains(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        datasets, text, eot = random_case(rng)
+        lengths = TrainingIndex(datasets, eot).longest(text)
+        spans = [(start, start + int(length)) for start, length in enumerate(lengths) if length]
+        maximal = [s for s in spans if not any(o != s and o[0] <= s[0] and s[1] <= o[1] for o in spans)]
+        assert maximal_spans(lengths) == maximal
+        covering = [max((end - start for start, end in spans if start <= t < end), default=0) for t in range(len(text))]
+        assert covering_lengths(lengths).tolist() == covering
+    assert maximal_spans(np.zeros(0, np.int64)) == [] and covering_lengths(np.zeros(3, np.int64)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 100])
+def test_different_spans_are_those_of_all_windows(length, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        datasets, _, eot = random_case(rng)
+        index = TrainingIndex(datasets, eot)
+        windows: dict[tuple[int, ...], list[int]] = {}
+        shards = [shard.ids for dataset in datasets for shard in dataset.train]
+        for ids, start in zip(shards, index.starts, strict=False):
+            for at in range(len(ids) - length + 1):
+                if eot not in ids[at : at + length].tolist():
+                    windows.setdefault(tuple(ids[at : at + length].tolist()), []).append(int(start) + at)
+        places, counts = index.different_spans(length)
+        spans = {tuple(index.ids_at(at, length).tolist()): (at, n) for at, n in zip(places, counts, strict=True)}
+        assert spans == {window: (found[0], len(found)) for window, found in windows.items()}
+
+
+@pytest.mark.parametrize("most", [255, 256, 65_535, 65_536])
+def test_tokens_keep_apart_where_their_codes_need_another_byte(most):
+    ids = np.arange(most).astype("<u4")
+    index = TrainingIndex([dataset_of(ids)], None)
+    text = np.array([0, most - 3, most - 2, most - 1, most, 5, 6, 0])
+    assert index.longest(text).tolist() == [1, 3, 2, 1, 0, 2, 1, 1]
+    assert index.find(text[1:4]) == (1, 0, 0, most - 3)
+
+
+def test_a_planted_quote_is_found_at_its_exact_offset(seed):
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(50_257, size=20_000).astype("<u2") for _ in range(4)]
+    datasets, quote = [dataset_of(ids[0]), dataset_of(*ids[1:])], rng.integers(50_257, size=40)
+    ids[3][12_345 : 12_345 + 40] = quote
+    text = rng.integers(50_257, size=200)
+    text[100:140] = quote
+    index = TrainingIndex(datasets, 50_256)
+    spans = maximal_spans(index.longest(text))
+    assert [s for s in spans if s[1] - s[0] > index.chance(200)] == [(100, 140)]
+    assert index.find(quote) == (1, 1, 2, 12_345)
+    ids[2][77 : 77 + 40] = quote
+    assert TrainingIndex(datasets, 50_256).find(quote) == (2, 1, 1, 77)
+
+
+def corpus_with_runs(rng: np.random.Generator) -> np.ndarray:
+    """300,000 tokens with the frequencies of letters, roughly; and lines that begin with 16 of the first token."""
+    frequencies = 1 / np.arange(3, 30)
+    ids = rng.choice(27, size=(1500, 200), p=frequencies / frequencies.sum())
+    ids[:, :16] = 0
+    return ids.ravel().astype("<u2")
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["independent", "runs"])
+def test_random_text_has_no_span_beyond_chance(runs, seed):
+    """At most 1 % of texts have one. Without runs, the bound is that of the collision probability, and is close."""
+    rng = np.random.default_rng(seed)
+    corpus = corpus_with_runs(rng)
+    if not runs:
+        corpus = rng.permutation(corpus)
+    index = TrainingIndex([dataset_of(corpus)], None)
+    texts = rng.choice(corpus, size=(200, 100))
+    longest = np.array([index.longest(text).max() for text in texts])
+    chance = index.chance(100)
+    assert (longest > chance).sum() <= 10  # expected: at most 2
+    probability = np.bincount(corpus) / len(corpus)
+    collision = (probability**2).sum()
+    independent = math.log(100 * len(corpus) / memorization.CHANCE) / math.log(1 / collision)
+    if runs:
+        assert chance > independent + 2
+    else:
+        assert (longest > chance - 3).any()
+        assert chance == math.ceil(independent) - 1 or abs(independent - round(independent)) < 0.1
+
+
+def test_expected_matches_are_the_sums_of_all_products(monkeypatch, seed):
+    monkeypatch.setattr(memorization, "BLOCK", 7)
+    rng = np.random.default_rng(seed)
+    corpora = [rng.integers(1, 5, size=n).astype("<u2") for n in (1, 6, 40, 23)]
+    index = TrainingIndex([dataset_of(*corpora)], 3)
+    counts = np.bincount(np.concatenate(corpora), minlength=5)
+    counts[3] = 0
+    p = counts / max(counts.sum(), 1)
+    for length, expected in enumerate(index.expected, 1):
+        windows = [c[i : i + length] for c in corpora for i in range(len(c) - length + 1)]
+        assert expected == pytest.approx(sum(p[window].prod() for window in windows), rel=1e-9, abs=1e-30)
+
+
+def test_chance_of_corpora_in_which_long_matches_are_likely():
+    same = TrainingIndex([dataset_of(np.full(100, 5, "<u2"))], None)
+    assert same.chance(30) == 30  # a text of this token matches anywhere
+    coins = TrainingIndex([dataset_of(np.tile(np.array([1, 2], "<u2"), 500))], None)
+    assert coins.chance(100) == math.floor(math.log2(100 * 1000 / 0.01))  # 1,000 * 2**-L windows, less than one off
+    assert coins.chance(10) == 10
+    nothing = TrainingIndex([dataset_of(np.full(100, 5, "<u2"))], 5)  # only ends of documents
+    assert nothing.chance(30) == 0 and nothing.longest(np.array([5, 6])).tolist() == [0, 0]
+
+
+def test_only_so_many_tokens_of_each_data_set_are_indexed(monkeypatch, seed):
+    ids = np.random.default_rng(seed).integers(60_000, size=3000).astype("<u2")
+    datasets = [dataset_of(ids[:1000], ids[1000:2000]), dataset_of(ids[2000:])]
+    index = TrainingIndex(datasets, None)
+    assert (index.searched, index.complete) == (3000, True)
+    monkeypatch.setattr(memorization, "MAX_INDEXED_TOKENS", 2400)
+    index = TrainingIndex(datasets, None)
+    assert (index.searched, index.complete) == (2200, False)
+    assert index.find(ids[1190:1200]) and not index.find(ids[1195:1205]) and index.find(ids[2990:])
+
+
+def test_a_token_outside_the_vocabulary_is_refused():
+    with pytest.raises(DatasetError, match="70000"):
+        TrainingIndex([dataset_of(np.array([1, VOCAB], "<u4"))], None)
+
+
+def test_held_out_lengths(seed):
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(1000, size=20_000).astype("<u2")
+    copied, new = dataset_of(ids, val=(ids[:5000],)), dataset_of(ids, val=(rng.integers(1000, 2000, 5000), ids[:9]))
+    index = TrainingIndex([copied], None)
+    assert held_out_lengths(index, [copied]).tolist() == [256] * 4096
+    assert held_out_lengths(index, [new]).tolist() == [0] * 4096
+    assert sorted(held_out_lengths(index, [new, copied])) == [0] * 2048 + [256] * 2048
+    assert held_out_lengths(index, [dataset_of(ids, val=(ids[:9],))]).max() == 9
+
+
+# --- the question -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def viewed(tiny, tmp_path) -> ViewedModel:
+    cfg = tiny(max_iters=2)
+    train(cfg)
+    return ViewedModel(cfg.out_dir, "last", torch.device("cpu"))
+
+
+def test_the_answer_about_a_text(viewed, text):
+    """A quote of the training data, between characters that hardly occur there."""
+    provider = TraceProvider([viewed], "")
+    tokenizer, training = viewed.tokenizer, text[: int(0.9 * len(text))]
+    start = 5000
+    ids = tokenizer.encode("OOO" + training[start : start + 25] + "RRRR").tolist()
+    assert len(ids) == viewed.limit
+    facts, tensors = provider.answer({"kind": "memorized", "ids": ids})
+    assert facts["searched"] == len(training) and facts["complete"] and facts["datasets"] == ["verse"]
+    assert facts["reason"] is None and 3 < facts["chance"] < 25
+    datasets = [Dataset(Path(), [Shard(tokenizer.encode(training).astype("<u2"))], [], VOCAB, "", None)]
+    longest = naive_longest(np.array(ids), datasets, None)
+    assert tensors["longest"].tolist() == longest
+    assert tensors["covering"].tolist() == covering_lengths(np.array(longest)).tolist()
+    (span,) = [span for span in facts["spans"] if span["start"] <= 3 and span["end"] >= 28]
+    quote, at = span["text"], training.find(span["text"])
+    assert training[start : start + 25] in quote and tokenizer.decode(ids[span["start"] : span["end"]]) == quote
+    assert (span["dataset"], span["shard"], span["shards"], span["offset"]) == ("verse", 0, 1, at)
+    assert span["count"] == sum(training.startswith(quote, i) for i in range(len(training)))
+    assert span["before"] == training[at - CONTEXT_TOKENS : at]
+    assert span["after"] == training[at + len(quote) :][:CONTEXT_TOKENS]
+    assert all(span["end"] - span["start"] > facts["chance"] for span in facts["spans"])
+    json.dumps(facts, allow_nan=False)
+    with pytest.raises(UserError, match="at least one"):
+        provider.answer({"kind": "memorized"})
+
+
+def test_the_index_is_built_once(viewed, monkeypatch):
+    provider = TraceProvider([viewed, viewed], "")
+    first = provider.answer({"kind": "memorized", "ids": [1, 2, 3]})
+    monkeypatch.setattr("folio.evaluation.memorization.TrainingIndex", None)
+    second = provider.answer({"kind": "memorized", "ids": [1, 2, 3], "model": 1})
+    assert first.facts == second.facts
+
+
+def test_the_reason_why_nothing_was_searched(viewed, data_dir, tmp_path):
+    asked = {"kind": "memorized", "ids": [1, 2, 3]}
+    moved = {**viewed.saved.state, "config": {**viewed.saved.state["config"], "data_dir": str(tmp_path / "nowhere")}}
+    changed = {**viewed.saved.state, "dataset": {"hash": "another"}}
+    foreign = {"model": viewed.saved.state["model"]}
+    for state, reason in ((moved, "does not exist"), (changed, "prepared again"), (foreign, "does not record")):
+        viewed.saved = replace(viewed.saved, state=state)
+        facts, tensors = TraceProvider([viewed], "").answer(dict(asked))
+        assert facts.keys() == {"reason"} and reason in facts["reason"] and not tensors
+    viewed.saved = replace(viewed.saved, state=moved)
+    assert TraceProvider([viewed], "", str(data_dir)).answer(dict(asked)).facts["reason"] is None

@@ -1,0 +1,418 @@
+"""tools/sweep.py: grids, searches, interruptions, failures, several workers, and the page."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+import train
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import ROOT
+from folio.experiments.sweep.results import notes, summarize
+from folio.experiments.sweep.results_page import curves, sweep_page
+from folio.experiments.sweep.space import Values
+from folio.experiments.sweep.study import Outcome
+from folio.experiments.sweep.trial import read_progress, reason_of_failure, run_training
+from tests.support import processes
+from tests.support.runs import assert_same_run
+from tests.support.waiting import wait_until
+from tools import sweep
+from train import TrainConfig
+
+SMALL = (
+    "--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4 --max_iters=8 --eval_interval=2 --log_interval=1"
+)
+SMALL += " --eval_iters=2 --dataset=verse --dtype=float32 --device=cpu --learning_rate=3e-3 --sample_tokens=0"
+
+
+@pytest.fixture
+def arguments(data_dir, tmp_path) -> list[str]:
+    """Of train.py for trials of a second, and the folder of the sweep."""
+    return [*SMALL.split(), f"--data_dir={data_dir}", f"--out_dir={tmp_path / 'sweep'}"]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Trials run in this process, which has imported torch. The list contains the arguments of each."""
+    started = []
+
+    def run_training(folder, arguments, environment, watch):
+        started.append((folder.name, arguments))
+        options = ["--init_from=resume"] if list(folder.glob("step-*")) else arguments
+        try:
+            train.train(settings.load(TrainConfig, [*options, f"--out_dir={folder}"]))
+        except UserError as error:
+            return str(error)
+        watch(*read_progress(folder))
+        return None
+
+    monkeypatch.setattr(sweep, "run_training", run_training)
+    return started
+
+
+def results_of(tmp_path: Path) -> dict:
+    return json.loads((tmp_path / "sweep" / "results.json").read_text(encoding="utf-8"))
+
+
+def test_a_grid_runs_every_combination_with_every_seed(arguments, in_process, tmp_path, capsys):
+    sweep.main(["learning_rate=1e-5,1e-2", "n_layer=1,2", "--seeds=2", *arguments])
+    folders = [f"trial-{point:03d}-seed-{seed}" for seed in (1337, 1338) for point in range(4)]
+    assert [name for name, _ in in_process] == folders  # all combinations once, before the second seed
+    found = results_of(tmp_path)
+    assert len(found["combinations"]) == 4 and {trial["state"] for trial in found["trials"]} == {"finished"}
+    best = found["combinations"][0]
+    assert best["params"]["learning_rate"] == 1e-2 and best["verdict"] == "best"
+    for row in found["combinations"]:  # read from the runs themselves
+        lines = [
+            [json.loads(line) for line in (tmp_path / "sweep" / name / "metrics.jsonl").read_text().splitlines()]
+            for name in folders
+            if name.startswith(f"trial-{row['point']:03d}")
+        ]
+        lowest = [min(line["val_loss"] for line in of_run if line["step"] and line["val_loss"]) for of_run in lines]
+        assert row["mean"]["value"] == pytest.approx(np.mean(lowest)) and row["tokens"] == 8 * 4 * 16
+    assert found["importances"]["learning_rate"] > found["importances"]["n_layer"]
+    output = capsys.readouterr().out
+    assert "| best" in output and "cannot be told apart" in output and "Cost: 8 runs, 4,096 tokens" in output
+
+    sweep.main(["learning_rate=1e-5,1e-2", "n_layer=1,2", "--seeds=2", *arguments])
+    assert len(in_process) == 8  # nothing is trained again
+
+
+def test_a_trial_that_fails_says_why_and_the_sweep_goes_on(arguments, in_process, tmp_path, capsys):
+    sweep.main(["n_head=2,3", "--seeds=1", *arguments])
+    output = capsys.readouterr().out
+    assert "trial 1, seed 1337 (n_head=3): failed: command line: n_head=3: n_embd=16 is not divisible by it" in output
+    states = {trial["params"]["n_head"]: trial["state"] for trial in results_of(tmp_path)["trials"]}
+    assert states == {2: "finished", 3: "failed"}
+    assert "One seed says nothing about chance" in output
+    sweep.main(["n_head=2,3", "--seeds=1", *arguments])
+    assert len(in_process) == 2
+    sweep.main(["n_head=2,3", "--seeds=1", "--retry_failed", *arguments])
+    assert [name for name, _ in in_process[2:]] == ["trial-001-seed-1337"]
+    assert "failed with seed 1337: command line: n_head=3" in capsys.readouterr().out
+
+
+def test_names_with_html_and_long_ones_are_shown_as_they_are():
+    """plotly took parts of a name for tags, and the legend of a search with six settings covered the curves."""
+    space = [Values("dataset", ("a<b>&c", "d")), Values("lr_schedule", ("cosine", "wsd"))]
+    params = [{"dataset": "a<b>&c", "lr_schedule": "wsd"}, {"dataset": "d" * 40, "lr_schedule": "wsd"}]
+    outcomes = [Outcome(i, 5, p, "finished", loss=1.0 + i, evaluations=((9, 1.0 + i),)) for i, p in enumerate(params)]
+    rows = summarize(outcomes, [5])
+    figure = curves(rows, outcomes)
+    assert [line.name for line in figure.data] == ["0: dataset=a&lt;b&gt;&amp;c, lr_schedule=wsd", "trial 1"]
+    assert "d" * 40 in figure.data[1].hovertemplate
+    remarks = notes(rows, outcomes, [5], is_search=False)
+    assert "With another dataset, a loss is that of other text, and cannot be compared." in remarks
+    failed = [Outcome(0, 5, params[0], "failed", error="<b>")]
+    remarks = notes(summarize(failed, [5]), failed, [5], is_search=False)
+    html = sweep_page("<i>", space, summarize(failed, [5]), failed, {}, remarks)
+    assert "failed with seed 5: &lt;b&gt;" in html and "<title>&lt;i&gt;</title>" in html and "plotly" not in html
+
+
+def test_tokens_set_the_steps_of_each_trial_and_seeds_can_be_added(arguments, in_process, tmp_path):
+    options = [argument for argument in arguments if "max_iters" not in argument]
+    for seeds in (1, 2):
+        sweep.main(["batch_size=2,8", f"--seeds={seeds}", "--tokens=512", *options])
+    assert {trial["tokens"] for trial in results_of(tmp_path)["trials"]} == {512}
+    assert [name for name, _ in in_process[2:]] == ["trial-000-seed-1338", "trial-001-seed-1338"]
+
+
+def test_a_search_prunes_hopeless_trials_and_gives_the_others_all_seeds(arguments, in_process, tmp_path):
+    sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=7", "--seeds=2", *arguments])
+    trials = results_of(tmp_path)["trials"]
+    assert {trial["point"] for trial in trials} == set(range(7))
+    assert all(1e-6 <= trial["params"]["learning_rate"] <= 1e-1 for trial in trials)
+    by_point = {p: [t for t in trials if t["point"] == p] for p in range(7)}
+    assert all(len({t["params"]["learning_rate"] for t in of}) == 1 for of in by_point.values())
+    assert all(len(of) == 2 for of in by_point.values() if of[0]["state"] == "finished")
+    again = len(in_process)
+    sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=8", "--seeds=2", *arguments])
+    assert again < len(in_process) <= again + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a setting and its values"),
+        (["data_dir=a,b"], "data_dir cannot be varied: vary dataset"),
+        (["seed=1,2"], "seed cannot be varied: set the number of seeds with --seeds"),
+        (["n_layer=2..4"], "--trials=40"),
+        (["n_head=2,4", "--lerning_rate=1"], "lerning_rate is not a setting; did you mean learning_rate"),
+        (["n_head=2,4", "--seeds=0"], "seeds=0: it must be at least 1"),
+        (["n_head=2,4", "--init_from=resume"], "repeat the sweep's command to continue it"),
+        (["init_from=scratch,resume"], "repeat the sweep's command to continue it"),
+        (["init_from=scratch,latest"], "name the run's folder, because the latest run will be a trial"),
+        (["n_head=2,4", "--out_dir=/dev/null/x"], "out_dir=/dev/null/x: it cannot be written"),
+        (["n_head=2,4", "--overwrite=True"], "remove the sweep's folder"),
+        (["n_head=2,4", "--tokens=100", "--minutes=1"], "--tokens determines max_iters"),
+        (["n_head=2,4", "--tokens=100"], "--tokens determines max_iters"),  # with --max_iters of the fixture
+        (["--n_head=2,4"], "; write n_head=2,4 without --"),
+        (["n_head=2,4", "--out_dir=latest"], "--out_dir=latest: this name stands for the latest run"),
+        (["n_head=2,4", "config/none.py"], "no config file config/none.py exists"),
+        (["n_head=2,4", "--storage=nothing"], "storage=nothing: it is not a database's URL"),
+        (["n_head=2,4", "--storage=postgresql://a:secret@localhost:1/b"], "the database cannot be reached"),
+        (["n_head=2,4", "--dataset=none_such"], "there is no such data set"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_trains_nothing(words, message, arguments, in_process):
+    with pytest.raises(UserError) as error:
+        sweep.main([*arguments, *words])
+    assert message in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
+    assert not in_process
+
+
+def test_a_study_is_continued_with_the_same_data_and_settings_only(arguments, in_process, tmp_path, data_dir, text):
+    sweep.main(["n_layer=1", "--seeds=1", *arguments])
+    with pytest.raises(UserError, match=r"sweep was started with n_embd=16, not 32: repeat its command"):
+        sweep.main(["n_layer=1", "--seeds=1", *arguments, "--n_embd=32"])
+    with pytest.raises(UserError, match=r"settings=n_layer=1, not n_layer=1,2"):
+        sweep.main(["n_layer=1,2", "--seeds=1", *arguments])
+    other = tmp_path / "data"
+    other.mkdir()
+    (other / "verse.txt").write_text(text[:15000], encoding="utf-8")
+    from prepare import text as prepare_text
+
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(other / "verse.txt"),), data_dir=str(other)))
+    with pytest.raises(UserError, match=r"data=verse \(\w{8}\), not verse \(\w{8}\)"):
+        sweep.main(["n_layer=1", "--seeds=1", *arguments, f"--data_dir={other}"])
+    assert len(in_process) == 1
+
+
+def test_a_folder_with_another_run_is_not_taken_for_the_trials(arguments, in_process, tmp_path, capsys):
+    """A sweep whose database was removed took the results of runs with other settings."""
+    sweep.main(["n_layer=1", "--seeds=1", *arguments])
+    (tmp_path / "sweep" / "study.db").unlink()
+    sweep.main(["n_layer=1", "--seeds=1", *arguments])
+    assert len(in_process) == 1  # the same run, which is finished
+    (tmp_path / "sweep" / "study.db").unlink()
+    with pytest.raises(UserError, match="no run has finished; correct what made them fail"):
+        sweep.main(["n_layer=1", "--seeds=1", *arguments, "--n_embd=32"])
+    assert "failed" in (output := capsys.readouterr().out) and "holds another run; remove it" in output
+
+
+def test_a_database_that_is_damaged_or_has_a_strange_path_is_named(arguments, in_process, tmp_path):
+    """SQLAlchemy took a "?" for the end of the path, and the sweeps of "a?b" and "a?c" shared the file "a"."""
+    folder = tmp_path / "a?b=%20#c d"
+    sweep.main(["n_layer=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
+    assert (folder / "study.db").stat().st_size and not (tmp_path / "a").exists()
+    (folder / "study.db").write_text("this is not a database" * 100)
+    with pytest.raises(UserError, match="file is not a database; remove this file, or choose another --out_dir"):
+        sweep.main(["n_layer=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
+
+
+def test_the_current_folder_has_a_name(arguments, in_process, tmp_path, monkeypatch):
+    """All sweeps in their current folders had the empty name in a shared database."""
+    monkeypatch.chdir(tmp_path)
+    sweep.main(["n_layer=1", "--seeds=1", *arguments, "--out_dir=."])
+    assert optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}") == [tmp_path.name]
+
+
+def test_shared_settings_may_contradict_a_setting_that_is_varied(arguments, in_process, tmp_path):
+    """n_embd=50 was refused because of n_head=12, the default, which no trial has."""
+    rest = [argument for argument in arguments if not argument.startswith(("--n_embd", "--n_head"))]
+    sweep.main(["n_head=3,5", "--n_embd=50", "--seeds=1", *rest])
+    states = {trial["params"]["n_head"]: trial["state"] for trial in results_of(tmp_path)["trials"]}
+    assert states == {3: "failed", 5: "finished"}
+
+
+def test_a_config_file_may_be_edited_while_the_sweep_runs(arguments, in_process, tmp_path, monkeypatch):
+    """The remaining trials had the new settings, under the name of the old ones."""
+    config = tmp_path / "mine.py"
+    config.write_text("dataset = 'verse'\nmax_iters = 8\n")
+    run_training = sweep.run_training
+
+    def edit(*of_training):
+        config.write_text("dataset = 'verse'\nmax_iters = 4\n")
+        return run_training(*of_training)
+
+    monkeypatch.setattr(sweep, "run_training", edit)
+    rest = [argument for argument in arguments if "max_iters" not in argument and "dataset" not in argument]
+    sweep.main([str(config), "n_layer=1", "--seeds=2", *rest])
+    assert {trial["tokens"] for trial in results_of(tmp_path)["trials"]} == {8 * 4 * 16}
+
+
+def test_fewer_seeds_or_trials_train_no_more_than_these(arguments, in_process, tmp_path, monkeypatch):
+    """All trials of an interrupted command were trained, and the bar showed -2/1 runs."""
+    words = ["learning_rate=1e-3..1e-2", *arguments]
+    run_training = sweep.run_training
+
+    def interrupted(*of_training):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(sweep, "run_training", interrupted)
+    with pytest.raises(SystemExit):
+        sweep.main([*words, "--trials=3", "--seeds=2"])
+    monkeypatch.setattr(sweep, "run_training", run_training)
+    sweep.main([*words, "--trials=1", "--seeds=1"])
+    assert [name for name, _ in in_process] == ["trial-000-seed-1337"]
+    sweep.main([*words, "--trials=2", "--seeds=1"])
+    assert [name for name, _ in in_process[1:]] == ["trial-001-seed-1337"]
+
+
+@pytest.mark.parametrize(
+    ("words", "evaluations"),
+    [
+        (["--max_iters=100", "--eval_interval=10"], 10),
+        (["--tokens=6400", "--eval_interval=10"], 10),  # of 100 steps; max_iters is 600,000 by default
+        (["--tokens=6400"], 10),
+    ],
+)
+def test_pruning_knows_the_number_of_evaluations(words, evaluations, data_dir):
+    rest = ["--batch_size=4", "--block_size=16", "--dataset=verse", f"--data_dir={data_dir}", "--trials=9"]
+    assert sweep.parse_sweep(["learning_rate=1e-3..1e-2", *words, *rest]).evaluations == evaluations
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "reason"),
+    [
+        (0, "error: of an evaluation that was repeated", None),
+        (2, "step 1\nerror: too much\nanother line", "too much"),
+        (1, "Traceback:\nValueError: x\n\n", "ValueError: x"),
+        (1, "", "it printed nothing"),
+        (-signal.SIGSEGV, "step 1/20: loss 2.1", "killed by SIGSEGV"),
+        (-signal.SIGKILL, "step 1/20: loss 2.1", "killed by SIGKILL, as the system does when memory runs out"),
+    ],
+)
+def test_a_failure_has_a_reason(code, output, reason):
+    """A run that was killed seemed to have failed for its last line, a loss."""
+    assert reason_of_failure(code, output.encode()) == reason
+
+
+def test_a_failure_has_not_the_reason_of_an_earlier_attempt(tmp_path):
+    (tmp_path / "output.txt").write_text("error: out of memory\n")
+    reason = run_training(tmp_path, ["--n_layer=none"], {}, lambda step, evaluations: "train")
+    assert reason.startswith("command line: n_layer=none")
+    assert "out of memory" in (tmp_path / "output.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "visible", "expected"),
+    [
+        (None, None, ["0", "1", "2"]),  # one run for each GPU
+        (2, None, ["0", "1"]),
+        (None, "5,7,6", ["5", "7", "6"]),
+    ],
+)
+def test_each_run_has_a_gpu_of_its_own(jobs, visible, expected, arguments, monkeypatch):
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    options = ["n_layer=1,2", *arguments, "--device=auto", *([f"--jobs={jobs}"] if jobs else [])]
+    found = sweep.environments(sweep.parse_sweep(options))
+    assert found == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected]
+    with pytest.raises(UserError, match="jobs=4: each run has a GPU of its own, and this machine has 3"):
+        sweep.environments(sweep.parse_sweep([*options, "--jobs=4"]))
+
+
+def test_runs_on_a_cpu_share_its_cores(arguments, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
+    found = sweep.environments(sweep.parse_sweep(["n_layer=1,2", *arguments, "--jobs=3"]))
+    assert found == [{"OMP_NUM_THREADS": "2"}] * 3
+
+
+def test_a_sweep_without_settings_or_in_a_runs_folder_is_refused(arguments, tiny):
+    """It trained GPT-2 for 600,000 steps, and mixed its trials with a run's checkpoints."""
+    with pytest.raises(UserError, match="without a config file, the trials would be GPT-2"):
+        sweep.parse_sweep(["n_head=2,4"])
+    train.train(tiny(max_iters=1))
+    with pytest.raises(UserError, match="it is the folder of a run; choose another --out_dir"):
+        sweep.parse_sweep([*arguments, "n_head=2,4", f"--out_dir={tiny().out_dir}"])
+
+
+def start_sweep(words: list[str], output: Path, **env: str) -> processes.BaseProcess:
+    return processes.start([ROOT / "tools" / "sweep.py", *words], [os.devnull, output, output], daemon=False, **env)
+
+
+def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(arguments, in_process, tmp_path):
+    """The interrupted trial ends with the same weights as one that was not interrupted."""
+    words = ["n_layer=1", "--seeds=1", *arguments, "--max_iters=800", "--eval_interval=400", "--keep_last=1"]
+    output, folder = tmp_path / "output", tmp_path / "sweep" / "trial-000-seed-1337"
+    process = start_sweep(words, output)
+    wait_until(lambda: process.exitcode is not None or read_progress(folder)[0] > 20, seconds=300)
+    os.kill(process.pid, signal.SIGINT)
+    assert processes.wait(process) == 130
+    assert "stopped after 0 of 1 runs; the same command continues" in output.read_text()
+    done = read_progress(folder)[0]
+    assert 20 < done < 800 and (folder / f"step-{done:06d}").exists()
+    sweep.main(words)
+    straight = tmp_path / "straight"
+    train.train(settings.load(TrainConfig, [*words[2:], "--seed=1337", f"--out_dir={straight}"]))
+    assert_same_run(str(folder), str(straight))
+
+
+# --- several machines -------------------------------------------------------------------------------------------------
+
+POSTGRES = shutil.which("initdb") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), None)
+
+
+@contextmanager
+def postgres(folder: Path):
+    """A PostgreSQL server; yields its URL. It does not run as root, so root runs it as the user postgres."""
+    programs, user = Path(POSTGRES).resolve().parent, "postgres" if os.getuid() == 0 else None
+    folder.mkdir()
+    if user:
+        shutil.chown(folder, user)
+        for parent in folder.parents:
+            if parent.stat().st_uid == 0 and parent.is_relative_to("/tmp/pytest-of-root"):
+                parent.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    as_user = {"user": user} if user else {}
+    initdb = [programs / "initdb", "--auth=trust", "--username=postgres", "--no-sync", "-D", folder / "data"]
+    subprocess.run(initdb, check=True, capture_output=True, cwd=folder, **as_user)
+    serve = [programs / "postgres", "-D", folder / "data", "-p", str(port), "-k", folder, "-F"]
+    with open(folder.parent / "postgres.log", "w") as log:
+        server = subprocess.Popen(serve, stdout=log, stderr=log, cwd=folder, **as_user)
+        try:
+            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        finally:
+            server.send_signal(signal.SIGINT)  # without waiting for its clients
+            server.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not POSTGRES, reason="needs PostgreSQL: apt install postgresql")
+def test_two_workers_share_a_database_and_one_resumes_the_trial_of_the_other_that_is_killed(arguments, tmp_path):
+    with postgres(tmp_path / "postgres") as url:
+        words = ["learning_rate=1e-3,3e-3", "--seeds=2", *arguments, "--max_iters=6000", "--eval_interval=1000"]
+        words += [f"--storage={url}", "--grace_period=4", "--save_interval_minutes=0.02"]
+        first, second = (start_sweep(words, tmp_path / name, OMP_NUM_THREADS="1") for name in ("first", "second"))
+        folders = [tmp_path / "sweep" / f"trial-{point:03d}-seed-1337" for point in range(2)]
+        wait_until(lambda: all(list(folder.glob("step-*")) for folder in folders), seconds=300)
+        os.kill(first.pid, signal.SIGKILL)
+        processes.wait(first)
+        for child in trainings_of(tmp_path / "sweep", but_not_of=second.pid):
+            os.kill(child, signal.SIGKILL)  # the machine is gone
+        assert processes.wait(second) == 0
+        trials = json.loads((tmp_path / "sweep" / "results.json").read_text(encoding="utf-8"))["trials"]
+        assert len(trials) == 4 and {trial["state"] for trial in trials} == {"finished"}
+        resumed = [f for f in folders if "resuming from" in (f / "output.txt").read_text(encoding="utf-8")]
+        assert len(resumed) == 1
+
+
+def trainings_of(folder: Path, but_not_of: int) -> list[int]:
+    """The processes that train in this folder, except the children of one process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command, parent = (
+                (path / "cmdline").read_text(),
+                int((path / "stat").read_text().rpartition(")")[2].split()[1]),
+            )
+        except (OSError, ValueError):
+            continue
+        if "train.py" in command and str(folder) in command and parent != but_not_of:
+            found.append(int(path.name))
+    return found

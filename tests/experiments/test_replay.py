@@ -1,0 +1,512 @@
+"""A step of a run, trained again, against the run's log and independent passes."""
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tools.replay as replay_script
+import train as train_script
+from folio import UserError
+from folio.base import settings
+from folio.base.files import locked
+from folio.checkpoints import checkpoint, run_folder
+from folio.experiments.replay_report import label, visible
+from folio.machine.runtime import Runtime
+from model import GPT
+from prepare import text as prepare_text
+from tests.support.processes import run, wait
+from tests.support.runs import read_metrics
+from tests.support.simulated import SimulatedMachine
+from tests.support.torchrun import ROOT, run_ranks, start_script_ranks
+from tools.replay import ReplayConfig, main
+from train import TrainConfig, open_data, train
+
+
+def replay(cfg: TrainConfig, step: int, **settings) -> dict:
+    """Replay a step of a run. Returns the content of --json."""
+    path = Path(cfg.out_dir).with_suffix(".json")
+    main(ReplayConfig(run=(cfg.out_dir,), step=step, json=str(path), **settings))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def remove_checkpoints(cfg: TrainConfig, *steps: int) -> None:
+    for step in steps:
+        shutil.rmtree(Path(cfg.out_dir, f"step-{step:06d}"))
+
+
+def mean_of_tokens(facts: dict) -> float:
+    losses = [loss for sequence in facts["sequences"] for loss in sequence["losses"] if loss is not None]
+    return math.fsum(losses) / max(1, len(losses))  # a step without a target has a loss of zero
+
+
+SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, batch_size=1, dropout=0.0)
+
+
+@pytest.fixture
+def poison(monkeypatch) -> Callable[[TrainConfig, int, float], None]:
+    """A function that has one sequence of a run multiply the gradient by a factor, whenever it is read."""
+
+    def poison_sequence(cfg: TrainConfig, number: int, factor: float) -> None:
+        poisoned, forward = torch.from_numpy(open_data(cfg).batch(number, 1)[0]), GPT.forward
+
+        def poisoned_forward(self, idx, *args, **kwargs):
+            logits, loss = forward(self, idx, *args, **kwargs)
+            if loss is not None and loss.requires_grad and (idx == poisoned).all(dim=1).any():
+                loss.register_hook(lambda gradient: gradient * factor)
+            return logits, loss
+
+        monkeypatch.setattr(GPT, "forward", poisoned_forward)
+
+    return poison_sequence
+
+
+# --- the same step ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_steps_are_bitwise_those_that_were_logged(tiny, capsys, optimizer):
+    """From step 0 and from a checkpoint, with dropout and accumulation."""
+    cfg = tiny(gradient_accumulation_steps=2, batch_size=3, optimizer=optimizer)
+    train(cfg)
+    logged = {line["step"]: line for line in read_metrics(cfg.out_dir)}
+    for step, start in ((1, 0), (6, 0), (7, 6), (12, 6)):
+        capsys.readouterr()
+        facts = replay(cfg, step)
+        assert facts["replayed_from"] == ("the checkpoint of step 6" if start else "step 0, random weights")
+        assert (facts["loss"], facts["grad_norm"]) == (logged[step]["loss"], logged[step]["grad_norm"])
+        assert facts["bitwise"] is True and facts["equal_before"] == [*range(start + 1, step)]
+        assert mean_of_tokens(facts) == pytest.approx(facts["loss"], abs=1e-6)
+        rates = {group["optimizer"]: group["learning_rate"] for group in facts["learning_rates"]}
+        assert rates["AdamW"] == logged[step]["lr"]
+        if optimizer == "muon":
+            assert rates["Muon"] == pytest.approx(logged[step]["lr"] * cfg.muon_learning_rate / cfg.learning_rate)
+        out = capsys.readouterr().out
+        assert f"replaying {step - start} step" in out and "at the run's" in out
+        assert "nats per token; equal to the logged loss, bit for bit" in out
+        assert facts["clip_factor"] == pytest.approx(min(1, cfg.grad_clip / facts["grad_norm"]), rel=1e-5)
+
+
+def test_other_settings_of_the_computation(tiny):
+    """bfloat16, attention with a learned bias, random sequences, and activations that are computed again."""
+    cfg = tiny(dtype="bfloat16", position="relative", sampling="random", recompute=True)
+    train(cfg)
+    facts = replay(cfg, 9)
+    assert facts["bitwise"] and facts["equal_before"] == [7, 8]
+    assert mean_of_tokens(facts) == pytest.approx(facts["loss"], abs=1e-6)
+
+
+def test_float16_scales_the_loss_and_skips_overflows(tiny, poison, monkeypatch):
+    """Gradients are shown without the scale. An overflow only lowers it."""
+    half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
+    for script in (train_script, replay_script):
+        monkeypatch.setattr(script, "resolve_runtime", lambda *args: half)
+    cfg = tiny(max_iters=8, eval_interval=4)
+    poison(cfg, 4 * 4, 1e6)
+    train(cfg)
+    overflowed, others = replay(cfg, 5), replay(cfg, 6)
+    assert overflowed["bitwise"] and others["bitwise"] and others["skipped"] is None
+    assert re.fullmatch(r"its gradient overflowed float16 at the loss scale 65,?536, .*", overflowed["skipped"])
+    assert all(p["update_norm"] == 0 for p in overflowed["parameters"])
+    norms = [p["gradient_norm"] for p in others["parameters"]]
+    assert math.hypot(*norms) == pytest.approx(others["grad_norm"], rel=1e-3) and others["grad_norm"] < 100
+
+
+def test_losses_gradients_and_updates_are_those_of_an_independent_pass(tiny, text):
+    """Against passes over the whole step at once, and against the checkpoints before and after the step."""
+    cfg = tiny(gradient_accumulation_steps=2, dropout=0.0, eval_interval=1, keep_last=12, grad_clip=0.01)
+    train(cfg)
+    facts, training = replay(cfg, 8), text[: int(0.9 * len(text))]
+    before, after = (checkpoint.load(Path(cfg.out_dir, f"step-{step:06d}")) for step in (7, 8))
+    sequences = facts["sequences"]
+    assert [sequence["number"] for sequence in sequences] == [*range(7 * 8, 8 * 8)]
+    for sequence in sequences:
+        offset = sequence["offset"]
+        assert sequence["text"] == training[offset : offset + cfg.block_size + 1] and sequence["shards"] == 1
+    ids = torch.tensor([before.tokenizer.encode(sequence["text"]).tolist() for sequence in sequences])
+    assert ids.tolist() == [sequence["ids"] for sequence in sequences]
+
+    model = before.build()
+    log_p = model.logits(ids[:, :-1]).log_softmax(dim=-1)
+    expected = -log_p.gather(2, ids[:, 1:, None])[..., 0]  # (B, T)
+    torch.testing.assert_close(torch.tensor([s["losses"] for s in sequences]), expected.detach(), rtol=0, atol=2e-6)
+    assert [s["loss"] for s in sequences] == pytest.approx(expected.mean(dim=1).tolist(), abs=1e-6)
+    chosen = torch.tensor([s["guesses"] for s in sequences])
+    torch.testing.assert_close(log_p.gather(2, chosen[..., None])[..., 0], log_p.max(dim=-1).values, rtol=0, atol=1e-5)
+    guess_p = torch.tensor([s["guess_probabilities"] for s in sequences])
+    torch.testing.assert_close(guess_p, log_p.max(dim=-1).values.exp(), rtol=0, atol=1e-5)
+
+    model(ids[:, :-1], targets=ids[:, 1:])[1].backward()
+    parameters = {p["name"]: p for p in facts["parameters"]}
+    assert parameters.keys() == {name for name, _ in model.named_parameters()}
+    for name, p in model.named_parameters():
+        change = (after.model[name] - before.model[name]).norm().item()
+        assert parameters[name]["gradient_norm"] == pytest.approx(p.grad.norm().item(), rel=1e-4, abs=1e-7)
+        assert parameters[name]["update_norm"] == pytest.approx(change, rel=1e-6)
+        assert parameters[name]["weight_norm"] == pytest.approx(before.model[name].norm().item(), rel=1e-6)
+        assert parameters[name]["relative_update"] == pytest.approx(change / before.model[name].norm().item(), rel=1e-5)
+    assert math.hypot(*(p["gradient_norm"] for p in facts["parameters"])) == pytest.approx(facts["grad_norm"], rel=1e-5)
+    assert facts["clip_factor"] == pytest.approx(0.01 / facts["grad_norm"], rel=1e-3)
+
+
+def test_a_step_between_logged_ones(tiny, capsys):
+    cfg = tiny(log_interval=5, eval_interval=6)
+    train(cfg)
+    facts = replay(cfg, 4)
+    assert facts["bitwise"] is None and facts["equal_before"] == [1]
+    facts = replay(cfg, 12 - 1)
+    assert facts["equal_before"] == [10] and facts["logged_loss"] is None
+    out = capsys.readouterr().out
+    assert "step 11 was not logged" in out and "the only logged step replayed before it is equal to the log" in out
+
+
+def test_targets_that_do_not_count_have_no_loss(tiny, masked_dir):
+    cfg = tiny(data_dir=masked_dir, gradient_accumulation_steps=2, max_iters=4, eval_interval=4)
+    train(cfg)
+    facts = replay(cfg, 4)
+    mask = np.fromfile(Path(masked_dir, "verse", "train_mask.bin"), np.uint8)
+    for sequence in facts["sequences"]:
+        counts = mask[sequence["offset"] + 1 : sequence["offset"] + 1 + cfg.block_size]
+        assert [loss is not None for loss in sequence["losses"]] == counts.astype(bool).tolist()
+        assert (sequence["loss"] is not None) == counts.any()
+    assert facts["bitwise"] and mean_of_tokens(facts) == pytest.approx(facts["loss"], abs=1e-6)
+
+
+def test_sequences_of_a_mixture_come_from_their_data_sets(tiny, mixed_dir, text):
+    cfg = tiny(dataset="verse:0.7,prose:0.3", data_dir=mixed_dir, max_iters=3, eval_interval=3)
+    train(cfg)
+    facts = replay(cfg, 3)
+    prose = "The king and the sword.\n" * 300
+    texts = {"verse": text, "prose": "".join(c for c in prose if c in text)}
+    for sequence in facts["sequences"]:
+        offset = sequence["offset"]
+        assert sequence["text"] == texts[sequence["dataset"]][offset : offset + cfg.block_size + 1]
+    assert facts["bitwise"] and {sequence["dataset"] for sequence in facts["sequences"]} == {"verse", "prose"}
+
+
+def test_skipped_steps_say_why(tiny, poison, capsys):
+    cfg = tiny(max_iters=112, eval_interval=200, skip_spikes=20.0, log_interval=50, **SMALLEST)
+    poison(cfg, 108, 1e4)
+    train(cfg)
+    facts = replay(cfg, 109)
+    assert facts["equal_before"] == [1, 50, 100]
+    number = r"[\d,.]+"
+    assert re.match(
+        rf"its gradient norm is {number} standard deviations above the mean of {number} \(", facts["skipped"]
+    )
+    assert all(p["update_norm"] == 0 for p in facts["parameters"])
+    facts = replay(cfg, 110)
+    assert facts["skipped"] is None and all(p["update_norm"] > 0 for p in facts["parameters"])
+    assert "skipped:       yes: its gradient norm is" in capsys.readouterr().out
+
+
+def test_a_step_that_is_not_finite(tiny, poison):
+    """The run stopped at step 8, which only its record in skipped/ mentions."""
+    cfg = tiny(max_bad_steps=1, **SMALLEST)
+    poison(cfg, 7, math.nan)
+    with pytest.raises(UserError, match="stopped at step 8: the gradient is not finite"):
+        train(cfg)
+    facts = replay(cfg, 8)
+    assert facts["skipped"] == "its gradient norm is nan" and facts["bitwise"]
+    assert facts["grad_norm"] == "nan" and facts["logged_grad_norm"] is None and math.isfinite(facts["loss"])
+    assert all(p["gradient_norm"] == "nan" and p["update_norm"] == 0 for p in facts["parameters"])
+    with pytest.raises(UserError, match=r"step=9: the last step of .* is 8"):
+        replay(cfg, 9)
+
+
+# --- settings that changed on the way ---------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_resumed_with_other_settings(tiny):
+    """Each step has the settings that it had in the run, also if only the last checkpoint is left."""
+    cfg = tiny(max_iters=4, lr_decay_iters=12)
+    train(cfg)
+    changes = dict(learning_rate=1e-3, dropout=0.3, batch_size=2, gradient_accumulation_steps=2, weight_decay=0.0)
+    train(tiny(max_iters=8, init_from="resume", **changes))
+    train(tiny(max_iters=8, init_from="resume", **changes, patience=9))  # nothing to train
+    train(tiny(max_iters=12, init_from="resume", **{**changes, "grad_clip": 0.1}))
+    assert replay(cfg, 10)["replayed_from"] == "the checkpoint of step 8"
+    remove_checkpoints(cfg, *(int(path.name[5:]) for path in run_folder.directories(Path(cfg.out_dir))[:-1]))
+    for step in (3, 4, 5, 9, 12):
+        facts = replay(cfg, step)
+        assert facts["bitwise"] and facts["equal_before"] == [*range(1, step)], step
+        assert facts["replayed_from"] == "step 0, random weights"
+
+
+def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
+    """Its learning rates follow from decisions on its length."""
+    recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5, keep_last=9)
+    cfg = tiny(**recipe, **SMALLEST, minutes=0.5, sample_tokens=0)
+    with monkeypatch.context() as patch:
+        SimulatedMachine(patch, lambda step: 0.5 if step < 20 else 1.5, lambda step: 0.1)
+        train(cfg)
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert len(state["decisions"]) > 1
+    last = state["step"]
+    assert replay(cfg, last)["bitwise"]
+    train(tiny(**{**recipe, "max_iters": last + 3}, **SMALLEST, init_from="resume", minutes=None, sample_tokens=0))
+    assert replay(cfg, last)["bitwise"] and replay(cfg, last + 2)["bitwise"]
+    remove_checkpoints(cfg, *(int(path.name[5:]) for path in run_folder.directories(Path(cfg.out_dir))[:-1]))
+    capsys.readouterr()
+    facts = replay(cfg, last)
+    assert facts["bitwise"] is False and "the logged learning rate is" in facts["remarks"][-1]
+    assert f"no checkpoint says how long the run was to be before step {last:,}" in capsys.readouterr().out
+
+
+def test_a_run_from_other_weights(tiny, tmp_path, capsys):
+    """Its step 0 has these weights, also after it was resumed, when init_from is "resume"."""
+    train(tiny(out_dir=str(tmp_path / "base")))
+    cfg = tiny(out_dir=str(tmp_path / "fine"), init_from=str(tmp_path / "base"), max_iters=6, eval_interval=3)
+    train(cfg)
+    train(tiny(out_dir=cfg.out_dir, init_from="resume", max_iters=9))
+    remove_checkpoints(cfg, 6)
+    assert checkpoint.load(Path(cfg.out_dir)).state["started_from"] == str(tmp_path / "base")
+    facts = replay(cfg, 7)
+    assert facts["bitwise"] and facts["replayed_from"] == f"step 0, the weights of {tmp_path / 'base'}"
+    train(tiny(out_dir=str(tmp_path / "base"), init_from="resume", max_iters=14))
+    facts = replay(cfg, 2)
+    assert facts["bitwise"] is False and facts["different_before"] == [1]
+    assert "from which it started, may have changed" in facts["remarks"][-1]
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(UserError, match="no checkpoint before this step, and the weights that it started from cannot"):
+        replay(cfg, 2)
+
+
+def test_the_number_of_threads_is_that_of_the_run(tiny, monkeypatch, capsys):
+    """With another number, sums are rounded differently."""
+    train(tiny(max_iters=2))
+    threads = torch.get_num_threads()
+    assert checkpoint.load(Path(tiny().out_dir)).state["threads"] == threads
+    with monkeypatch.context() as patch:
+        set_to: list[int] = []
+        patch.setattr(torch, "set_num_threads", set_to.append)
+        assert replay(tiny(), 2)["bitwise"] and set_to == [threads]
+
+
+def test_another_dtype_is_named_as_the_reason(tiny, capsys):
+    train(tiny())
+    facts = replay(tiny(), 12, dtype="bfloat16")
+    assert facts["bitwise"] is False and facts["loss"] == pytest.approx(facts["logged_loss"], abs=0.05)
+    reason = "it was trained with dtype=float32, and this is bfloat16"
+    assert facts["remarks"] == ["the first step that differs from the log is 7", f"the likely reason: {reason}"]
+    out = capsys.readouterr().out
+    assert f"it may not be bitwise equal: {reason}" in out and "the logged loss is" in out
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def replay_by_ranks(processes: int, cfg: TrainConfig, step: int) -> tuple[dict, str]:
+    """Replay a step in several processes. Returns the content of --json, and the output."""
+    log, path = Path(f"{cfg.out_dir}-{step}.log"), Path(cfg.out_dir).with_suffix(".json")
+    words = [ROOT / "tools" / "replay.py", cfg.out_dir, f"--step={step}", f"--json={path}"]
+    ranks = start_script_ranks(processes, words, str(log))
+    assert [wait(rank) for rank in ranks] == [0] * processes, log.read_text(encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8")), log.read_text(encoding="utf-8")
+
+
+def check_two_processes(cfg: TrainConfig) -> None:
+    run_ranks(2, cfg)
+    facts, out = replay_by_ranks(2, cfg, 8)
+    assert "Warning" not in out and out.count("equal to the logged loss, bit for bit") == 1  # of rank 0
+    assert facts["bitwise"] and facts["equal_before"] == [7]
+    sequences = cfg.accumulation * cfg.batch_size
+    assert [s["number"] for s in facts["sequences"]] == [*range(7 * sequences, 8 * sequences)]
+    assert mean_of_tokens(facts) == pytest.approx(facts["loss"], abs=1e-6)
+    norms = [p["gradient_norm"] for p in facts["parameters"]]
+    assert math.hypot(*norms) == pytest.approx(facts["grad_norm"], rel=1e-5)
+
+    alone = replay(cfg, 8)
+    assert alone["loss"] == pytest.approx(facts["loss"], abs=1e-5)
+    assert [p["gradient_norm"] for p in alone["parameters"]] == pytest.approx(norms, rel=1e-3)
+    tokens = [[loss for s in of["sequences"] for loss in s["losses"]] for of in (facts, alone)]
+    assert tokens[0] == pytest.approx(tokens[1], abs=1e-4)
+    if not alone["bitwise"]:
+        assert "trained by 2 processes, and 1 process adds in another order (use torchrun" in alone["remarks"][-1]
+
+
+def test_several_processes_replay_the_step_as_a_whole(tiny):
+    """Seven sequences on two processes: one of them computes four, the other one three and a padding."""
+    check_two_processes(tiny(batch_size=1, gradient_accumulation_steps=7, dropout=0.0))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.slow)])
+def test_several_processes_with_shards_replay_the_step_as_a_whole(tiny, optimizer):
+    check_two_processes(
+        tiny(batch_size=1, gradient_accumulation_steps=7, dropout=0.0, parallel="fsdp", optimizer=optimizer)
+    )
+
+
+# --- the run's folder -------------------------------------------------------------------------------------------------
+
+
+def test_only_the_page_is_written_also_while_the_run_holds_its_lock(tiny):
+    cfg = tiny()
+    train(cfg)
+    folder = Path(cfg.out_dir)
+    with locked(folder / ".lock", "busy"), open(folder / "metrics.jsonl", "a") as log:
+        log.write('{"step": 13, "lo')  # another process is writing this line
+        log.flush()
+        files = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+        assert replay(cfg, 9)["bitwise"]
+        (folder / "replay-9.html").unlink()
+        after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+        assert after == files
+
+
+def test_a_damaged_checkpoint_is_left_out(tiny, capsys):
+    cfg = tiny(eval_interval=3, keep_last=9)
+    train(cfg)
+    file = Path(cfg.out_dir, "step-000006", "model.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    facts = replay(cfg, 8)
+    assert facts["bitwise"] and facts["replayed_from"] == "the checkpoint of step 3"
+    assert "model.safetensors has changed since it was written" in capsys.readouterr().err
+    Path(cfg.out_dir, "step-000003", "manifest.json").unlink()
+    assert replay(cfg, 8)["replayed_from"] == "step 0, random weights"
+    assert "step-000003 was removed; replaying from an earlier step" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_an_abandoned_future_is_left_out(tiny, tmp_path):
+    """The run was resumed from step 3, before it, with another learning rate, and keeps the older one of step 4."""
+    cfg = tiny(eval_interval=1, keep_last=9, max_iters=4, lr_decay_iters=12)
+    train(cfg)
+    abandoned = Path(cfg.out_dir, "step-000004")
+    abandoned.rename(tmp_path / "abandoned")
+    train(tiny(eval_interval=5, keep_last=9, lr_decay_iters=12, max_iters=9, init_from="resume", learning_rate=1e-4))
+    (tmp_path / "abandoned").rename(abandoned)
+    facts = replay(cfg, 5)
+    assert facts["bitwise"] and facts["replayed_from"] == "the checkpoint of step 3"
+
+
+def test_ctrl_c_ends_with_one_line(tiny, monkeypatch, capsys):
+    train(tiny())
+    step = replay_script.train_step
+
+    def interrupted(state, *args):
+        if state.step == 3:
+            raise KeyboardInterrupt
+        step(state, *args)
+
+    monkeypatch.setattr(replay_script, "train_step", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        replay(tiny(), 5)
+    assert stopped.value.code == 130 and not list(Path(tiny().out_dir).glob("*.html"))
+    assert capsys.readouterr().err == "stopped; nothing was written\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--step=3"], "name one run's folder, as in python tools/replay.py out-shakespeare-char --step=1200"),
+        (["out"], "step: name a step, as in python"),
+        (["out", "--step=0"], "step=0: it must be at least 1"),
+        (["out", "--step=-2"], "step=-2: it must be at least 1"),
+        (["out", "more", "--step=3"], "name one run's folder"),
+    ],
+)
+def test_bad_arguments_are_errors_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        settings.load(ReplayConfig, arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_step_or_a_run_that_does_not_exist_is_an_error(tiny, tmp_path, monkeypatch):
+    cfg = tiny(max_iters=2, eval_interval=2)
+    train(cfg)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "metrics.jsonl").write_text('{"step": 0}\n')
+    monkeypatch.chdir(tmp_path)
+    for name, step, message in (
+        ("out", 3, r"step=3: the last step of out is 2; choose one up to it"),
+        ("out/step-000002", 1, r"is one checkpoint; name the run: .*out$"),
+        ("gpt2", 1, r"gpt2 holds weights and no run, so there are no steps to replay"),
+        ("empty", 1, r"empty holds no checkpoint: try out"),
+        ("missing", 1, r"missing holds no checkpoint"),
+        ("*", 1, r"\* matches \d folders; name one run: "),
+        ("new", 1, r"new has no checkpoint yet, which says what its settings are; wait"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(ReplayConfig(run=(name,), step=step))
+
+
+def test_output_that_cannot_be_written_is_an_error(tiny, tmp_path, capsys):
+    """The report is printed in any case, because a replay may take long."""
+    train(tiny(max_iters=1))
+    (tmp_path / "file").touch()
+    for name in ("output", "json"):
+        capsys.readouterr()
+        with pytest.raises(UserError, match=rf"{name}=.* cannot be written .*choose another --{name}"):
+            main(ReplayConfig(run=(tiny().out_dir,), step=1, **{name: str(tmp_path / "file" / "x")}))
+        assert "equal to the logged loss, bit for bit" in capsys.readouterr().out
+
+
+def test_data_that_is_missing_or_was_prepared_again_is_an_error(tiny, data_dir, tmp_path):
+    shutil.copytree(data_dir / "verse", tmp_path / "data" / "verse")
+    train(tiny(data_dir=str(tmp_path / "data"), max_iters=2))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"out cannot be replayed: its training data, .*verse, does not exist"):
+        replay(tiny(), 2)
+    assert replay(tiny(), 2, data_dir=str(tmp_path / "moved"))["bitwise"]
+    source = tmp_path / "verse.txt"
+    source.write_text("other words\n" * 100)
+    prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), data_dir=str(tmp_path / "data")))
+    with pytest.raises(UserError, match=r"out cannot be replayed: .*verse, has been prepared again since then"):
+        replay(tiny(), 2)
+
+
+def test_a_reader_that_exits_early_does_not_lose_the_page(tiny):
+    """`| head` ended the tool at its first line of output, before it wrote the page."""
+    train(tiny(max_iters=2))
+    command = f"{ROOT / 'tools' / 'replay.py'} {tiny().out_dir} --step=2"
+    result = run(["-c", command]) if os.name == "nt" else run(command.split())
+    assert result.returncode == 0 and result.stdout.count("replay-2.html") == 1
+
+
+def test_text_is_shown_in_one_line_without_control_characters():
+    assert visible("a\n\tb \x1b[0m\u202e") == "a⏎⇥b \\x1b[0m\\u202e"
+    assert [label(token) for token in (" a", "", "\n")] == ["␣a", "∅", "⏎"]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+def test_the_page_shows_the_loss_of_the_token_under_the_pointer(tiny):
+    from playwright.sync_api import sync_playwright
+
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("there is no /usr/bin/chromium")
+    cfg = tiny()
+    train(cfg)
+    facts = replay(cfg, 9)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        page, errors, requests = chromium.new_page(), [], []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(Path(cfg.out_dir, "replay-9.html").as_uri())
+        hardest = max(facts["sequences"], key=lambda sequence: sequence["loss"])
+        tokens = page.locator("pre").first.locator("b")
+        assert tokens.count() == cfg.block_size
+        assert page.locator("pre").first.inner_text().replace("⏎", "") == hardest["text"]
+        for t in (0, 7, cfg.block_size - 1):
+            tokens.nth(t).hover()
+            assert f"loss {hardest['losses'][t]:.4f} nats" in page.locator("#token").inner_text()
+        shades = [int(tokens.nth(t).get_attribute("class")[1:]) for t in range(cfg.block_size)]
+        assert shades == sorted(shades, key=lambda s: s) or np.corrcoef(shades, hardest["losses"])[0, 1] > 0.9
+        bars = page.locator(".gradients .bar").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
+        norms = [p["gradient_norm"] for p in facts["parameters"]]
+        assert norms == sorted(norms, reverse=True) and len(bars) == len(norms)
+        assert bars == pytest.approx([200 * norm / norms[0] for norm in norms], abs=1)
+        assert "equal to the logged loss, bit for bit" in page.locator("#facts").inner_text()
+        chromium.close()
+    assert errors == [] and requests == [Path(cfg.out_dir, "replay-9.html").as_uri()]

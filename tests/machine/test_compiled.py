@@ -1,0 +1,207 @@
+"""The cache of machine code. "widen" is the function that is compiled fastest."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from folio.data.shards import open_dataset
+from folio.data.text_kernels import TEXT_STEP
+from folio.decoding import decode_step
+from folio.decoding.cpu_decoder import DECODE_STEP
+from folio.machine import compiled
+from tests.support.repository import ROOT
+
+FUNCTIONS = [(name, None) for name in ("step", "help", "run_part")] + [
+    (name, format) for name in ("linear", "widen") for format in ("float32", "bfloat16", "int8", "int4")
+]
+FUNCTIONS += [("mix", "float32"), ("mix", "bfloat16")]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty folder for the machine code; nothing is loaded yet."""
+    monkeypatch.setattr(compiled, "user_cache_path", lambda *names, **settings: tmp_path / "cache")
+    compiled.address.cache_clear()
+    yield tmp_path / "cache"
+    compiled.address.cache_clear()
+
+
+def count_compiled(monkeypatch) -> list[str]:
+    """The functions that are compiled from now on."""
+    names, compile_function = [], compiled.compile_function
+
+    def compile_and_count(module, name, *arguments):
+        names.append(name)
+        return compile_function(module, name, *arguments)
+
+    monkeypatch.setattr(compiled, "compile_function", compile_and_count)
+    return names
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    settings = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **environment}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=settings, capture_output=True, text=True)
+
+
+def test_a_process_that_reads_the_cache_does_not_import_numba():
+    code = """
+import sys
+from tests.support.decoding import generate_tokens, random_model
+from folio.decoding.cpu_decoder import CPUDecoder
+print(len(generate_tokens(CPUDecoder(random_model(1), "float32"), [[1]])[0]), "numba" in sys.modules)
+"""
+    run(code)  # fills the cache
+    assert run(code).stdout == "20 False\n"
+
+
+def test_machine_code_is_read_from_the_cache(cache, monkeypatch):
+    names = count_compiled(monkeypatch)
+    for _ in range(2):
+        assert compiled.address(DECODE_STEP, "widen", "int8")
+        compiled.address.cache_clear()
+    assert names == ["widen"] and len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "changed", "no text", "a line", "symbol", "another symbol"])
+def test_a_damaged_file_is_compiled_again(damage, cache, monkeypatch):
+    compiled.address(DECODE_STEP, "widen", "float32")
+    (path,) = cache.iterdir()
+    content = path.read_bytes()
+    changed = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+    damaged = {"truncated": content[:-1], "empty": b"", "changed": changed, "no text": b"\xff\n" * 9, "a line": b"x\n"}
+    _, symbol, code = content.split(b"\n", 2)
+    damaged["symbol"] = content.replace(symbol, b"x" + symbol[1:], 1)  # its address was 0, and each start crashed
+    unknown = b"unknown\n" + code
+    damaged["another symbol"] = hashlib.sha256(unknown).hexdigest().encode() + b"\n" + unknown
+    path.write_bytes(damaged[damage])
+    compiled.address.cache_clear()
+    names = count_compiled(monkeypatch)
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]
+    compiled.address.cache_clear()
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"]  # it was saved again
+
+
+HIDE = """
+import sys
+from types import SimpleNamespace
+
+def find_spec(name, *arguments):
+    if name.partition(".")[0] == {package!r}:
+        raise {error}
+
+sys.meta_path.insert(0, SimpleNamespace(find_spec=find_spec))
+"""
+
+
+@pytest.mark.parametrize("package", ["numba", "llvmlite"])
+def test_without_numba_torch_decodes_and_a_line_says_so(package, tmp_path):
+    """It said that it was compiling, and that model.py was changed."""
+    error = 'SystemError("numba needs NumPy 2.3 or less\\nGot 2.9")'  # it is not always an ImportError
+    code = """
+from tests.support.decoding import random_model
+from folio import UserError
+from folio.decoding.generate import make_decoder
+from folio.machine.runtime import resolve_runtime
+runtime = resolve_runtime("cpu", "float32", False)
+for _ in range(2):
+    print(type(make_decoder(random_model(1), runtime)).__name__)
+try:
+    make_decoder(random_model(1), runtime, "int4")
+except UserError as error:
+    print(error)
+"""
+    done = run(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
+    reason = f"{package} cannot be imported (numba needs NumPy 2.3 or less): pip install -r requirements.txt"
+    refusal = f"dtype=int4: torch decodes, which cannot compute in it, because {reason}; use --dtype=auto"
+    assert done.stdout.splitlines() == ["TorchDecoder", "TorchDecoder", refusal]
+    assert done.stderr == f"torch decodes, which is slower, because {reason}\n"
+
+
+def test_without_numba_a_text_is_prepared_and_near_duplicates_are_an_error(tmp_path):
+    """Both ended in a traceback."""
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_text(f"some words of {name} that are not like any others\n" * 30)
+    code = f"""
+from folio import UserError
+from prepare.text import TextConfig, main
+settings = dict(inputs=({str(tmp_path)!r},), data_dir={str(tmp_path / "data")!r}, name="x", overwrite=True)
+main(TextConfig(**settings))
+for asked in (dict(dedup="near"), dict(check_leakage=True)):
+    try:
+        main(TextConfig(**settings, **asked))
+    except UserError as error:
+        print(error)
+"""
+    done = run(HIDE.format(package="numba", error='ImportError("gone")') + code, XDG_CACHE_HOME=str(tmp_path / "c"))
+    reason = "numba cannot be imported (gone): pip install -r requirements.txt"
+    assert f"what validation shares with training was not counted, because {reason}" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [reason, reason] and not done.stderr
+    assert open_dataset(tmp_path / "data" / "x")
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(cache, monkeypatch):
+    cache.write_text("a file")
+    names = count_compiled(monkeypatch)
+    assert compiled.address(DECODE_STEP, "widen", "float32") and names == ["widen"] and cache.read_text() == "a file"
+
+
+def test_the_code_depends_on_the_sources_and_on_the_cpu(cache, monkeypatch):
+    first = compiled.cache_key.__wrapped__(DECODE_STEP)
+    assert first == compiled.cache_key.__wrapped__(DECODE_STEP)
+    monkeypatch.setattr(compiled, "cpu_features", lambda: {"avx2": True})
+    second = compiled.cache_key.__wrapped__(DECODE_STEP)
+    third = compiled.cache_key.__wrapped__(DECODE_STEP._replace(imports=()))
+    assert len({first, second, third}) == 3
+
+
+@pytest.mark.parametrize("module", [DECODE_STEP, TEXT_STEP], ids=lambda module: module.name)
+def test_the_code_depends_on_all_that_its_module_imports(module):
+    """What the imported modules import is not compiled, but for that of simd."""
+    source = Path(find_spec(module.name).origin).read_text()
+    imported = {*re.findall(r"^from (folio\.\w+\.\w+) import", source, re.MULTILINE)}
+    imported |= {
+        f"folio.machine.{name}" for name in re.findall(r"^from folio.machine import (\w+)$", source, re.MULTILINE)
+    }
+    assert len(imported) == len(re.findall(r"^from folio\.\w+\.", source, re.MULTILINE)) and imported <= {
+        *module.imports
+    }
+
+
+@pytest.mark.parametrize("name, format", FUNCTIONS)
+def test_every_function_is_saved(name, format):
+    """It calls nothing that another process could not find at its address: a function that does is never cached."""
+    compiled.address(DECODE_STEP, name, format)
+    assert compiled.cache_file(DECODE_STEP, name, format).exists()
+    assert hasattr(decode_step, name)
+
+
+def test_several_processes_start_at_once(tmp_path):
+    """Each has a function, whoever saved it."""
+    code = """
+from folio.machine import compiled
+from folio.decoding.cpu_decoder import DECODE_STEP
+print(compiled.address(DECODE_STEP, "widen", "float32") > 0)
+"""
+    settings = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path))
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=settings, stdout=subprocess.PIPE) for _ in range(3)
+    ]
+    assert [process.communicate()[0] for process in processes] == [b"True\n"] * 3
+    assert all(path.suffix == ".o" for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_the_line_says_whether_the_next_start_compiles_again(tmp_path, capfd, is_writable):
+    """A file in the place of the cache's folder stops root, too."""
+    folder = tmp_path / "cache"
+    if not is_writable:
+        folder.write_text("")
+    compiled.announce(folder / "folio")
+    line = capfd.readouterr().err
+    assert ("once" in line) == is_writable and ("every start" in line and str(folder) in line) != is_writable

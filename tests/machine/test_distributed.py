@@ -1,0 +1,299 @@
+"""Several processes on this machine, which communicate with gloo. torchrun starts them where a test is about it."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from folio import UserError
+from folio.checkpoints import checkpoint, run_folder
+from folio.data.shards import Shard
+from folio.data.windows import ValidationWindows
+from folio.machine import distributed
+from folio.machine.distributed import Group
+from folio.machine.kernels import adapt
+from folio.machine.runtime import resolve_runtime
+from model import GPT, GPTConfig
+from tests.support.processes import wait
+from tests.support.runs import assert_same_run, read_metrics
+from tests.support.torchrun import (
+    LONG_RUN,
+    free_port,
+    output,
+    run_ranks,
+    run_torchrun,
+    start_ranks,
+    start_torchrun,
+    wait_for_step,
+    worker_ids,
+)
+from train import TrainConfig, train
+
+
+def largest_difference(first: TrainConfig, second: TrainConfig, *keys: str) -> float:
+    """Between the metrics of two runs, over all steps."""
+    pairs = list(zip(read_metrics(first.out_dir), read_metrics(second.out_dir), strict=True))
+    assert len(pairs) == first.max_iters
+    return max(abs(a[key] - b[key]) for a, b in pairs for key in keys if a[key] is not None)
+
+
+# --- the same losses as in one process --------------------------------------------------------------------------------
+
+
+def test_two_processes_compute_what_one_does(tiny, tmp_path):
+    """Over 30 steps in float32 the losses agree to 1e-5, and the weights to 1e-4."""
+    settings = dict(LONG_RUN, max_iters=30, eval_interval=15, position="relative")
+    one = tiny(**settings)
+    train(one)
+    for mode in ("ddp", "fsdp"):
+        two = tiny(**settings, parallel=mode, out_dir=str(tmp_path / mode))
+        out = run_ranks(2, two)
+        assert "2 processes, the first on cpu" in out and "each process computes 2 x 2 of the sequences" in out
+        assert largest_difference(one, two, "loss", "val_loss") < 1e-5
+        a, b = checkpoint.load(Path(one.out_dir)), checkpoint.load(Path(two.out_dir))
+        assert a.model.keys() == b.model.keys() and a.optimizer().keys() == b.optimizer().keys()
+        for name, tensor in a.model.items():
+            torch.testing.assert_close(b.model[name], tensor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer, bound", [("adamw", 1e-5), ("muon", 1e-5)])
+def test_the_number_of_processes_does_not_change_the_losses(tiny, tmp_path, optimizer, bound):
+    """Also if a step's sequences cannot be divided equally: 8 sequences on 3 processes."""
+    one = tiny(**LONG_RUN, optimizer=optimizer)
+    train(one)
+    for processes in (2, 3, 4):
+        for mode in ("ddp", "fsdp"):
+            out_dir = str(tmp_path / f"{mode}{processes}{optimizer}")
+            several = tiny(**LONG_RUN, optimizer=optimizer, parallel=mode, out_dir=out_dir)
+            run_torchrun(processes, several)
+            difference = largest_difference(one, several, "loss", "val_loss")
+            print(f"{optimizer}, {processes} processes, {mode}: {difference:.1e}")
+            assert difference < bound
+
+
+def test_any_number_of_processes_can_resume_any_checkpoint(tiny, tmp_path):
+    """One process, then two with FSDP, then two with DDP, then one again."""
+    settings = dict(LONG_RUN, max_iters=40, lr_decay_iters=40, warmup_iters=5, eval_interval=10)
+    settings |= dict(optimizer="muon", recompute=True, position="rotary")
+    uninterrupted = tiny(**settings)
+    train(uninterrupted)
+    settings["out_dir"] = str(tmp_path / "resumed")
+    train(tiny(**{**settings, "max_iters": 10}))
+    run_ranks(2, tiny(**{**settings, "max_iters": 20}, parallel="fsdp", init_from="resume"))
+    run_ranks(2, tiny(**{**settings, "max_iters": 30}, init_from="resume"))
+    train(tiny(**settings, init_from="resume"))
+    assert largest_difference(uninterrupted, tiny(**settings), "loss", "val_loss") < 1e-5
+    state = checkpoint.load(Path(settings["out_dir"])).state
+    assert state["next_sequence"] == 40 * 8 and [resume["step"] for resume in state["resumes"]] == [10, 20, 30]
+    assert state["resumes"][0]["changes"]["parallel"] == ["ddp", "fsdp"] and not state["resumes"][0]["exact"]
+
+
+def test_masked_targets_have_equal_weight_in_two_processes(tiny, masked_dir, tmp_path):
+    """Each process counts the targets of its sequences. With 3 sequences, one process also computes an empty one."""
+    settings = dict(LONG_RUN, data_dir=masked_dir, batch_size=3, gradient_accumulation_steps=1, max_iters=20)
+    settings |= dict(warmup_iters=2, eval_interval=10)
+    one, two = tiny(**settings), tiny(**settings, out_dir=str(tmp_path / "two"))
+    train(one)
+    assert "of which some do not count" in run_ranks(2, two)
+    assert largest_difference(one, two, "loss", "val_loss", "grad_norm") < 1e-5
+
+
+def test_fsdp_in_bfloat16_does_not_round_the_angles_of_rotary_positions(seed):
+    """It cast the inputs of each block, so that only under FSDP the angles were in bfloat16. The logits are bitwise
+    those of the model without FSDP.
+    """
+    torch.manual_seed(seed)
+    config, device = GPTConfig(64, 50, 2, 2, 32, position="rotary"), torch.device("cpu")
+    model, runtime = GPT(config), resolve_runtime("cpu", "bfloat16", False)
+    with torch.device("meta"):
+        sharded = GPT(config)
+    for either in (model, sharded):
+        adapt(either, runtime)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        distributed.shard(sharded, sharded.transformer.h, Group(), device, runtime.dtype, compile=False)
+        distributed.fill_shards(sharded, lambda name, shape: model.get_parameter(name).detach())
+        idx = torch.randint(50, (2, 64))
+        with runtime.compute(), torch.no_grad():
+            assert torch.equal(sharded.logits(idx), model.logits(idx))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_compiled_training_in_two_processes(tiny, tmp_path, mode):
+    settings = dict(LONG_RUN, max_iters=20, warmup_iters=2, eval_interval=10, parallel=mode, recompute=mode == "fsdp")
+    eager, compiled = (tiny(**settings, compile=c, out_dir=str(tmp_path / str(c))) for c in (False, True))
+    run_torchrun(2, eager)
+    run_torchrun(2, compiled)
+    assert largest_difference(eager, compiled, "loss", "val_loss") < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_one_process_per_gpu(tiny, tmp_path, mode):
+    """With nccl, on all GPUs: the losses of one process, and a checkpoint that a CPU can resume."""
+    settings = dict(LONG_RUN, max_iters=40, eval_interval=20, compile=False, dtype="float32")
+    one = tiny(**settings, device="cuda", out_dir=str(tmp_path / "one"))
+    train(one)
+    several = tiny(**settings, device="cuda", parallel=mode)
+    run_torchrun(torch.cuda.device_count(), several)
+    assert largest_difference(one, several, "loss", "val_loss") < 1e-4
+    train(tiny(**{**settings, "max_iters": 45}, device="cpu", init_from="resume"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_several_processes_together_evaluate_each_validation_window_once(ranks):
+    shards = [Shard(np.arange(n, dtype="<u2")) for n in (300, 70, 9)]
+    windows = ValidationWindows(shards, 8, 300)
+    of_one_process = list(windows.batches(4))
+    by_rank = [list(windows.batches(4, rank, ranks)) for rank in range(ranks)]
+    assert len({len(batches) for batches in by_rank}) == 1
+    in_order = [batch for round_of_batches in zip(*by_rank, strict=True) for batch in round_of_batches]
+    for (expected_x, expected_y), (x, y) in zip(of_one_process, in_order, strict=False):
+        assert np.array_equal(expected_x, x) and np.array_equal(expected_y, y)
+    assert all((y == -1).all() for _, y in in_order[len(of_one_process) :])  # padding
+
+
+# --- failed processes, signals, restarts ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
+def test_a_run_with_a_restarted_process_is_bitwise_identical(tiny, tmp_path):
+    settings = dict(LONG_RUN, max_iters=200, lr_decay_iters=200, eval_interval=20, eval_iters=1, dropout=0.1)
+    uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
+    killed = tiny(**settings, out_dir=str(tmp_path / "killed"))
+    run_ranks(2, uninterrupted)
+    torchrun = start_torchrun(killed, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
+    wait_for_step(killed, 50)  # after the save of step 40 has waited for that of step 20
+    os.kill(worker_ids(torchrun)[1], signal.SIGKILL)
+    assert torchrun.wait(timeout=300) == 0, output(killed)
+    assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)
+    assert_same_run(uninterrupted.out_dir, killed.out_dir)
+
+
+def test_a_signal_to_one_process_saves_and_stops_all(tiny):
+    cfg = tiny(**{**LONG_RUN, "max_iters": 100_000, "eval_interval": 100_000})
+    ranks = start_ranks(2, cfg)
+    wait_for_step(cfg, 20)
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert [wait(rank) for rank in ranks] == [0, 0], output(cfg)
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    assert state["stopped_by"] == "SIGTERM" and f"saved after step {state['step']}" in output(cfg)
+
+
+def rendezvous_options() -> list[str]:
+    """torchrun's options for one or two nodes with one process each. In these tests both nodes are this machine."""
+    return [
+        "--nnodes=1:2",
+        "--nproc_per_node=1",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{free_port()}",
+        "--rdzv-id=verse",
+        "--rdzv-conf=last_call_timeout=3",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
+def test_a_run_continues_after_a_node_failure(tiny, tmp_path):
+    """Of two nodes, the second torchrun is killed with its worker. The first continues alone."""
+    settings = dict(LONG_RUN, max_iters=600, lr_decay_iters=600, eval_interval=50, eval_iters=1)
+    uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
+    train(uninterrupted)
+    cfg = tiny(**settings, out_dir=str(tmp_path / "failure"))
+    options = rendezvous_options()
+    first = start_torchrun(cfg, *options)
+    time.sleep(1)
+    second = start_torchrun(cfg, *options)
+    wait_for_step(cfg, 120)
+    assert "2 processes" in output(cfg)
+    second.send_signal(signal.SIGSTOP)  # so that it does not restart its worker before it is killed itself
+    for pid in [*worker_ids(second), second.pid]:
+        os.kill(pid, signal.SIGKILL)
+    second.wait()
+    assert first.wait(timeout=300) == 0, output(cfg)
+    assert "resuming from" in output(cfg)
+    assert largest_difference(uninterrupted, cfg, "loss", "val_loss") < 1e-5
+
+
+@pytest.mark.slow
+def test_a_node_can_join_a_run(tiny, tmp_path, monkeypatch):
+    """torchrun stops its worker with SIGTERM, which saves, and restarts it together with the new node's worker."""
+    settings = dict(LONG_RUN, max_iters=3000, lr_decay_iters=3000, eval_interval=3000, eval_iters=1)
+    uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
+    train(uninterrupted)
+    cfg = tiny(**settings, out_dir=str(tmp_path / "joined"))
+    options = rendezvous_options()
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/scaling.md
+    first = start_torchrun(cfg, *options)
+    wait_for_step(cfg, 120)
+    second = start_torchrun(cfg, *options)
+    assert first.wait(timeout=300) == 0 and second.wait(timeout=300) == 0, output(cfg)
+    assert "2 processes" in output(cfg) and "resuming from" in output(cfg)
+    (resume,) = checkpoint.load(Path(cfg.out_dir)).state["resumes"]
+    assert resume["after"] == "SIGTERM" and resume["step"] >= 120
+    assert largest_difference(uninterrupted, cfg, "loss") < 1e-4
+
+
+def test_torchrun_does_not_restart_after_a_user_error(tiny):
+    cfg = tiny(max_iters=5)
+    train(cfg)  # so that a new run in its folder is refused
+    torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=2", "--max-restarts=3")
+    assert torchrun.wait(timeout=300) != 0
+    out = output(cfg)
+    assert "holds the checkpoints of an earlier run" in out and 1 <= out.count("error: ") <= 2
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 5
+
+
+def test_a_restart_is_recognized_by_the_run_id(monkeypatch):
+    assert not distributed.restarted(None)
+    for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="here").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert distributed.restarted("job7") and not distributed.restarted("job6") and not distributed.restarted(None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert not distributed.restarted("none")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert distributed.restarted("none")
+
+
+def test_torchrun_can_overwrite_a_damaged_checkpoint(tiny, monkeypatch):
+    """--overwrite=True was refused, because the checkpoint was loaded to find out whether this was a restart."""
+    cfg = tiny(max_iters=3)
+    train(cfg)
+    (Path(cfg.out_dir) / "step-000003" / "model.safetensors").write_bytes(b"")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")  # with the variables of torchrun
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    run_ranks(1, tiny(max_iters=2, overwrite=True))
+    assert checkpoint.load(Path(cfg.out_dir)).state["step"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_time_budget(tiny):
+    """Each has its own clock, and all follow the decisions of rank 0."""
+    out = run_torchrun(2, tiny(minutes=0.3, max_iters=100, eval_interval=20, sample_tokens=0, dropout=0.0))
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    last_step = read_metrics(tiny().out_dir)[-1]["step"]
+    assert state["step"] == state["decisions"][-1][1] == last_step and "minutes, at" in out
+    assert 0.8 * 18 < state["budget"]["spent"] < 1.5 * 18  # other processes also use the machine
+
+
+def test_settings_that_cannot_work_with_several_processes_are_refused(tiny, monkeypatch):
+    with pytest.raises(UserError, match="parallel=fsdp: start it with torchrun"):
+        train(tiny(parallel="fsdp"))
+    for name, value in dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="here").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="prepare it before the processes start"):
+        train(tiny(dataset="shakespeare_char"))

@@ -1,0 +1,269 @@
+"""MIDI files as a data set: the split, transposition, and files that cannot be used."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from folio import UserError
+from folio.base.files import read_json
+from folio.base.settings import ConfigError, load
+from folio.data.shards import open_dataset
+from folio.data.sources.music import (
+    EventFormat,
+    Note,
+    PieceError,
+    events_of_file,
+    events_of_notes,
+    in_order,
+    notes_of_events,
+)
+from folio.data.sources.music_corpus import in_one_key, split_pieces, versions
+from prepare import chorales, midi
+from prepare.chorales import ChoralesConfig
+from prepare.midi import MidiConfig
+from tests.support.hub import fake_wheel
+from tests.support.music import SCORE, mutated, pieces_of, write, write_pieces
+
+
+def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
+    cfg = MidiConfig(inputs=inputs, data_dir=str(tmp_path / "data"), num_workers=0, **settings)
+    midi.main(cfg)
+    return tmp_path / "data" / (cfg.name or "pieces")
+
+
+BEATS = dict(time="beats", steps=4, velocities=0)
+
+
+def test_pieces_are_split_and_only_training_is_transposed(tmp_path, capsys):
+    write_pieces(tmp_path / "pieces", 10)
+    folder = prepared(tmp_path, str(tmp_path / "pieces"), val_fraction=0.3, **BEATS)
+    format = EventFormat.of(open_dataset(folder).load_tokenizer())
+    originals = [events_of_file(path, format).split() for path in sorted((tmp_path / "pieces").glob("*.mid"))]
+    val = [piece.split() for piece in pieces_of(folder, "val")]
+    assert len(val) in (3, 4) and all(piece in originals for piece in val)  # 4: the repeated piece and its repetition
+    train = [notes_of_events(piece, format) for piece in pieces_of(folder, "train")]
+    expected = [
+        [note._replace(pitch=note.pitch + shift) for note in notes_of_events(" ".join(piece), format)]
+        for piece in originals
+        if piece not in val
+        for shift in [0, *range(-5, 0), *range(1, 7)]
+    ]
+    assert sorted(train) == sorted(expected)
+    assert read_json(folder / "report.json")["pieces"] == {"train": 11 - len(val), "val": len(val)}
+    assert f"11 pieces: {11 - len(val)} for training, each in up to 12 keys, and" in capsys.readouterr().out
+
+
+def test_a_piece_and_its_transposition_are_in_the_same_split(tmp_path):
+    write_pieces(tmp_path / "pieces", 6)
+    pieces = [events_of_file(path, SCORE) for path in sorted((tmp_path / "pieces").glob("*.mid"))]
+    same = {pieces[0], pieces[6]}  # 0.mid and again.mid
+    for fraction in (0.01, 0.2, 0.4, 0.6, 0.8, 0.99):
+        val, train = split_pieces(pieces, fraction, in_one_key)
+        assert val and train and sorted(val + train) == sorted(pieces)
+        assert same <= set(val) or same <= set(train)
+
+
+def test_a_transposition_out_of_range_is_left_out():
+    assert versions("NoteOn_88 NoteOff_88", range(-1, 5), SCORE) == [
+        f"NoteOn_{p} NoteOff_{p}" for p in (88, 87, 89, 90)
+    ]
+
+
+def test_the_same_command_again_prepares_nothing_and_other_settings_are_refused(tmp_path, capsys):
+    write_pieces(tmp_path / "pieces", 4)
+    pieces = str(tmp_path / "pieces")
+    meta = prepared(tmp_path, pieces, **BEATS) / "meta.json"
+    before = meta.stat().st_mtime_ns
+    prepared(tmp_path, pieces, **BEATS)
+    assert "is prepared already" in capsys.readouterr().out and meta.stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="contains another data set"):
+        prepared(tmp_path, pieces, transpose_up=0, **BEATS)
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path):
+    write_pieces(tmp_path / "pieces", 5)
+    folders = [
+        prepared(tmp_path, str(tmp_path / "pieces"), name="alone"),
+        tmp_path / "data" / "pieces",
+    ]
+    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=str(tmp_path / "data"), num_workers=2))
+    assert len({(folder / "train.bin").read_bytes() for folder in folders}) == 1
+
+
+def test_another_model_s_events_are_used_again(tmp_path):
+    write_pieces(tmp_path / "pieces", 4)
+    first = prepared(tmp_path, str(tmp_path / "pieces"), name="first", **BEATS)
+    second = prepared(tmp_path, str(tmp_path / "pieces"), name="second", tokenizer=str(first))
+    assert (first / "train.bin").read_bytes() == (second / "train.bin").read_bytes()
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path, capsys):
+    write_pieces(tmp_path / "pieces", 3)
+    (tmp_path / "pieces" / "hello.mid").write_text("hello")
+    (tmp_path / "pieces" / "notes.txt").write_text("not a MIDI file, and ignored in a folder")
+    write(tmp_path / "pieces" / "drums.mid", [(0, 480, 36, 90)], drums=(0,))
+    write(tmp_path / "pieces" / "empty.midi")
+    folder = prepared(tmp_path, str(tmp_path / "pieces"))
+    printed = capsys.readouterr().out
+    for line in (
+        f"left out 1 of 7 files (broken): {tmp_path / 'pieces' / 'hello.mid'} (it is not a MIDI file)",
+        f"left out 1 of 7 files (empty): {tmp_path / 'pieces' / 'empty.midi'} (it has no notes)",
+        f"left out 1 of 7 files (drums only): {tmp_path / 'pieces' / 'drums.mid'} (it has only drums)",
+    ):
+        assert line in printed
+    left_out = read_json(folder / "report.json")["left_out"]
+    assert {problem: len(files) for problem, files in left_out.items()} == {"broken": 1, "empty": 1, "drums only": 1}
+    assert "hello.mid (it is not a MIDI file)" in left_out["broken"][0]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ([], "this folder has no .mid, .midi"),
+        (["hello"], "no file has a piece that can be used"),
+        (["piece"], "there is only one piece, and a piece cannot be in both splits"),
+        (["piece", "copy"], "all 2 pieces are the same"),
+    ],
+)
+def test_too_little_music_is_one_line(files, message, tmp_path):
+    (tmp_path / "pieces").mkdir()
+    for name in files:
+        path = tmp_path / "pieces" / f"{name}.mid"
+        if name == "hello":
+            path.write_text("hello")
+        else:
+            write(path, [(0, 480, 60, 64), (480, 480, 62, 64)])
+    with pytest.raises(UserError, match=message) as error:
+        prepared(tmp_path, str(tmp_path / "pieces"))
+    assert "\n" not in str(error.value) and not (tmp_path / "data" / "pieces").exists()
+
+
+def test_a_tokenizer_of_text_is_refused(data_dir, tmp_path):
+    for name, message in ((str(data_dir / "verse"), "it is for text"), ("char", "use midi, or the folder")):
+        with pytest.raises(UserError, match=message):
+            prepared(tmp_path, "a.mid", tokenizer=name)
+    with pytest.raises(ConfigError, match=r"name a \.mid file"):
+        load(MidiConfig, [])
+
+
+@pytest.mark.parametrize("setting", ["--time=beats", "--steps=24", "--velocities=0"])
+def test_settings_that_a_tokenizer_has_are_refused_beside_it(setting):
+    with pytest.raises(ConfigError, match=r"tokenizer=out-a: it has its own time, steps, and velocities"):
+        load(MidiConfig, ["a.mid", "--tokenizer=out-a", setting])
+    load(MidiConfig, ["a.mid", setting])
+
+
+def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed, capsys):
+    rng = random.Random(seed)
+    write_pieces(tmp_path / "pieces", 2)
+    content = (tmp_path / "pieces" / "0.mid").read_bytes()
+    for k in range(2000):
+        (tmp_path / "pieces" / f"damaged{k:04d}.mid").write_bytes(mutated(content, rng))
+    folder = prepared(tmp_path, str(tmp_path / "pieces"), transpose_down=0, transpose_up=0)
+    report = read_json(folder / "report.json")
+    left_out = report["left_out"]
+    assert sum(map(len, left_out.values())) + sum(report["pieces"].values()) == 2003
+    assert (
+        len(left_out["broken"]) > 500
+        and sum(report["pieces"].values()) > 200
+        and "report.json has all" in capsys.readouterr().out
+    )
+    names = {entry.partition(" (")[0] for files in left_out.values() for entry in files}
+    assert len(names) == sum(map(len, left_out.values()))
+    for path in (tmp_path / "pieces").glob("*.mid"):
+        try:
+            events_of_file(path, EventFormat())
+            assert str(path) not in names
+        except PieceError:
+            assert str(path) in names
+
+
+# --- chorales ---------------------------------------------------------------------------------------------------------
+
+HALF, QUARTER, EIGHTH = 20160, 10080, 5040  # durations in music21's files, which have 10,080 divisions per quarter
+
+
+def music_xml(*parts: list[tuple[str, int, str]]) -> str:
+    """A score in MusicXML: for each part, its notes (step and octave or "rest", duration, what else the note has)."""
+    names = "".join(f'<score-part id="P{n}"><part-name>{n}</part-name></score-part>' for n in range(len(parts)))
+    shown = []
+    for number, part in enumerate(parts):
+        notes = ""
+        for name, duration, other in part:
+            pitch = f"<pitch><step>{name[0]}</step><octave>{name[-1]}</octave></pitch>"
+            notes += f"<note>{'<rest/>' if name == 'rest' else pitch}<duration>{duration}</duration>{other}</note>"
+        start = (
+            "<attributes><divisions>10080</divisions><time><beats>4</beats><beat-type>4</beat-type></time></attributes>"
+        )
+        shown.append(f'<part id="P{number}"><measure number="1">{start}{notes}</measure></part>')
+    return f'<score-partwise version="3.0"><part-list>{names}</part-list>{"".join(shown)}</score-partwise>'
+
+
+TIED = ['<tie type="start"/><notations><tied type="start"/></notations>']
+TIED += ['<tie type="stop"/><notations><tied type="stop"/></notations>']
+CHORALE = [
+    [("C5", QUARTER, ""), ("D5", EIGHTH, ""), ("E5", EIGHTH, ""), ("C5", HALF, "")],
+    [("G4", QUARTER, TIED[0]), ("G4", QUARTER, TIED[1]), ("rest", HALF, "")],
+    [("E4", HALF, ""), ("E4", HALF, "")],
+    [("E4", QUARTER, ""), ("C3", QUARTER, ""), ("C3", HALF, "")],
+]
+NOTES_OF_CHORALE = [  # in sixteenths; the tenor and the bass begin together on E4
+    *[(0, 8, 64), (0, 8, 67), (0, 4, 72)],
+    *[(4, 8, 48), (4, 6, 74), (6, 8, 76)],
+    *[(8, 16, 48), (8, 16, 64), (8, 16, 72)],
+]
+
+
+def test_a_chorale_is_read_on_a_grid_of_sixteenths():
+    notes = chorales.notes_of_chorale(music_xml(*CHORALE).encode())
+    assert [note[:3] for note in notes] == NOTES_OF_CHORALE
+    assert chorales.notes_of_chorale(music_xml(*CHORALE, CHORALE[3]).encode()) is None
+
+
+def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
+    high = [(name.replace("C5", "F5"), *rest) for name, *rest in CHORALE[0]]
+    files = {
+        "bach/bwv1.mxl": music_xml(*CHORALE),
+        "bach/bwv2.xml": music_xml(high, *CHORALE[1:]),
+        "bach/bwv3.mxl": music_xml(*CHORALE[:2]),
+        "bach/other.xml": music_xml(*CHORALE),
+        "bach/bwv4.krn": "not read",
+    }
+    wheel = fake_wheel(tmp_path / "music21.whl", files)
+    monkeypatch.setattr(chorales, "music21_wheel", lambda: wheel)
+    cfg = ChoralesConfig(data_dir=str(tmp_path / "data"), num_workers=0, transpose_down=1, transpose_up=2)
+    chorales.main(cfg)
+    assert "2 chorales of 4 parts; 1 scores have another number" in capsys.readouterr().out
+    folder = tmp_path / "data" / "chorales"
+    format = EventFormat.of(open_dataset(folder).load_tokenizer())
+    assert (format.lowest, format.highest, format.steps) == (48 - 1, 77 + 2, 4)
+    val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
+    assert (len(val), len(train)) == (1, 4)
+    notes = [[note[:3] for note in notes_of_events(piece, format)] for piece in (*val, train[0])]
+    assert NOTES_OF_CHORALE in notes
+
+
+def test_a_tokenizer_with_another_grid_is_refused(tmp_path, monkeypatch):
+    """A sixteenth would be as short as one of its steps."""
+    write_pieces(tmp_path / "pieces", 2)
+    wheel = fake_wheel(tmp_path / "music21.whl", {"bach/bwv1.xml": music_xml(*CHORALE)})
+    monkeypatch.setattr(chorales, "music21_wheel", lambda: wheel)
+    folder = prepared(tmp_path, str(tmp_path / "pieces"))
+    with pytest.raises(
+        UserError, match=r"its time is in steps of 1/100 second, and that of the chorales in .* 1/4 beat"
+    ):
+        chorales.main(ChoralesConfig(data_dir=str(tmp_path / "data"), num_workers=0, tokenizer=str(folder)))
+
+
+def test_settings_of_one_melody_are_in_one_split():
+    """A held-out chorale had 74 % of its events in a training chorale: the same setting, with small differences."""
+    format = EventFormat("beats", 4, longest_shift=4, velocities=0)
+    rising = [
+        Note(4 * k, 4 * k + 4, pitch, 100) for k, pitch in enumerate([60, 62, 62, 64, 65, 67, 69, 71, 72, 74, 60])
+    ]
+    high = [note._replace(pitch=note.pitch + 3) for note in rising]
+    with_bass = in_order([*high, *(note._replace(pitch=note.pitch - 20) for note in rising)])
+    other = [*rising[:5], rising[5]._replace(pitch=66), *rising[6:]]
+    keys = [chorales.melody(events_of_notes(notes, format), format) for notes in (rising, with_bass, other)]
+    assert keys[0] == keys[1] == str([2, 2, 1, 2, 2, 2, 1, 2]) != keys[2]

@@ -1,0 +1,553 @@
+import json
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from folio import UserError
+from folio.base.files import read_json
+from folio.base.settings import ConfigError, load, run_script
+from folio.data import corpus, tokenizer
+from folio.data.blocks import document_hash
+from folio.data.prepare import default_name
+from folio.data.shards import open_dataset
+from prepare import openwebtext, pairs, shakespeare, shakespeare_char
+from prepare import text as prepare_text
+from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
+from prepare.pairs import PairsConfig
+from prepare.text import TextConfig
+from tests.support.hub import serving
+from tests.support.processes import ROOT, run
+from tests.support.tiny_tokenizers import bpe
+from train import TrainConfig, train
+
+
+def use_tiny_gpt2(monkeypatch) -> None:
+    """Replace GPT-2's tokenizer, which must be downloaded, with a tiny one."""
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
+    source = tmp_path / "my novel.txt"
+    source.write_text("Žluťoučký kůň 日本\n" * 50, encoding="utf-8")
+    prepare_text.main(TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.2))
+    data = open_dataset(tmp_path / "my novel")
+    assert [len(data.train[0]), len(data.val[0])] == [680, 170]
+    assert "'--dataset=my novel' '--out_dir=out-my novel'" in capsys.readouterr().out
+
+
+def test_standard_input_with_separators(tmp_path):
+    words = [ROOT / "prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
+    done = run([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)))
+    assert done.returncode == 0, done.stderr
+    data = open_dataset(tmp_path / "stdin")
+    ids = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
+    assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
+        str(k) for k in range(40)
+    ]
+    done = run([*words, "--name=lines", "--format=jsonl"], stdin='{"text": "a"}\n{"text": ')
+    assert done.returncode == 2 and "standard-input.jsonl:2: this line is not JSON" in done.stderr
+
+
+def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monkeypatch):
+    """It gave a traceback."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare_text.shutil, "copyfileobj", full)
+    with pytest.raises(
+        UserError, match=r"^standard input could not be saved in .* \(No space left on device\); set TMPDIR"
+    ):
+        prepare_text.save_stdin(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "name a file, a folder, a pattern"),
+        (["a.txt", "--split_on="], "split_on=: it must not be empty"),
+        (["--inputs=a.txt"], "name the inputs without --inputs"),
+        (["a.txt", "--vocab=5"], "vocab is not a setting; did you mean vocab_size"),
+    ],
+)
+def test_wrong_arguments_are_reported(argv, message):
+    with pytest.raises(ConfigError, match=message):
+        load(TextConfig, argv)
+
+
+def test_arguments_without_dashes_are_inputs():
+    assert load(TextConfig, ["a.txt", "-", "b/*.md", "--name=x"]).inputs == ("a.txt", "-", "b/*.md")
+
+
+@pytest.mark.parametrize(
+    "inputs, name, is_printed",
+    [
+        (["verses/a.txt", "verses/b.txt"], "verses", True),
+        (["verses/*.txt"], "verses", True),
+        (["verses/**/*.txt"], "verses", True),
+        (["verses", "letters"], "my texts", True),
+        (["a.txt", "verses/a.txt"], "my texts", True),
+        (["{folder}/verses/a.txt", "verses/b.txt"], "verses", True),
+        (["../my texts/verses/a.txt", "./verses/b.txt"], "verses", True),
+        (["/", "verses"], "text", True),
+        (["-", "a.txt"], "my texts", True),
+        (["a.txt"], "a", False),
+        (["verses/"], "verses", False),
+        (["."], "my texts", False),
+        (["/"], "text", False),
+        (["-"], "stdin", False),
+    ],
+)
+def test_the_default_name_is_that_of_the_input_or_of_the_folder_of_all(
+    inputs, name, is_printed, tmp_path, monkeypatch, capsys
+):
+    """`prepare/text.py *.txt` was refused without a --name, and `prepare/pairs.py` took that of the first input."""
+    folder = tmp_path / "my texts"
+    for file in ("a.txt", "b.txt", "verses/a.txt", "verses/b.txt", "letters/a.txt"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("text")
+    monkeypatch.chdir(folder)
+    assert default_name([text.format(folder=folder) for text in inputs]) == name
+    printed = f"several inputs: the name of the data set is {name}; --name=NAME sets another\n" if is_printed else ""
+    assert capsys.readouterr().out == printed
+
+
+TINY = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=8", "--batch_size=2", "--max_iters=1"]
+TINY += ["--warmup_iters=0", "--eval_iters=1", "--device=cpu", "--compile=False", "--dropout=0.0"]
+
+
+@pytest.mark.parametrize(
+    "file, name", [("Smith, John.txt", "Smith_ John"), ("b:0.5, c.txt", "b_0"), (" d\n.txt", "d_")]
+)
+def test_the_command_that_is_printed_works(file, name, tmp_path):
+    """--dataset="Smith, John" asked for a mixture of two data sets."""
+    (tmp_path / file).write_text("It was a dark and stormy night; the rain fell in torrents. " * 10)
+    done = run([ROOT / "prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0, done.stderr
+    assert open_dataset(tmp_path / "data" / name)
+    printed = done.stdout.partition("train on it: ")[2]
+    python, *words = shlex.split(printed)
+    assert python == "python" and words[:2] == ["train.py", "config/shakespeare_char.py"]
+    done = run([ROOT / words[0], *words[1:], *TINY], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_same_files_from_another_folder_are_prepared_already(tmp_path, monkeypatch, capsys):
+    """It was an error: the folder contains another data set, with the same tokenizer."""
+    (tmp_path / "verses").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "verses" / f"{name}.txt").write_text(name * 99)
+    for cwd, inputs in ("verses", ["a.txt", "b.txt"]), ("", ["verses/a.txt", str(tmp_path / "verses" / "b.txt")]):
+        monkeypatch.chdir(tmp_path / cwd)
+        prepare_text.main(TextConfig(inputs=tuple(inputs), data_dir=str(tmp_path / "data")))
+    assert "is prepared already" in capsys.readouterr().out
+
+
+def printed_runs(out: str) -> dict[str, list[str]]:
+    """The arguments of train.py in each command that a script has printed, by its purpose."""
+    runs = {}
+    for line in out.splitlines():
+        purpose, _, command = line.partition(": python ")
+        if command:
+            script, *words = shlex.split(command)
+            assert Path(script).resolve() == ROOT / "train.py"
+            runs[purpose] = words
+    return runs
+
+
+def train_one_step(words: list[str], **settings) -> TrainConfig:
+    """Train with a printed command's arguments, but for one step. Returns its settings."""
+    words += [f"--{name}={value}" for name, value in settings.items()]
+    cfg = load(TrainConfig, [*words, "--max_iters=1", "--eval_iters=1", "--batch_size=2", "--device=cpu"])
+    train(cfg)
+    return cfg
+
+
+def test_the_command_after_preparing_for_a_run_finetunes_it(tiny, data_dir, tmp_path, monkeypatch, capsys):
+    """It trained another model from scratch, in whose shape the run's tokenizer is of no use."""
+    monkeypatch.chdir(tmp_path)
+    train(tiny(out_dir="out verse", max_iters=1))
+    Path("letters.txt").write_text("the king and his crown; " * 50)
+    (checkpoint,) = Path("out verse").glob("step-*")
+    for tokenizer_of in ("out verse", str(checkpoint), f"{data_dir}/verse"):
+        capsys.readouterr()
+        settings = dict(inputs=("letters.txt",), tokenizer=tokenizer_of, on_unknown="skip", data_dir="my data")
+        prepare_text.main(TextConfig(**settings, overwrite=True))
+        runs = printed_runs(capsys.readouterr().out)
+        if tokenizer_of.startswith("out"):
+            (words,) = runs.values()
+            assert list(runs) == [f"finetune {tokenizer_of} on it"]
+            cfg = train_one_step(words, overwrite=True)
+            assert cfg.init_from == tokenizer_of and cfg.out_dir == "out-letters-finetuned"
+            assert cfg.learning_rate < 8e-3 and cfg.muon_learning_rate < 0.03
+        else:
+            assert list(runs) == ["train on it", "or on both"]
+            assert load(TrainConfig, runs["train on it"]).init_from == "scratch"
+            small = dict(n_layer=1, n_head=1, n_embd=8, block_size=8)
+            cfg = train_one_step(runs["or on both"], **small)
+            assert cfg.dataset == f"{data_dir}/verse:0.5,letters:0.5" and cfg.out_dir == "out-verse-letters"
+
+
+def test_both_data_sets_are_named_if_they_are_in_one_folder(data_dir, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(data_dir / "verse", "data/verse")
+    Path("other.txt").write_text(text)
+    prepare_text.main(TextConfig(inputs=("other.txt",), tokenizer="data/verse", data_dir="data"))
+    words = printed_runs(capsys.readouterr().out)["or on both"]
+    assert "--dataset=verse:0.5,other:0.5" in words and "--data_dir=data" in words
+
+
+def test_gpt2_tokens_can_be_used_to_finetune_gpt2(text, tmp_path, monkeypatch, capsys):
+    use_tiny_gpt2(monkeypatch)
+    (tmp_path / "mine.txt").write_text(text)
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), tokenizer="gpt2", data_dir=str(tmp_path)))
+    runs = printed_runs(capsys.readouterr().out)
+    assert list(runs) == ["train on it", "or finetune GPT-2"]
+    cfg = load(TrainConfig, runs["or finetune GPT-2"])
+    assert (cfg.init_from, cfg.dataset, cfg.out_dir) == ("gpt2", "mine", "out-mine-finetuned")
+
+
+@pytest.mark.parametrize("cwd", ["", "elsewhere", "prepare"])
+def test_the_path_of_the_command_fits_the_working_directory(cwd, text, tmp_path, monkeypatch, capsys):
+    """It named train.py, which other folders do not have."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir({"": ROOT, "elsewhere": tmp_path / "elsewhere", "prepare": ROOT / "prepare"}[cwd])
+    (tmp_path / "mine.txt").write_text(text)
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), data_dir=str(tmp_path)))
+    first = capsys.readouterr().out.splitlines()[-1]
+    assert f": python {'' if cwd == '' else f'{ROOT}/'}train.py config/shakespeare_char.py " in first
+    prepare_text.main(TextConfig(inputs=(str(tmp_path / "mine.txt"),), data_dir=str(tmp_path)))
+    assert capsys.readouterr().out.splitlines()[-1] == first  # the same command again says the same
+
+
+# --- nanoGPT's paths --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shakespeare_char", "shakespeare", "openwebtext"])
+def test_nanogpts_command_runs_the_script(name, rows, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(rows))
+    script = ROOT / "data" / name / "prepare.py"
+    words = [f"--data_dir={tmp_path}", "--tokenizer=byte"]
+    words += [f"--source={tmp_path / 'source'}"] if name == "openwebtext" else []
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
+    monkeypatch.setattr(corpus, "tiny_shakespeare", lambda: text)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "reconfigure", lambda **_: None, raising=False)
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"running prepare/{name}.py\n")
+    assert open_dataset(tmp_path / name).load_tokenizer().kind == "byte"
+
+
+def test_git_ignores_everything_else_in_data(tmp_path):
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("git is not installed")
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    kept = [f"data/{name}/prepare.py" for name in ("openwebtext", "shakespeare", "shakespeare_char")]
+    ignored = ["data/mine/prepare.py", "data/mine/train.bin", "data/.mine.part/train_000000.bin", "data/.mine.lock"]
+    ignored += ["data/shakespeare_char/train.bin", "data/.shakespeare_char.old/prepare.py", "data/shakespeare/a/b"]
+    for file in (*kept, *ignored):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("content")
+    subprocess.run([git, "init", "--quiet"], cwd=tmp_path, check=True)
+    status = subprocess.run([git, "status", "--porcelain", "-uall"], cwd=tmp_path, capture_output=True, text=True)
+    assert sorted(line[3:] for line in status.stdout.splitlines()) == sorted([".gitignore", *kept])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
+def test_a_file_whose_name_is_not_utf8(tmp_path):
+    """Writing meta.json raised UnicodeEncodeError."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(path).write_text("It was a dark and stormy night. " * 10)
+    done = run([ROOT / "prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and "--dataset=caf_ " in done.stdout, done.stderr
+    assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
+    done = run([ROOT / "prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
+    assert done.returncode == 0 and "is prepared already" in done.stdout
+
+
+def test_many_small_files_with_the_default_settings(tmp_path):
+    """`prepare/text.py FOLDER/*.py` with 168 files gave the error "the validation split would be empty"."""
+    candidates = ([f"print({number}, {salt})\n" for number in range(168)] for salt in range(1000))
+    texts = next(texts for texts in candidates if min(document_hash(text.encode()) for text in texts) >= 0.01 * 2**64)
+    files = [tmp_path / f"{number}.py" for number in range(168)]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    words = [ROOT / "prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    documents = read_json(tmp_path / "data" / "code" / "report.json")["documents"]
+    assert documents == {"train": 166, "val": 2}
+    assert "\nvalidation: the documents with the smallest hashes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "file, content, words, message",
+    [
+        ("x.txt", b"caf\xe9", [], "x.txt is not UTF-8 text at byte 3"),
+        ("x.txt", b"", [], "x.txt is empty"),
+        ("x.txt", b"a", [], "the validation split would be empty with val_fraction=0.1"),
+        (
+            "x.txt",
+            b"some text",
+            ["--val_fraction=1.5"],
+            "val_fraction=1.5: it must be above 0 and less than 1",
+        ),
+        ("x.txt", b"some text", ["--name=a,b"], "name=a,b: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--name="], "name=: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: use char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "use char, byte, gpt2, bpe, or the folder"),
+        ("x.txt", b"some text", ["--tokenizer=."], "has no tokenizer"),
+        ("x.txt", b"a" * 99, ["--split_on=-"], "there is only one document"),
+        ("x.jsonl", b'{"text": "a"}\n{', [], "x.jsonl:2: this line is not JSON"),
+        (
+            "x.jsonl",
+            b'{"text": "a"}',
+            ["--field=body"],
+            "x.jsonl:1: there is no field 'body', only text; set --field=NAME",
+        ),
+        ("x.jsonl", b'{"text": 7}', [], "x.jsonl:1: the field 'text' is int, not text"),
+        ("x.jsonl", b'{"text": null}', [], "x.jsonl is empty; there is nothing to learn from"),
+        (
+            "x.txt",
+            b"text",
+            ["--tokenizer=bpe", "--vocab_size=1000000000"],
+            "vocab_size=1000000000: it must be at least 258 and at most 1000000",
+        ),
+        ("x.csv", b"\xef\xbb\xbf", [], "is empty; there is nothing to learn from"),
+        ("x.csv", b"a,b\n1,2\n", [], "x.csv: there is no column 'text', only a, b; set --field=NAME"),
+        ("x.csv", b'text\n"open', [], "this is not CSV"),
+        ("x.parquet", b"text", [], "x.parquet is not a parquet file, or damaged"),
+        ("x.txt.gz", b"text", [], "x.txt.gz is damaged or truncated"),
+        ("x.txt.zst", b"text", [], "x.txt.zst is damaged or truncated"),
+        ("folder/x.png", b"text", [], "this folder has no text files"),
+        ("y.txt", b"text", [], "x.txt: there is no such file"),
+    ],
+)
+def test_an_error_in_the_input_prints_one_line(file, content, words, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    argument = {"folder/x.png": "folder", "y.txt": "x.txt"}.get(file, file)
+    monkeypatch.setattr(sys, "argv", ["text.py", str(tmp_path / argument), *words, f"--data_dir={tmp_path / 'data'}"])
+    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    monkeypatch.setattr(sys.stderr, "reconfigure", lambda **_: None, raising=False)
+    with pytest.raises(SystemExit) as end:
+        run_script(prepare_text.main, TextConfig)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
+
+
+def test_an_input_without_a_name_does_not_overwrite_the_folder_of_all_data_sets(tmp_path, monkeypatch):
+    """`prepare/pairs.py . --overwrite=True` replaced data/, and everything in it, with the data set."""
+    (tmp_path / "data" / "other").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    write_lines(tmp_path / "mine" / "a.jsonl", [{"text": word, "prompt": "", "completion": word} for word in "abc"])
+    for script, config in ((prepare_text, TextConfig), (pairs, PairsConfig)):
+        script.main(config(inputs=(".",), tokenizer="byte", data_dir=str(tmp_path / "data"), overwrite=True))
+        assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["mine", "other"]
+
+
+@pytest.mark.network
+def test_tiny_shakespeare_has_the_documented_totals(tmp_path):
+    shakespeare_char.main(shakespeare_char.ShakespeareCharConfig(data_dir=str(tmp_path)))
+    data = open_dataset(tmp_path / "shakespeare_char")
+    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (1_003_854, 111_540, 65)
+    shakespeare.main(shakespeare.ShakespeareConfig(data_dir=str(tmp_path)))
+    data = open_dataset(tmp_path / "shakespeare")
+    assert (len(data.train[0]), len(data.val[0]), data.vocab_size) == (301_966, 36_059, 50_257)
+
+
+# --- OpenWebText and FineWeb ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[str]:
+    """Texts, which are also in three parquet files in the folder "source"."""
+    (tmp_path / "source").mkdir()
+    texts = [f"text number {k} of some" for k in range(3000)]
+    for number in range(3):
+        table = pyarrow.table({"text": texts[number * 1000 : (number + 1) * 1000]})
+        parquet.write_table(table, tmp_path / "source" / f"{number:04d}.parquet", row_group_size=300)
+    return texts
+
+
+@pytest.mark.parametrize("rows, test_size", [(2000, 0.0005), (2001, 0.0005), (37, 0.1), (10_007, 0.0005)])
+def test_the_validation_rows_are_those_of_the_datasets_library(rows, test_size):
+    split = datasets.Dataset.from_dict({"row": range(rows)}).train_test_split(test_size=test_size, seed=2357)
+    assert sorted(split["test"]["row"]) == validation_rows(rows, test_size).tolist()
+
+
+def test_the_validation_rows_of_openwebtext():
+    chosen = validation_rows(DOCUMENTS, 0.0005)
+    assert len(chosen) == 4007 and set(np.random.default_rng(2357).permutation(8_013_769)[:4007]) == set(
+        chosen.tolist()
+    )
+
+
+def test_openwebtext_from_a_folder(rows, tmp_path, monkeypatch):
+    use_tiny_gpt2(monkeypatch)
+    settings = dict(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data"))
+    openwebtext.main(OpenWebTextConfig(**settings))
+    data = open_dataset(tmp_path / "data" / "openwebtext")
+    made, chosen = data.load_tokenizer(), set(validation_rows(3000, 0.0005).tolist())
+    for shard, keep in ((data.train[0], False), (data.val[0], True)):
+        texts = [text for k, text in enumerate(rows) if (k in chosen) == keep]
+        assert shard.ids.tolist() == [i for text in texts for i in [*made.encode(text).tolist(), made.eot]]
+    openwebtext.main(OpenWebTextConfig(**settings, limit=1200, name="first"))
+    assert read_json(tmp_path / "data" / "first" / "report.json")["documents"] == {"train": 1199, "val": 1}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="could not be downloaded from the Hugging Face hub"):
+        openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "empty"), data_dir=str(tmp_path / "data"), name="x"))
+
+
+def test_totals_other_than_nanogpts_are_an_error(rows, tmp_path, monkeypatch):
+    use_tiny_gpt2(monkeypatch)
+    monkeypatch.setattr(openwebtext, "DOCUMENTS", 3000)
+    with pytest.raises(UserError, match=r"not nanoGPT's.*the source has changed"):
+        openwebtext.main(OpenWebTextConfig(source=str(tmp_path / "source"), data_dir=str(tmp_path / "data")))
+
+
+def test_downloads_from_a_hub(rows, tmp_path):
+    """datasets and huggingface_hub themselves run, against a local hub, with interrupted downloads."""
+    files = {
+        f"Skylion007/openwebtext/plain_text/train/{path.name}": path.read_bytes()
+        for path in sorted((tmp_path / "source").iterdir())
+    }
+    for name in ("HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet",):
+        files[name] = files["Skylion007/openwebtext/plain_text/train/0000.parquet"]
+    files["HuggingFaceFW/fineweb-edu/README.md"] = (
+        b"---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n"
+    )
+    header = np.array([20240520, 1, 5000, *[0] * 253], dtype="<i4").tobytes()
+    for number in range(3):
+        name = f"kjj0/finewebedu10B-gpt2/finewebedu_{'train' if number else 'val'}_{number:06d}.bin"
+        files[name] = header + np.arange(number, 5000 + number, dtype="<u2").tobytes()
+    with serving(files) as hub:
+        env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
+        words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}"]
+        hub.interrupt_next = 1
+        done = run([ROOT / "prepare/openwebtext.py", "--limit=1500", *words], **env)
+        assert done.returncode == 0, done.stderr
+        assert read_json(tmp_path / "data/openwebtext/report.json")["documents"] == {"train": 1499, "val": 1}
+        assert hub.interrupt_next == 0 and not any(
+            "0002.parquet" in request for request in hub.requests
+        )  # only what the limit needs
+        hub.requests.clear()
+        done = run([ROOT / "prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
+        assert done.returncode == 0 and not any(r.startswith("GET") and "0000.parquet" in r for r in hub.requests)
+        done = run([ROOT / "prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
+        assert done.returncode == 0, done.stderr
+        assert sum(read_json(tmp_path / "data/fineweb/report.json")["documents"].values()) == 1000
+        hub.interrupt_next = 1
+        done = run([ROOT / "prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
+        assert done.returncode == 0, done.stderr
+        data = open_dataset(tmp_path / "data" / "ready")
+        assert data.train[0].ids[:3].tolist() == [1, 2, 3] and data.val[0].ids[:3].tolist() == [0, 1, 2]
+        assert sorted(path.suffix for path in data.folder.iterdir()) == [".bin", ".bin"]
+        done = run([ROOT / "prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
+        assert done.returncode == 2 and "has no file *_train_000003.bin" in done.stderr
+    done = run(
+        [ROOT / "prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none")
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "could not be downloaded from the Hugging Face hub" in done.stderr
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+LINES = [
+    {"prompt": "Say hi:", "completion": " hi"},
+    {
+        "messages": [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Me."},
+            {"role": "user", "content": "And?"},
+            {"role": "assistant", "content": "You."},
+        ]
+    },
+]
+
+
+def write_lines(path: Path, lines: list) -> str:
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_only_answers_and_the_end_of_text_tokens_after_them_count(tmp_path):
+    """Either split may contain the two documents, so both splits are read."""
+    lines = LINES + [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(40)]
+    name = write_lines(tmp_path / "pairs.jsonl", lines)
+    pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+    data = open_dataset(tmp_path / "data" / "pairs")
+    decode = data.load_tokenizer().decode
+    counted, everything = "", ""
+    for shard in (*data.train, *data.val):
+        counted += "".join("|" if i == 256 else decode([i]) for i in shard.ids[shard.mask > 0].tolist())
+        everything += "".join("|" if i == 256 else decode([i]) for i in shard.ids.tolist())
+    assert "User: Who?\n\nAssistant: Me.|User: And?\n\nAssistant: You.|" in everything and "Say hi: hi|" in everything
+    assert " Me.| You.|" in counted and sorted(counted.split("|")) == sorted(
+        ["", " hi", " Me.", " You.", *map(str, range(40))]
+    )
+
+
+def test_pairs_keep_their_masks_in_the_second_pass_of_the_split(tmp_path):
+    lines = [{"prompt": f"{k}+0=", "completion": f"{k}"} for k in range(7)]
+    name = write_lines(tmp_path / "pairs.jsonl", lines)
+    settings = dict(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data"), val_fraction=1e-9)
+    pairs.main(PairsConfig(**settings, shard_tokens=10))
+    data = open_dataset(tmp_path / "data" / "pairs")
+    documents = []
+    for shards in (data.train, data.val):
+        ids, mask = (np.concatenate([getattr(shard, kind) for shard in shards]) for kind in ("ids", "mask"))
+        for text, counts in zip(*(np.split(a, np.flatnonzero(ids == 256)[:-1] + 1) for a in (ids, mask)), strict=True):
+            assert counts.tolist() == [0, 0, 0, 0, 1, 1]
+            documents.append(bytes(text[:5].tolist()).decode())
+    assert sorted(documents) == [f"{k}+0={k}" for k in range(7)] and sum(map(len, data.val)) == 6
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"prompt": "a"}, r"pairs\.jsonl:3: completion is missing"),
+        ({"prompt": 5, "completion": "b"}, r":3: prompt is missing, or not text"),
+        ({"messages": "hello"}, r":3: messages must be a list"),
+        ({"messages": [{"role": "user", "content": "a"}]}, r':3: no message has the role "assistant"'),
+        ({"messages": [{"role": "assistant"}]}, r":3: messages must be a list"),
+    ],
+)
+def test_invalid_pairs_are_reported_with_their_line(line, message, tmp_path):
+    name = write_lines(tmp_path / "pairs.jsonl", [*LINES, line])
+    with pytest.raises(UserError, match=message):
+        pairs.main(PairsConfig(inputs=(name,), tokenizer="byte", data_dir=str(tmp_path / "data")))
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_several_files_in_one_folder_get_the_name_of_the_folder(tmp_path, monkeypatch):
+    """FOLDER/*.py was refused without a --name."""
+    monkeypatch.chdir(tmp_path)
+    Path("code").mkdir()
+    for n in range(3):
+        Path("code", f"{n}.py").write_text(f"print({n})\n" * 9)
+        write_lines(Path("code", f"{n}.jsonl"), [{"prompt": f"{n}{k}", "completion": "!"} for k in range(9)])
+    for script, config, pattern in ((prepare_text, TextConfig, "*.py"), (pairs, PairsConfig, "*.jsonl")):
+        inputs = tuple(map(str, sorted(Path("code").glob(pattern))))
+        script.main(config(inputs=inputs, data_dir="data", tokenizer="byte", overwrite=True))
+        assert [path.name for path in Path("data").iterdir()] == ["code"]
+        assert read_json(Path("data", "code", "meta.json"))["source"]["files"] == 3

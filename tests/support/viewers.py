@@ -1,0 +1,204 @@
+"""The viewer's server, and its page in Chromium."""
+
+import math
+import shutil
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from folio.decoding.language_model import LanguageModel
+from folio.web.questions import TraceProvider
+from folio.web.server import listen, make_server
+from folio.web.viewed_model import ViewedModel
+from folio.web.viewer import make_app
+from model import GPT
+from tests.support.numpy_gpt import NumpyRun, assert_same, assert_same_ranks
+from tests.support.servers import running
+from tests.support.viewed_models import TEXT
+from tests.support.waiting import wait_until
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+CPU = torch.device("cpu")
+Array = np.ndarray
+
+
+def in_browser(test: Callable) -> Callable:
+    return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")(test))
+
+
+@dataclass
+class Served:
+    """A viewer's server, which runs in a thread."""
+
+    provider: TraceProvider
+    url: str
+
+    @property
+    def port(self) -> int:
+        return urllib.parse.urlsplit(self.url).port
+
+    @contextmanager
+    def perturbed(self, seed: int) -> Iterator[GPT]:
+        """The opened model, with one weight of its layers changed while the block lasts."""
+        model, random = self.provider.models[0].opened, np.random.default_rng(seed)
+        parameters = {name: p for name, p in model.named_parameters() if ".h." in name}
+        name = random.choice(sorted(parameters))
+        weights = parameters[name].view(-1)
+        index = random.integers(len(weights))
+        before = weights[index].item()
+        print(f"changed: {name}, weight {index}")
+        try:
+            weights[index] = before + random.choice([-1, 1])
+            self.forget()
+            yield model
+        finally:
+            weights[index] = before
+            self.forget()
+
+    def forget(self) -> None:
+        for cache in (self.provider.traces, self.provider.probes, self.provider.engines):
+            cache.values.clear()
+
+
+@contextmanager
+def serving(runs: list[str], text: str = TEXT) -> Iterator[Served]:
+    """Serve one or two runs."""
+    provider = TraceProvider([ViewedModel(run, "best", CPU) for run in runs], text)
+    listener = listen("127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    server = make_server(make_app(provider, frozenset([address])))
+    with running(server, listener):
+        yield Served(provider, f"http://{address}/")
+
+
+class Viewer:
+    """A page of the viewer. What must not happen there is collected in `problems`."""
+
+    def __init__(self, page: Any, served: Served):
+        self.page, self.served, self.problems = page, served, []
+        page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("request", self.check_request)
+
+    def check_request(self, request: Any) -> None:
+        if not request.url.startswith((self.served.url, "data:", "blob:")):
+            self.problems.append(f"requested {request.url}")
+
+    def open(self, view: str, **state: Any) -> "Viewer":
+        """Load the page with a link, and wait until the view is drawn."""
+        return self.follow(f"{self.served.url}#{urllib.parse.urlencode({'view': view, **state})}")
+
+    def show(self, view: str, **state: Any) -> "Viewer":
+        """The same in a page that is open: a link within the page is faster than loading it."""
+        hash = "#" + urllib.parse.urlencode({"view": view, **state})
+        before = self("hash => location.hash === hash ? -1 : (location.hash = hash, drawing)", hash)
+        return self.wait(before)
+
+    def follow(self, url: str) -> "Viewer":
+        self.page.goto("about:blank")  # otherwise only the part after # would change
+        self.page.goto(url)
+        return self.wait()
+
+    def wait(self, before: int = 0) -> "Viewer":
+        """Wait until the newest drawing is complete. before: how many drawings were begun earlier."""
+        deadline = time.monotonic() + 60
+        script = """before => typeof drawing === "number" && drawing > before
+          && +document.body.dataset.drawn === drawing && !document.querySelector("[data-complete=false]")"""
+        while not self(script, before):
+            assert time.monotonic() < deadline, f"the page was not drawn: {self.problems}"
+            time.sleep(0.01)
+        return self
+
+    def __call__(self, script: str, argument: Any = None) -> Any:
+        return self.page.evaluate(script, argument)
+
+    def press(self, *keys: str) -> "Viewer":
+        for key in keys:
+            self.page.keyboard.press(key)
+            self.wait()
+        return self
+
+    def find(self, testid: str) -> Any:
+        return self.page.get_by_test_id(testid)
+
+    def state(self, *names: str) -> list:
+        return self("names => names.map(name => state[name])", names)
+
+    def views(self) -> list[str]:
+        """The views in the menu."""
+        return self("Object.values(MENU).flat().filter(isOffered)")
+
+    def pictures(self) -> list[str]:
+        return self("Array.from(document.querySelectorAll('#view figure'), figure => figure.dataset.testid)")
+
+    def table(self, picture: str) -> dict[str, list]:
+        """The table of a picture: {"columns": [...], "rows": [[...], ...]}."""
+        table = self(
+            """id => {
+              const {columns, rows} = document.querySelector(`#view figure[data-testid="${id}"]`).table();
+              return {columns, rows: rows.map(row => Array.from(row))};
+            }""",
+            picture,
+        )
+        assert {len(row) for row in table["rows"]} <= {len(table["columns"])}
+        return table
+
+    def column(self, picture: str, title: str) -> list:
+        table = self.table(picture)
+        return [row[table["columns"].index(title)] for row in table["rows"]]
+
+    def matrix(self, picture: str) -> Array:
+        """A table of numbers, without the labels in its first column."""
+        return np.array([row[1:] for row in self.table(picture)["rows"]])
+
+    def download(self, picture: str, button: str) -> bytes:
+        self.page.wait_for_timeout(120)  # Chromium ignores more than ten downloads per second
+        with self.page.expect_download() as download:
+            self.find(picture).get_by_role("button", name=button, exact=True).click()
+        return Path(download.value.path()).read_bytes()
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is selected."""
+
+    layer: int = 1
+    head: int = 1
+    token: int = 17
+
+
+def check_tokens(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    tokenizer, T = viewer.served.provider.models[0].tokenizer, len(run.ids)
+    assert viewer.column("tokens", "position") == list(range(T))
+    assert viewer.column("tokens", "id") == run.ids.tolist()
+    contents = [tokenizer.token_bytes(token) for token in run.ids]
+    assert viewer.column("tokens", "bytes") == [content.hex(" ") for content in contents]
+    assert_same(viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
+    first, *ranks = viewer.column("tokens", "rank")
+    assert math.isnan(first)
+    assert_same_ranks(ranks, run)
+    assert_same(viewer.column("tokens", "its probability"), [math.nan, *run.probabilities[:-1].max(-1)])
+    assert_same(viewer.column("tokens", "entropy of the next (nats)"), run.entropies)
+    pieces = [viewer.served.provider.models[0].piece(token) for token in run.probabilities.argmax(-1)]
+    assert viewer.column("tokens", "most likely") == ["", *pieces[:-1]]
+
+
+def language_model(viewer: Viewer) -> LanguageModel:
+    viewed = viewer.served.provider.models[0]
+    return LanguageModel(viewed.opened, viewed.tokenizer, "cpu")
+
+
+def generate(viewer: Viewer) -> list[str]:
+    """Click on the button, and return the texts when all samples have ended."""
+    viewer("void (playground.samples = [])")
+    viewer.find("generate").click()
+    wait_until(lambda: viewer("playground.samples.length > 0 && playground.running.size === 0"))
+    return viewer.find("sample-text").evaluate_all("nodes => nodes.map(node => node.textContent)")

@@ -1,0 +1,409 @@
+import json
+import os
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import ConfigError
+from folio.data import tokenizer
+from folio.data.corpus import Corpus, find_sources
+from folio.data.prepare import PrepareConfig, prepare
+from folio.data.shards import open_dataset
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
+from model import GPT, GPTConfig
+from tests.support import processes
+from tests.support.decoding import random_model
+from tests.support.tiny_tokenizers import bpe
+from tests.support.viewed_models import save_random_run
+from tools.bench import baselines, preparation, sampling, serving, sweeps, training
+from tools.bench.baselines import BaselineConfig
+from tools.bench.preparation import DataBenchConfig
+from tools.bench.sampling import SampleBenchConfig
+from tools.bench.serving import Answer, ServeBenchConfig, Usage
+from tools.bench.sweeps import SweepBenchConfig
+from tools.bench.training import TrainBenchConfig
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_separated_by_commas():
+    cfg = settings.load(SampleBenchConfig, ["--models", "GPT-2 124M", "--rows=1,64", "--repeats", "5"])
+    assert cfg == SampleBenchConfig(models="GPT-2 124M", rows="1,64", repeats=5)
+    cfg = settings.load(TrainBenchConfig, ["--parts=speed, profile", "--models=char 10.7M without dropout"])
+    assert cfg.problems() == []
+
+
+@pytest.mark.parametrize(
+    "cls, arguments, message",
+    [
+        (SampleBenchConfig, ["--models=char 0.8M,GPT"], "models=char 0.8M,GPT: 'GPT' is not one of char 0.8M, char 10"),
+        (SampleBenchConfig, ["--rows=1 10"], "rows=1 10: it must be integers of at least 1, separated by commas"),
+        (SampleBenchConfig, ["--rows=0"], "rows=0: it must be integers of at least 1"),
+        (SampleBenchConfig, ["--llama_threads=0"], "llama_threads=0: it must be integers of at least 1"),
+        (SampleBenchConfig, ["--repeats=0"], "repeats=0: it must be at least 1"),
+        (SampleBenchConfig, ["--device=gpu"], "device=gpu: it takes 'cpu' or 'cuda'"),
+        (SampleBenchConfig, ["--device=cuda"], "device=cuda: torch finds no CUDA GPU here; use cpu"),
+        (TrainBenchConfig, ["--part=speed"], "part is not a setting; did you mean parts?"),
+        (TrainBenchConfig, ["--parts=sped"], "parts=sped: 'sped' is not one of speed, race, profile"),
+        (TrainBenchConfig, ["--seeds=a"], "seeds=a: it must be integers of at least 0"),
+        (DataBenchConfig, [], "text: name one text file, as in python tools/bench/preparation.py novel.txt"),
+        (DataBenchConfig, ["nothing.txt"], "there is no such file"),
+        (ServeBenchConfig, [], "run: name one, as in python tools/bench/serving.py out-shakespeare-char"),
+        (ServeBenchConfig, ["a", "--what=loads"], "what=loads: 'loads' is not one of load, memory, kill, fuzz, llama"),
+        (ServeBenchConfig, ["--what=llama"], "what=llama: llama needs --llama=FOLDER, where node-llama-cpp is install"),
+        (BaselineConfig, ["only_one"], "give two, as in python tools/bench/baselines.py documents.jsonl FOLDER"),
+    ],
+)
+def test_wrong_settings_are_an_error_of_one_line(cls, arguments, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        settings.load(cls, arguments)
+    assert "\n" not in str(raised.value)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_prepares_the_same_tokens(tmp_path, monkeypatch, seed):
+    """Otherwise the comparison would mean nothing: the same documents give the same tokens, in a different order."""
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(["hello", "world", "日本", "the"], k=rng.randrange(1, 50))) for _ in range(300)]
+    source = tmp_path / "source.jsonl"
+    preparation.write_lines(source, texts)
+    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
+    monkeypatch.setattr(baselines, "gpt2_tokenizer", bpe)
+    folder = tmp_path / "baseline"
+    baselines.prepare_dataset(source, folder)
+    baseline = np.concatenate([np.fromfile(folder / f"{name}.bin", dtype="<u2") for name in ("train", "test")])
+    cfg = PrepareConfig(tokenizer="gpt2", data_dir=str(tmp_path))
+    data = open_dataset(prepare(cfg, Corpus(find_sources([str(source)])), "ours"))
+    ours = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
+    assert np.array_equal(np.bincount(baseline), np.bincount(ours)) and len(ours) > 300
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_memory_is_that_of_all_processes(tmp_path):
+    allocate = "import sys, time; data = bytearray(200_000_000); time.sleep(1)"
+    in_child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {allocate!r}], check=True)"
+    (tmp_path / "script.py").write_text(f"{in_child}; open('{tmp_path}/out', 'wb').write(bytes(5000))")
+    usage = preparation.measure_command([str(tmp_path / "script.py")], tmp_path)
+    assert 200e6 < usage.memory < 300e6 and usage.seconds > 1
+    assert preparation.process_memory(os.getpid()) > 1e6 and preparation.folder_size(tmp_path) > 5000
+
+
+@pytest.mark.network
+def test_data_tables_are_printed(tmp_path, capsys):
+    source = tmp_path / "text.txt"
+    source.write_text("".join(f"It is a truth universally acknowledged, {k}\n" for k in range(4000)))
+    preparation.main(DataBenchConfig(text=(str(source),), repeats=1, split_on="\\n"))
+    out = capsys.readouterr().out
+    assert "| folio, twice the text |" in out and "| 12 x 1024 |" in out
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_methods_of_sampling_are_measured(capsys, monkeypatch):
+    small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=16, bias=False)
+    monkeypatch.setattr(sampling, "MODELS", {"small": (small, 12)})
+    monkeypatch.setattr(sampling, "SHORTEST", 0.01)
+    sampling.main(SampleBenchConfig(models="small", repeats=1))
+    out = capsys.readouterr().out
+    for method in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16", "baseline, float32"):
+        assert f"| {method} | " in out
+    assert "| small, 12 tokens | 1 at a time, tokens/s | ratio | 10 at a time, tokens/s |" in out
+
+
+def test_the_time_to_the_first_token_and_llama_cpp_are_measured(capsys, monkeypatch, tmp_path):
+    small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
+    monkeypatch.setattr(sampling, "MODELS", {"small": (small, 12)})
+    monkeypatch.setattr(sampling, "SHORTEST", 0.01)
+    asked = []
+
+    def run_llama(folder, file, threads, temperature, prompt, rows, count):
+        assert folder == tmp_path and file.stat().st_size > 10_000
+        asked.append((file.stem, threads, temperature, len(prompt), rows, count))
+        return {"ids": [0] * count, "seconds": 0.5 / threads}
+
+    monkeypatch.setattr(baselines, "run_llama", run_llama)
+    monkeypatch.setattr(sampling, "memory_bandwidth", lambda device: 1e10)
+    settings = dict(llama=str(tmp_path), rows="3", prompt_tokens=8, temperature=0.0, repeats=1)
+    sampling.main(SampleBenchConfig(models="small", **settings))
+    out = capsys.readouterr().out
+    assert "| small, 12 tokens | 3 at a time, tokens/s | ratio | first token after 8, ms | ratio | of the" in out
+    assert re.search(r"^\| llama\.cpp, Q8_0, 2 threads \| 144 \| [\d.]+ \| 250 \| ", out, re.MULTILINE)
+    kinds = [(matrices, threads, 0.0) for matrices in ("F16", "Q8_0", "Q4_0") for threads in (1, 2)]
+    assert asked == [(*kind, *case) for kind in kinds for case in ((1, 3, 12), (8, 1, 1))]
+
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture
+def greedy(seed):
+    """A random model, and the nine most likely tokens after PROMPT."""
+    model = random_model(seed, block_size=32, vocab_size=30, n_layer=2, n_head=2, n_embd=32, activation="gelu_new")
+    ids = torch.tensor([PROMPT])
+    for _ in range(9):
+        ids = torch.cat([ids, model(ids)[0][:, -1:].argmax(-1)], dim=1)
+    return model.eval(), ids[0, len(PROMPT) :].tolist()
+
+
+def test_all_methods_generate_the_same(greedy):
+    """What is compared is the same work."""
+    model, expected = greedy
+    ours = LanguageModel(model, CharTokenizer("".join(map(chr, range(30)))), "cpu", "float32")
+    assert sampling.generate_folio(ours, 0.0, PROMPT, 2, 9) == [expected] * 2
+    assert baselines.generate_recomputed(model, 0.0, PROMPT, 2, 9) == [expected] * 2
+    theirs = baselines.transformers_model(model)
+    assert baselines.generate_transformers(theirs, 0.0, PROMPT, 2, 9) == [expected] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("NODE_LLAMA_CPP" not in os.environ, reason="it names the folder where node-llama-cpp is installed")
+@pytest.mark.parametrize("rows, threads", [(1, 1), (3, 2)])
+def test_llama_cpp_generates_the_same(greedy, rows, threads, tmp_path):
+    model, expected = greedy
+    baselines.write_llama_model(model, tmp_path / "model.gguf", "F32")
+    folder = Path(os.environ["NODE_LLAMA_CPP"])
+    result = baselines.run_llama(folder, tmp_path / "model.gguf", threads, 0.0, PROMPT, rows, 9)
+    assert result["ids"] == expected and 0 < result["first"] < result["decode"] < result["seconds"]
+    result = baselines.run_llama(folder, tmp_path / "model.gguf", threads, 0.8, PROMPT, rows, 99)
+    assert len(result["ids"]) == 32 - len(PROMPT) and set(result["ids"]) <= set(range(30))
+
+
+def test_llama_cpp_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    with pytest.raises(
+        UserError, match=r"^llama=.*: (npm install --prefix .* node-llama-cpp|Node.js is not installed)"
+    ):
+        baselines.run_llama(tmp_path, tmp_path / "model.gguf", 1, 0.0, PROMPT, 1, 9)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"^llama=.*: Node.js is not installed"):
+        baselines.run_llama(tmp_path, tmp_path / "model.gguf", 1, 0.0, PROMPT, 1, 9)
+
+
+def test_the_model_of_a_checkout_is_measured(tmp_path):
+    """The benchmark uses three names of its model.py: GPTConfig, GPT, generate(idx, max_new_tokens, ...)."""
+    with pytest.raises(UserError, match="not a checkout of nanoGPT"):
+        baselines.nanogpt_model(tmp_path, {})
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "from types import SimpleNamespace as GPTConfig\n"
+        "class GPT(torch.nn.Linear):\n"
+        "    def __init__(self, config): super().__init__(1, config.n_layer)\n"
+        "    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None):\n"
+        "        self.asked = temperature, top_k\n"
+        "        return torch.cat([idx, torch.full((1, max_new_tokens), 5)], dim=1)\n"
+    )
+    theirs = baselines.nanogpt_model(tmp_path, {"n_layer": 2})
+    assert baselines.generate_recomputed(theirs, 0.8, [1, 2], 3, 7) == [[5] * 7] * 3
+    assert theirs.asked == (0.8, 200)
+    baselines.generate_recomputed(theirs, 0.0, [1, 2], 3, 7)
+    assert theirs.asked == (1.0, 1)  # nanoGPT divides by the temperature
+
+
+@pytest.mark.architecture("tools/bench/baselines.py: transformers_model")
+def test_transformers_gets_the_same_weights():
+    ours = GPT(GPTConfig(block_size=16, vocab_size=30, n_layer=2, n_head=2, n_embd=16, bias=False), 5).eval()
+    ids = torch.arange(12)[None]
+    theirs = baselines.transformers_model(ours)(ids).logits[:, -1:]
+    torch.testing.assert_close(ours(ids)[0], theirs, atol=1e-5, rtol=1e-5)
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_server_is_measured(tmp_path, capsys, monkeypatch):
+    save_random_run(tmp_path / "run", CharTokenizer("\n abcdefgh"), 3, block_size=32)
+    monkeypatch.setattr(serving, "MEMORY_INTERVAL", 20)
+    monkeypatch.setattr(serving, "SLOW_SENDERS", 0)  # they take ten seconds
+    counts = dict(clients="6", tokens=8, requests=40, killed=8, bodies=100, paths=20, repeats=1)
+    serving.main(ServeBenchConfig(run=(str(tmp_path / "run"),), **counts))
+    out, errors = capsys.readouterr()
+    assert "| errors | 0 of 12 | 0 |" in out and "| texts that differ from those of their seed alone | 0 of 12 |" in out
+    assert "| after 40 requests | " in out and "| errors | 0 | 0 |" in out
+    assert "| rows left after that | 0 | 0 |" in out and "0 completions left" in out
+    assert re.search(r"^\| bodies \| \d+ \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
+    assert re.search(r"^\| paths \| \d+ \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
+    assert re.search(r"^\| foreign Host and Origin \| 0 \| \d+ \| 0 \| 0 \| 0 \| 0 \|$", out, re.MULTILINE), errors
+
+
+def test_the_server_is_compared_with_llama_cpp(tmp_path, capsys, monkeypatch):
+    small = dict(block_size=32, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
+    monkeypatch.setattr(serving, "LLAMA_SHAPE", small)
+    monkeypatch.setattr(serving, "LLAMA_DTYPES", {"int8": "Q8_0"})
+    asked = []
+
+    def run_llama(folder, file, threads, temperature, prompt, rows, count):
+        asked.append((folder, file.name, threads, len(prompt), rows, count))
+        return {"ids": [0] * count, "seconds": 1 / threads}
+
+    monkeypatch.setattr(serving, "run_llama", run_llama)
+    serving.main(ServeBenchConfig(what="llama", llama=str(tmp_path), llama_clients="1,3", tokens=8, repeats=1))
+    out = capsys.readouterr().out
+    assert re.search(r"^\| int8 / Q8_0 \| 3 \| [\d,]+ \| 48 \| 2 \| [\d.]+ \(", out, re.MULTILINE)
+    assert asked == [(tmp_path, "Q8_0.gguf", threads, 16, rows, 8) for rows in (1, 3) for threads in (1, 2)]
+
+
+def test_answers_are_judged():
+    shapes = {
+        b'HTTP/1.1 404 Not Found\r\n\r\n{"error":{"message":"m","type":"t","param":null,"code":null}}': "refused",
+        b'HTTP/1.1 404 Not Found\r\n\r\n{"error":"m"}': "not in OpenAI's shape",
+        b"HTTP/1.1 400 Bad Request\r\n\r\nInvalid HTTP request received.": "not in OpenAI's shape",
+        b"HTTP/1.1 500 Internal Server Error\r\n\r\n{}": "5xx",
+        b'HTTP/1.1 200 OK\r\n\r\n{"a":1}': "answered",
+        b'HTTP/1.1 200 OK\r\n\r\n{"a":NaN}': "not in OpenAI's shape",
+        b"": "no answer",
+    }
+    for raw, verdict in shapes.items():
+        assert serving.judge(Answer([(0.0, raw)])) == verdict
+
+
+def test_the_parts_of_a_stream_are_put_together():
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    events = [b'data: {"choices":[{"text":"%s"}]}\n\n' % text for text in (b"", b"a", b"b")]
+    chunks = [b"%x\r\n%s\r\n" % (len(data), data) for data in (*events, b"data: [DONE]\n\n", b"")]
+    raw = head + b"".join(chunks)
+    middle = len(head) + len(chunks[0]) + 5  # in the event with "a"
+    answer = Answer([(0.1, raw[:middle]), (0.2, raw[middle : middle + 60]), (0.3, raw[middle + 60 :])])
+    assert answer.text() == "ab" and answer.first_text() == 0.2 and serving.judge(answer) == "answered"
+    assert serving.judge(Answer(answer.parts[:2])) == "not in OpenAI's shape"  # it ended early
+    failed = head + b"".join(chunks).replace(b'{"choices":[{"text":"b"}]}', b'{"error": {"code": "x"}}  ')
+    assert serving.judge(Answer([(0.1, failed)])) == "5xx"
+
+
+def test_rows_are_overdue_since_the_last_time_that_there_were_as_many_clients():
+    changes = [(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 1), (4.0, 0)]
+    assert serving.overdue(Usage(4.5, rows=0, waiting=0), changes) == 0
+    assert serving.overdue(Usage(4.5, rows=1, waiting=0), changes) == 0.5
+    assert serving.overdue(Usage(4.5, rows=1, waiting=1), changes) == 1.5
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+PEER = """
+import sys
+settings = dict(word[2:].split("=") for word in sys.argv[1:] if word.startswith("--"))
+if "dataset" in settings:
+    open(f"data/{settings['dataset']}/train.bin", "rb").read()
+for step in range(int(settings["max_iters"]) + 1):
+    if step == int(settings["max_iters"]):
+        print(f"step {step}: train loss 1.9000, val loss 1.8900", flush=True)
+    print(f"iter {step}: loss 2.0000, time 50.00ms, mfu 1.00%")
+"""
+
+
+@pytest.fixture
+def peer(tmp_path):
+    """A checkout whose train.py prints what nanoGPT's prints."""
+    folder = tmp_path / "checkout"
+    (folder / "config").mkdir(parents=True)
+    (folder / "model.py").touch()
+    (folder / "config" / "train_shakespeare_char.py").touch()
+    (folder / "train.py").write_text(PEER)
+    return folder
+
+
+def test_the_lines_of_a_program_have_times(tmp_path):
+    (tmp_path / "works.py").write_text("import time; print(1); time.sleep(0.2); print(2)")
+    (first, one), (second, two) = training.run_timestamped(["works.py"], tmp_path)
+    assert (one, two) == ("1", "2") and 0 < first < second - 0.1
+    (tmp_path / "fails.py").write_text("print('a reason'); exit(1)")
+    with pytest.raises(SystemExit, match=r"fails.py failed:\na reason"):
+        training.run_timestamped(["fails.py"], tmp_path)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """The programs start in less time, and print a line per second."""
+
+    def run_forked(words, folder):
+        done = processes.run(words, folder)
+        assert done.returncode == 0, done.stderr
+        return list(enumerate(done.stdout.splitlines()))
+
+    monkeypatch.setattr(training, "run_timestamped", run_forked)
+
+
+def test_training_speed_is_compared(peer, data_dir, capsys, monkeypatch, forked):
+    shape = dict(n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, dropout=0.0)
+    monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
+    settings = dict(models="tiny", parts="speed, profile", repeats=1, data_dir=str(data_dir))
+    training.main(TrainBenchConfig(peer=str(peer), **settings))
+    out = capsys.readouterr().out
+    assert "| nanoGPT | 320 | 1.00 |" in out  # 16 tokens in 50 ms
+    assert "| Folio, AdamW | " in out and "| Folio, Muon | " in out and "| `aten::mm` | " in out
+    assert not (peer / "data").exists()
+    with pytest.raises(UserError, match="not a checkout of nanoGPT"):
+        training.main(TrainBenchConfig(peer=str(data_dir), **settings))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_both_are_compiled_or_neither_is(peer, data_dir, monkeypatch, device):
+    """On a GPU, nanoGPT was compiled and Folio was not: its `auto` does not compile such a short run."""
+    compile_words = []
+
+    def record(words, folder):
+        compile_words.append({word for word in words if word.startswith("--compile=")})
+        return [(0.0, f"iter {n}: time 50.00ms") for n in range(9)]
+
+    monkeypatch.setattr(training, "run_timestamped", record)
+    monkeypatch.setattr(training, "matmul_rate", lambda dtype, device: 1e9)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(training, "read_metrics", lambda out_dir: [{"tokens_per_second": 1.0}] * 9)
+    shape = dict(n_layer=1, n_head=1, n_embd=32, block_size=16, batch_size=1, dropout=0.0)
+    monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", shape)})
+    settings = dict(models="tiny", parts="speed", repeats=1, data_dir=str(data_dir), device=device)
+    training.main(TrainBenchConfig(peer=str(peer), **settings))
+    assert len(compile_words) == 3 and all(given == {f"--compile={device == 'cuda'}"} for given in compile_words)
+
+
+def test_races_end_at_the_first_evaluation_below_the_target(peer, data_dir, capsys, monkeypatch, forked):
+    monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", {})})
+    monkeypatch.setattr(training, "RACE_DATASET", "verse")
+    small = (
+        "--n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=4 --dataset=verse --sample_tokens=0".split()
+    )
+    monkeypatch.setattr(
+        training,
+        "RACES",
+        {
+            "to 3.9": (3.9, [*small, "--max_iters=20", "--eval_interval=10", "--wsd_decay_iters=10"]),
+            "to 0.1": (0.1, [*small, "--max_iters=5", "--wsd_decay_iters=3"]),
+            "in nanoGPT's time": (None, [*small, "--max_iters=20", "--wsd_decay_iters=10", "--minutes=None"]),
+        },
+    )
+    monkeypatch.setattr(training, "evaluate_checkpoint", lambda path, cfg: 3.25)
+    settings = dict(models="tiny", parts="race", seeds="3", data_dir=str(data_dir))
+    training.main(TrainBenchConfig(peer=str(peer), **settings))
+    rows = {line.split(" | ")[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
+    assert "| 1.8900 | 3.2500 |" in rows["| nanoGPT, its recipe for a CPU"]
+    assert "inf" in rows["| Folio, to 0.1"] and "inf" not in rows["| Folio, to 3.9"]
+    assert "3.2500 |" in rows["| Folio, in nanoGPT's time"]
+
+
+def test_a_sweeps_false_and_true_differences_are_counted(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    losses = {0.1: rng.normal(1.0, 0.01, 60), 0.2: rng.normal(2.0, 0.01, 60)}
+    rows = [{"params": {"lr": lr}, "losses": dict(enumerate(values))} for lr, values in losses.items()]
+    rows.append({"params": {"lr": 9.0}, "losses": {}})  # it failed
+    (tmp_path / "results.json").write_text(json.dumps({"combinations": rows}))
+    sweeps.main(SweepBenchConfig(sweep=(str(tmp_path),)))
+    output = capsys.readouterr().out
+    assert "different settings, the same seeds: 20 of 20 comparisons (100.0%)" in output
+    false = int(re.search(r"^2 identical settings: (\d+) of 20 ", output, re.MULTILINE)[1])
+    assert false <= 4
+    with pytest.raises(UserError, match="share 60 seeds; a comparison needs 61"):
+        sweeps.main(SweepBenchConfig(sweep=(str(tmp_path),), seeds=61))
+    for content in ("not JSON", "[]", '{"combinations": [{}]}'):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(UserError, match=r"results\.json is damaged"):
+            sweeps.main(SweepBenchConfig(sweep=(str(tmp_path),)))

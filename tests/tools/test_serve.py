@@ -1,0 +1,194 @@
+import hashlib
+import http.client
+import json
+import queue
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from folio import UserError
+from folio.base import settings
+from folio.data.tokenizer import ByteTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web.chat import ChatTemplate
+from tests.support.viewed_models import save_random_run
+from tools import serve
+from tools.serve import ServeConfig
+
+SEED = 3
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run of a byte model."""
+    save_random_run(tmp_path / "the-run", ByteTokenizer(), SEED, block_size=64)
+    return tmp_path / "the-run"
+
+
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[int]:
+    """Run the tool in a thread; the port."""
+    servers: queue.Queue = queue.Queue()
+    make_server = serve.make_server
+
+    def remember(app):
+        server = make_server(app)
+        run = server.run
+        server.run = lambda sockets: (servers.put((server, sockets[0].getsockname()[1])), run(sockets=sockets))
+        return server
+
+    monkeypatch.setattr(serve, "make_server", remember)
+    cfg = settings.load(ServeConfig, [*arguments, "--port=0", "--device=cpu", "--rows=2"])
+    thread = threading.Thread(target=serve.main, args=(cfg,))
+    thread.start()
+    server, port = servers.get(timeout=300)
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(port: int, method: str, path: str, body: dict | None = None, **headers: str) -> tuple[int, dict]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request(method, path, json.dumps(body), {"content-type": "application/json", **headers})
+        with connection.getresponse() as response:
+            return response.status, json.loads(response.read())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "models: give one: python tools/serve.py out-shakespeare-char"),
+        (["a", "b"], "command line: models=a b: give one"),
+        (
+            ["a", "--host=0.0.0.0", "--allowed_hosts=x"],
+            "command line: host=0.0.0.0: anyone could use the server; set a",
+        ),
+        (
+            ["a", "--host=192.168.1.2"],
+            "command line: host=192.168.1.2: anyone could use the server; set a key: FOLIO_KEY",
+        ),
+        (["a", "--host=0.0.0.0", "--key=b"], "command line: host=0.0.0.0: name what clients call this computer"),
+        (["a", "--host=::", "--key=b"], "command line: host=::: name what clients call this computer"),
+        (["a", "--key=é"], "command line: key=é: it must consist of visible ASCII"),
+        (["a", "--key=b "], "command line: key=b : it must consist of visible ASCII"),
+        (
+            ["a", "--allowed_hosts=http://b"],
+            "command line: allowed_hosts=http://b: give names without http:// or a path",
+        ),
+        (["a", "--allowed_origins=*"], "command line: allowed_origins=*: write * as browsers do: https://example.org"),
+        (["a", "--allowed_origins=https://b.c/"], "command line: allowed_origins=https://b.c/: write https://b.c/ as"),
+        (["a", "--rows=0"], "command line: rows=0: it must be at least 1"),
+        (["a", "--timeout=0"], "command line: timeout=0.0: it must be above 0"),
+        (["no-such-run"], "no-such-run holds no checkpoint: "),
+    ],
+)
+def test_mistakes_are_one_line(monkeypatch, arguments, message):
+    monkeypatch.delenv(serve.KEY, raising=False)
+    with pytest.raises(UserError) as caught:
+        serve.main(settings.load(ServeConfig, arguments))
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_it_serves_a_run_by_the_name_of_its_folder(monkeypatch, capsys, run):
+    manifest = (run / "step-000020" / "manifest.json").read_bytes()
+    gpt = LanguageModel.load(run)
+    for name in (run, run / "step-000020"):
+        with serving(monkeypatch, str(name)) as port:
+            _, models = ask(port, "GET", "/v1/models")
+            assert [model["id"] for model in models["data"]] == ["the-run"]
+            settings = {"seed": 2, "temperature": 0.9}
+            _, answer = ask(port, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 20, **settings})
+        assert answer["choices"][0]["text"] == gpt.generate("a", max_new_tokens=20, top_k=None, **settings)
+        assert answer["system_fingerprint"] == f"fp_{hashlib.sha256(manifest).hexdigest()[:12]}"
+        address, command = capsys.readouterr().out.splitlines()
+        assert address == f"http://127.0.0.1:{port}/v1  serves the-run, 2 texts at a time (Ctrl-C stops)"
+        words = shlex.split(command)
+        assert words[:2] == ["curl", f"http://127.0.0.1:{port}/v1/completions"] and "prompt" in json.loads(words[-1])
+
+
+def test_the_command_that_it_prints_suits_the_model(capsys):
+    for chat, path, field in (
+        (None, "completions", "prompt"),
+        (ChatTemplate("chat", True), "chat/completions", "messages"),
+    ):
+        served = SimpleNamespace(model_id="out", chat=chat, engine=SimpleNamespace(rows=1))
+        serve.print_address(ServeConfig(), served, 80)
+        address, command = capsys.readouterr().out.splitlines()
+        assert address == "http://127.0.0.1:80/v1  serves out, one text at a time (Ctrl-C stops)"
+        words = shlex.split(command)
+        assert words[1] == f"http://127.0.0.1:80/v1/{path}" and field in json.loads(words[-1])
+
+
+def test_the_limits_are_settings(monkeypatch, run):
+    limits = ["--max_choices=2", "--max_new_tokens=9", "--max_prompt_tokens=5"]
+    with serving(monkeypatch, str(run), *limits) as port:
+        asked = {"prompt": "ab", "n": 2, "max_tokens": 4}
+        assert ask(port, "POST", "/v1/completions", asked)[0] == 200
+        for change in ({"n": 3, "max_tokens": 1}, {"max_tokens": 5}, {"prompt": "abcdef"}):
+            status, answer = ask(port, "POST", "/v1/completions", asked | change)
+            assert status == 400 and answer["error"]["param"] == next(iter(change))
+
+
+def test_another_address_needs_a_key_and_the_names_of_the_server(monkeypatch, capsys, run):
+    monkeypatch.setenv(serve.KEY, "secret")
+    with serving(monkeypatch, str(run), "--host=0.0.0.0", "--allowed_hosts=gpu.example.org,Other.example.org") as port:
+        key = {"authorization": "Bearer secret"}
+        names = ["gpu.example.org", f"gpu.example.org:{port}", f"other.example.org:{port}", f"localhost:{port}"]
+        for host in names:
+            assert ask(port, "GET", "/v1/models", host=host, **key)[0] == 200
+            assert ask(port, "GET", "/v1/models", host=host)[0] == 401
+        for host in (f"0.0.0.0:{port}", "example.org", "gpu.example.org:1", "localhost"):
+            assert ask(port, "GET", "/v1/models", host=host, **key)[0] == 403
+    address, command = capsys.readouterr().out.splitlines()
+    assert address.startswith(f"http://gpu.example.org:{port}/v1 ")
+    assert "Authorization: Bearer $FOLIO_KEY" in command and "secret" not in address + command
+
+
+def test_the_fingerprint_of_other_programs_files(tmp_path):
+    class Loaded:
+        path = tmp_path / "model.gguf"
+
+    Loaded.path.write_bytes(b"1")
+    first = serve.fingerprint(Loaded)
+    assert re.fullmatch("fp_[0-9a-f]{12}", first) and serve.fingerprint(Loaded) == first
+    assert serve.model_id("folder/model.gguf", Loaded) == "model.gguf" and serve.model_id("gpt2", Loaded) == "gpt2"
+    Loaded.path.write_bytes(b"12")
+    second = serve.fingerprint(Loaded)
+    (tmp_path / "config.json").touch()
+    Loaded.path = tmp_path
+    assert len({first, second, serve.fingerprint(Loaded)}) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
+def test_ctrl_c_stops_it_quietly_while_requests_are_open(run):
+    command = [sys.executable, serve.__file__, str(run), "--port=0", "--device=cpu", "--max_new_tokens=9999999"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(process.stdout.readline().split(":")[2].split("/")[0])
+            process.stdout.readline()
+            connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2)]
+            for connection, stream in zip(connections, (False, True), strict=True):
+                body = {"prompt": "a", "max_tokens": 10**6, "context_stride": 9, "logit_bias": {"256": -100}}
+                content = json.dumps({**body, "stream": stream})
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+                connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+            assert connections[1].recv(4096).startswith(b"HTTP/1.1 200 ")
+            process.send_signal(signal.SIGINT)
+            printed, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            for connection in connections:
+                connection.close()
+    assert (printed, errors) == ("", "") and process.returncode in (0, 130)

@@ -1,0 +1,65 @@
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from folio import UserError
+from folio.base.files import read_json, sha256, write_json
+from folio.checkpoints import checkpoint
+from tests.support import processes
+from tools import verify_resume
+from tools.verify_resume import VerifyConfig, compare, kill_and_resume, main
+from train import train
+
+
+def start_forked(command, stdout, stderr, **options):
+    """Start a process as subprocess.Popen does, in less time."""
+    process = processes.start(command[1:], [os.devnull, stdout.name, stderr.name])
+    process.poll, process.wait = lambda: process.exitcode, lambda: processes.wait(process)
+    return process
+
+
+def test_a_run_that_is_killed_and_resumed_is_bitwise_identical(tiny, tmp_path, capsys, monkeypatch):
+    """A short form of the verified runs in docs/reproducibility.md."""
+    monkeypatch.setattr(verify_resume, "subprocess", SimpleNamespace(Popen=start_forked))
+    cfg = tiny(max_iters=300, eval_interval=20, eval_iters=1, patience=1000)
+    main(VerifyConfig(**asdict(cfg), kills=3, kills_in_write=0.5, work_dir=str(tmp_path / "work")))
+    out = capsys.readouterr().out
+    certificate = json.loads(out[out.index("{") :])
+    assert certificate["kills"] == 3 and certificate["runs lost"] == 0
+    assert certificate["differences"].startswith("none")
+    assert len(checkpoint.load(tmp_path / "work" / "killed").state["resumes"]) >= 1
+
+
+def test_a_run_too_short_for_its_kills_is_an_error(tiny, tmp_path):
+    cfg = VerifyConfig(**asdict(tiny(max_iters=3, eval_interval=100)), kills=5, kills_in_write=0)
+    with pytest.raises(UserError, match=r"the run ended after .* kills; use more --max_iters"):
+        kill_and_resume(cfg, tmp_path / "killed")
+
+
+def test_a_time_budget_is_refused(tiny):
+    """Both runs would measure the machine, and have different lengths."""
+    problems = VerifyConfig(**asdict(tiny(minutes=1))).problems()
+    assert problems == [("minutes", "both runs must have the same length; give --max_iters")]
+
+
+def test_compare_reports_a_single_bit(tiny, tmp_path):
+    train(tiny())
+    other = Path(shutil.copytree(tiny().out_dir, tmp_path / "other"))
+    assert compare(Path(tiny().out_dir), other) == []
+    folder = checkpoint.load(other).path
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.ln_f.weight"].view("u4")[0] ^= 1
+    save_file(tensors, folder / "model.safetensors")
+    manifest = read_json(folder / "manifest.json")
+    manifest["model.safetensors"]["sha256"] = sha256(folder / "model.safetensors")
+    write_json(folder / "manifest.json", manifest)
+    assert "last: 1 bits of the weights" in compare(Path(tiny().out_dir), other)
+    log = (other / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(log[:-1]), encoding="utf-8")
+    assert "metrics.jsonl, first at their length" in compare(Path(tiny().out_dir), other)

@@ -1,0 +1,244 @@
+import http.client
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from folio import UserError
+from folio.base import settings
+from folio.checkpoints.run_folder import NoCheckpointError
+from folio.data.sources.music import EventFormat, events_of_file
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web.viewed_model import KNOWN_TEXT, ViewedModel, choose_text
+from prepare import midi, pairs
+from prepare.midi import MidiConfig
+from prepare.pairs import PairsConfig
+from tests.support.music import pieces_of, write_pieces
+from tests.support.tiny_tokenizers import trained
+from tests.support.viewed_models import save_random_run
+from tools import view
+from tools.view import ViewConfig
+from train import train
+
+SEED = 3
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """The folder of a run of a byte model."""
+    save_random_run(tmp_path / "run", ByteTokenizer(), SEED, block_size=64)
+    return str(tmp_path / "run")
+
+
+@contextmanager
+def viewing(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Iterator[http.client.HTTPConnection]:
+    """Run the tool in a thread, and connect to it."""
+    servers: queue.Queue = queue.Queue()
+    make_server = view.make_server
+
+    def remember(app):
+        server = make_server(app)
+        run = server.run
+        server.run = lambda sockets: (servers.put((server, sockets[0].getsockname())), run(sockets=sockets))
+        return server
+
+    monkeypatch.setattr(view, "make_server", remember)
+    cfg = settings.load(ViewConfig, [*arguments, "--open=False", "--device=cpu"])
+    thread = threading.Thread(target=view.main, args=(cfg,))
+    thread.start()
+    server, (host, port, *_) = servers.get(timeout=300)
+    try:
+        with closing(http.client.HTTPConnection(host, port, timeout=300)) as connection:
+            yield connection
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> dict:
+    connection.request("POST", "/ask", json.dumps({"kind": kind}), {"content-type": "application/json", **headers})
+    with connection.getresponse() as response:
+        content = response.read()
+        assert response.status == 200
+    return json.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "models: give one, or two to compare: python tools/view.py out-shakespeare-char"),
+        (["a", "b", "c"], "command line: models=a b c: give one, or two to compare"),
+        (["a", "--host=0.0.0.0"], "command line: host=0.0.0.0: it must be one of 127.0.0.1, localhost, ::1, because"),
+        (["a", "--host=192.168.1.2"], "command line: host=192.168.1.2: it must be one of"),
+        (["a", "--port=65536"], "command line: port=65536: it must be at least 0 and at most 65535"),
+        (["a", "--checkpoint=first"], "command line: checkpoint=first: it takes 'best' or 'last'"),
+        (["a", "--models=b"], "command line: name the models without --models"),
+        (["no-such-run"], "no-such-run holds no checkpoint: "),
+        (["no-such-run.pt"], "no-such-run.pt holds no checkpoint: "),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message):
+    with pytest.raises(UserError) as caught:
+        view.main(settings.load(ViewConfig, arguments))
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_models_with_different_tokenizers_are_one_line(tmp_path, run):
+    save_random_run(tmp_path / "other", CharTokenizer("ab"), SEED)
+    with pytest.raises(UserError, match=r"^[^\n]* and [^\n]* have different tokenizers, so their tokens [^\n]*$"):
+        view.main(ViewConfig(models=(run, str(tmp_path / "other"))))
+    with pytest.raises(NoCheckpointError):
+        view.main(ViewConfig(models=(run, str(tmp_path / "missing"))))
+
+
+def test_a_taken_port_is_replaced_by_a_free_one(monkeypatch, capsys, run):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with viewing(monkeypatch, run, f"--port={taken}") as connection:
+            assert connection.port != taken
+            for host in ("127.0.0.1", "localhost"):
+                assert ask(connection, "models", host=f"{host}:{connection.port}")["models"][0]["name"] == run
+    first, address = capsys.readouterr().out.splitlines()
+    assert first == f"port {taken} cannot be used (Address already in use); {connection.port} is free"
+    assert address == f"http://127.0.0.1:{connection.port}/  (Ctrl-C stops)"
+    listener = view.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with closing(listener), closing(view.listen("127.0.0.1", port)) as second:  # it is taken before it is served
+        assert second.getsockname()[1] != port
+    with closing(view.listen("127.0.0.1", port)) as third:
+        assert third.getsockname()[1] == port
+    with pytest.raises(UserError, match=r"^host=192\.0\.2\.1: no port can be opened there"):
+        view.listen("192.0.2.1", 0)
+
+
+def test_it_serves_on_ipv6(monkeypatch, capsys, run):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with viewing(monkeypatch, run, "--host=::1", "--port=0", "--text=one\\ntwo") as connection:
+        assert ask(connection, "models")["text"] == "one\ntwo"
+    assert capsys.readouterr().out == f"http://[::1]:{connection.port}/  (Ctrl-C stops)\n"
+
+
+def test_two_models(monkeypatch, tmp_path, run):
+    save_random_run(tmp_path / "other", ByteTokenizer(), SEED + 1, block_size=32, n_layer=1)
+    with viewing(monkeypatch, run, str(tmp_path / "other"), "--port=0") as connection:
+        assert [model["limit"] for model in ask(connection, "models")["models"]] == [64, 32]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
+def test_ctrl_c_stops_it_quietly_while_a_stream_runs(run):
+    """It waited for the stream, which nobody read to its end."""
+    command = [sys.executable, view.__file__, run, "--open=False", "--port=0", "--device=cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(process.stdout.readline().split(":")[2].split("/")[0])
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                question = json.dumps({"ids": [1], "num_samples": 16, "max_new_tokens": 4096})
+                head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+                connection.sendall(f"{head}Content-Length: {len(question)}\r\n\r\n{question}".encode())
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+                process.send_signal(signal.SIGINT)
+                printed, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (printed, errors) == ("", "") and process.returncode in (0, 130)
+
+
+# --- the first text ---------------------------------------------------------------------------------------------------
+
+
+def viewed_run(folder: Path, tokenizer, settings: dict) -> ViewedModel:
+    save_random_run(folder, tokenizer, SEED, settings, block_size=64)
+    return ViewedModel(str(folder), "best", torch.device("cpu"))
+
+
+def sample_of(viewed: ViewedModel) -> str:
+    return LanguageModel(viewed.opened, viewed.tokenizer).generate("", max_new_tokens=64)
+
+
+def test_the_first_text_is_known_for_shakespeare_and_pretrained_models(tmp_path):
+    characters = CharTokenizer.of(KNOWN_TEXT)
+    assert choose_text(viewed_run(tmp_path / "a", characters, {"dataset": "shakespeare_char"})) == KNOWN_TEXT
+    assert choose_text(viewed_run(tmp_path / "b", trained(), {})) == KNOWN_TEXT
+    pretrained = viewed_run(tmp_path / "c", CharTokenizer("日本語\n"), {})  # lacks its characters
+    assert choose_text(pretrained) == sample_of(pretrained) != ""
+
+
+def test_the_first_text_of_other_models_is_a_sample(tmp_path):
+    viewed = viewed_run(tmp_path / "run", CharTokenizer("abcdef\n"), {"dataset": "verse"})
+    assert choose_text(viewed) == sample_of(viewed) != ""
+
+
+def test_the_first_text_of_a_model_of_music_is_the_beginning_of_a_held_out_piece(tiny, tmp_path):
+    write_pieces(tmp_path / "pieces", 4)
+    data = str(tmp_path / "data")
+    midi.main(MidiConfig(inputs=(str(tmp_path / "pieces"),), data_dir=data, num_workers=0, time="beats", steps=4))
+    train(tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out"), block_size=64))
+    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    held_out = [pair.split() for pair in pieces_of(tmp_path / "data" / "pieces", "val")]
+    assert choose_text(viewed).split() == held_out[0][:64]
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert choose_text(viewed, str(tmp_path / "moved")).split() == held_out[0][:64]
+    assert choose_text(viewed) == sample_of(viewed) != ""
+    viewed.opened.transformer.ln_f.weight.data[0] = torch.nan
+    assert choose_text(viewed) == ""
+    untrained = viewed_run(tmp_path / "untrained", viewed.tokenizer, {})
+    assert choose_text(untrained) == sample_of(untrained)
+
+
+def test_the_first_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
+    lines = [json.dumps({"prompt": f"{k}:", "completion": f" {k + 1}."}) for k in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    data = str(tmp_path / "data")
+    pairs.main(PairsConfig(inputs=(str(tmp_path / "pairs.jsonl"),), data_dir=data, tokenizer="byte", num_workers=0))
+    train(tiny(dataset="pairs", data_dir=data, out_dir=str(tmp_path / "out")))
+    viewed = ViewedModel(str(tmp_path / "out"), "best", torch.device("cpu"))
+    assert choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
+
+
+def test_the_first_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
+    format = EventFormat("beats", steps=4, longest_shift=4)
+    save_random_run(tmp_path / "run", format.tokenizer(), SEED, block_size=64)
+    write_pieces(tmp_path / "pieces", 1)
+    file, events = tmp_path / "pieces" / "0.mid", events_of_file(tmp_path / "pieces" / "0.mid", format)
+    with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
+        assert ask(connection, "models")["text"] == events
+    monkeypatch.setattr(view, "MOST_CHARACTERS", 100)
+    capsys.readouterr()
+    with viewing(monkeypatch, str(tmp_path / "run"), "--port=0", f"--text=FILE:{file}") as connection:
+        text = ask(connection, "models")["text"]
+        assert events.startswith(f"{text} ") and 80 < len(text) <= 100
+    assert f"text: the first 100 of {len(events):,} characters are shown\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^[^\n]*'ROMEO:' is not an event of this model[^\n]*$"):
+        view.main(ViewConfig(models=(str(tmp_path / "run"),), text="ROMEO:"))
+    (tmp_path / "broken.mid").write_text("hello")
+    for name, message in (("broken.mid", "cannot be used: it is not a MIDI file"), ("none.mid", "does not exist")):
+        with pytest.raises(UserError, match=rf"^text=FILE:[^\n]*{message}[^\n]*$"):
+            view.main(ViewConfig(models=(str(tmp_path / "run"),), text=f"FILE:{tmp_path / name}"))
+
+
+def test_a_damaged_format_of_music_is_one_line(tmp_path):
+    save_random_run(tmp_path / "run", MidiTokenizer(["NoteOn_60"], {"steps": -1}), SEED)
+    with pytest.raises(UserError, match=r"^the format of this music tokenizer is damaged: [^\n]*$"):
+        view.main(ViewConfig(models=(str(tmp_path / "run"),)))
+
+
+def test_a_model_that_computes_nan_is_shown_with_some_text(tmp_path):
+    viewed = viewed_run(tmp_path / "run", ByteTokenizer(), {"dataset": "gone"})
+    viewed.opened.transformer.ln_f.weight[0] = torch.nan
+    assert choose_text(viewed) == KNOWN_TEXT

@@ -1,0 +1,402 @@
+"""Time budgets: planning a run's step counts, and keeping the run within its time."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+import train as train_script
+from folio import UserError
+from folio.base import settings
+from folio.base.settings import COMMAND_LINE
+from folio.checkpoints import checkpoint, run_folder
+from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
+from folio.training.run_log import Metrics
+from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
+from folio.training.session import Session
+from tests.support.runs import assert_same_run, read_metrics, same_tensors
+from tests.support.simulated import SimulatedMachine
+from train import TrainConfig, train
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def counts_within(
+    cfg: TrainConfig, seconds: float, step_seconds: float, val_tokens: int = 0, origins: dict | None = None
+) -> StepCounts:
+    """The step counts that fit into this time."""
+    evaluation = evaluation_seconds(val_tokens, cfg.step_tokens, step_seconds)
+    return with_time_budget(cfg.step_counts, cfg.minutes, seconds, step_seconds, evaluation, origins or {}, 10)[0]
+
+
+def test_a_time_budget_scales_all_step_counts():
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=500, minutes=1)
+    recipe = replace(recipe, lr_schedule="wsd", wsd_decay_iters=700)
+    assert counts_within(recipe, 61, step_seconds=0.1) == StepCounts(
+        max_iters=600, warmup_iters=30, wsd_decay_iters=420, eval_interval=300, lr_decay_iters=None
+    )
+    assert counts_within(recipe, 71, step_seconds=0.1, val_tokens=1200).max_iters == 640  # 3 evaluations of 2 s
+    eval_interval_is_set = dict(eval_interval=COMMAND_LINE)  # an evaluation of 2 s every 500 steps
+    assert counts_within(recipe, 57.01, 0.1, 1200, eval_interval_is_set).max_iters == 500
+    assert counts_within(replace(recipe, warmup_iters=0), 61, 0.1).warmup_iters == 0
+    odd = counts_within(recipe, 57.95, step_seconds=0.1)  # an eval_interval rounded down would add a third evaluation
+    assert (odd.max_iters, odd.eval_interval) == (569, 285)
+    with pytest.raises(UserError, match="minutes=1: it is too short: a step takes 30 s and an evaluation 0 s here"):
+        counts_within(recipe, 20, step_seconds=30)
+
+
+def test_evaluations_that_take_more_than_a_tenth_of_the_time_become_fewer():
+    """A budget whose evaluations left too little time for steps was refused."""
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=100, minutes=1)
+    three = counts_within(recipe, 59, step_seconds=0.1, val_tokens=900)  # 1.5 s each; 4 are a tenth
+    assert (three.evaluations, three.max_iters) == (3, 520)
+    last = counts_within(recipe, 59, step_seconds=0.1, val_tokens=12000)  # 20 s, which is more than a tenth
+    assert (last.evaluations, last.max_iters) == (1, 380)
+    asked = counts_within(recipe, 59, 0.1, 900, dict(eval_interval=COMMAND_LINE))
+    assert (asked.evaluations, asked.max_iters) == (3, 520)
+
+
+def test_a_budget_that_cannot_work_is_answered_with_one_that_can():
+    recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, warmup_iters=50, eval_interval=100, minutes=0.5)
+    for val_tokens in (30_000, 400_000):
+        evaluation = evaluation_seconds(val_tokens, recipe.step_tokens, 0.1)
+        batches = val_tokens // recipe.step_tokens
+        arguments = dict(step_seconds=0.1, evaluation=evaluation, origins={}, batches=batches)
+        with pytest.raises(UserError, match=r"minutes=0.5: it is too short: .* after 4 s for the start") as error:
+            with_time_budget(recipe.step_counts, 0.5, 26, **arguments)
+        minutes, eval_iters = re.search(r"use --minutes=(\S+), or --eval_iters=(\d+), or", str(error.value)).groups()
+        assert (
+            with_time_budget(recipe.step_counts, float(minutes), 60 * float(minutes) - 4, **arguments)[0].max_iters >= 1
+        )
+        arguments |= dict(evaluation=evaluation / batches * int(eval_iters), batches=int(eval_iters))
+        assert with_time_budget(recipe.step_counts, 0.5, 26, **arguments)[0].max_iters > 100
+
+
+@pytest.mark.parametrize(
+    "args, counts",
+    [
+        (["--minutes=1", "--eval_interval=50"], dict(eval_interval=50, warmup_iters=None)),
+        (["--minutes=1", "--warmup_iters=7"], dict(eval_interval=60, warmup_iters=7)),
+        (["--minutes=1", "--max_iters=1000", "--warmup_iters=50"], dict(eval_interval=60, warmup_iters=30)),
+        (["x.py", "--minutes=1", "--eval_interval=50"], dict(eval_interval=50, warmup_iters=12)),
+        (["x.py", "--minutes=1", "--max_iters=1000"], dict(eval_interval=240, warmup_iters=12)),
+    ],
+)
+def test_a_time_budget_keeps_counts_of_the_command_line(tmp_path, monkeypatch, args, counts):
+    """A count of the command line was scaled from the default max_iters of 600,000: --eval_interval=50 became 1."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("dataset = 'a'\nmax_iters = 500\nwarmup_iters = 10\neval_interval = 200\n")
+    cfg = settings.load(TrainConfig, args)
+    scaled = counts_within(cfg, 601, step_seconds=1.0, origins=cfg.origins)
+    assert scaled.max_iters == 600 and {name: getattr(scaled, name) for name in counts} == counts
+
+
+def stop_at(step: int):
+    """A Metrics.log that writes nothing, and stops the run by a signal at this step."""
+    return lambda self, line, *remark: line["step"] == step and os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, capsys):
+    """Measuring the step time changes nothing. The run also resumes as planned, without measuring again."""
+    SimulatedMachine(monkeypatch, lambda step: 0.3, lambda step: 0.0)
+    measured, measure_step = [], train_script.measure_step
+
+    def measure_but_return_200_ms(*args):
+        measured.append(measure_step(*args))
+        return 0.2
+
+    monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (schedule.max_iters, 0))  # never replanned
+    monkeypatch.setattr(train_script, "measure_step", measure_but_return_200_ms)
+    with_minutes = tiny(minutes=0.15, optimizer="muon", out_dir=str(tmp_path / "minutes"), eval_interval=4)
+    train(with_minutes)
+    out = capsys.readouterr().out
+    config = checkpoint.load(Path(with_minutes.out_dir)).state["config"]
+    counts = {name: config[name] for name in STEP_COUNTS}
+    assert 20 <= counts["max_iters"] < 40 and f"max_iters {counts['max_iters']}" in out
+    assert measured == [pytest.approx(0.3)]
+    with_counts = replace(with_minutes, minutes=None, **counts, out_dir=str(tmp_path / "counts"))
+    train(with_counts)
+    assert_same_run(with_minutes.out_dir, with_counts.out_dir)
+    shutil.rmtree(with_minutes.out_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", stop_at(2))
+        patch.setattr(train_script, "measure_step", lambda *args: 0.2)
+        patch.setattr(train_script, "with_time_budget", lambda *args: (StepCounts(**counts), False))
+        train(with_minutes)
+    assert run_folder.last_state(Path(with_minutes.out_dir))["step"] == 3
+    train(replace(with_minutes, init_from="resume"))
+    assert len(measured) == 1
+    assert run_folder.last_state(Path(with_minutes.out_dir))["step"] == counts["max_iters"]
+    a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (with_minutes, with_counts))
+    assert same_tensors(a.model, b.model)
+
+
+SPEEDS = {"fast": (0.1, 0.002), "ordinary": (0.5, 0.01), "slow": (4.0, 0.08)}  # seconds: step, token of a sample
+
+
+@pytest.mark.parametrize("minutes", [0.1, 1, 5, 60])
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("val_batches", [1, 100])
+def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minutes, speed, val_batches):
+    """Evaluations and samples took as long as they liked, or the budget was refused; short budgets were overrun.
+
+    The model does not train: only the clock advances. An evaluation takes three times as long as forecast.
+    """
+    step_seconds, token_seconds = SPEEDS[speed]
+    evaluation = val_batches * step_seconds
+    machine = SimulatedMachine(monkeypatch, lambda step: step_seconds, lambda step: evaluation, trains=False)
+    monkeypatch.setattr(train_script, "evaluation_seconds", lambda *args: evaluation / 3)
+    evaluating, sampling = [], []
+
+    def evaluate(*args):
+        machine.now += evaluation
+        evaluating.append(evaluation)
+        return {"val_loss": 3.0}
+
+    def slow_sample(model, tokenizer, runtime, seed, tokens):
+        for _ in range(tokens):
+            machine.now += token_seconds
+            sampling.append(token_seconds)
+            yield "x"
+
+    monkeypatch.setattr(train_script, "evaluate", evaluate)
+    monkeypatch.setattr(train_script, "sample_text", slow_sample)
+    monkeypatch.setattr(train_script, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
+    monkeypatch.setattr(checkpoint, "save", lambda *args: None)
+    cfg = tiny(**SMALLEST, max_iters=100, eval_interval=10, minutes=minutes, sample_tokens=50, log_interval=10**6)
+    try:
+        result = train(cfg)
+    except UserError as error:
+        assert 60 * minutes < 4 * (step_seconds + evaluation) + 2 and "it is too short" in str(error)
+        return
+    seconds = 60 * minutes
+    last = (
+        evaluating[-1] + FINAL_SAMPLE_TOKENS * token_seconds
+    )  # the last evaluation and the last sample take what they take
+    assert result.step == result.max_iters
+    assert machine.now < 1.1 * seconds + last + step_seconds
+    assert sum(evaluating[:-1]) + sum(sampling[:-FINAL_SAMPLE_TOKENS]) <= 0.1 * seconds + 2 * evaluation
+    out = capsys.readouterr().out
+    assert out.count("steps instead of") <= len(evaluating)
+    if val_batches == 1 and minutes >= 5 and speed != "slow":
+        assert machine.now > 0.9 * seconds and 9 <= len(evaluating) <= 12
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_what_the_error_about_a_short_budget_suggests_works(case, seed):
+    """It suggested --eval_iters=-10, or a number with which the budget was still too short."""
+    rng = random.Random(seed + case)
+    suggested = 0
+    while suggested < 10:
+        minutes, spent, step, evaluation = (10 ** rng.uniform(*ends) for ends in ((-2, 1), (-1, 2), (-3, 2), (-2, 3)))
+        batches = rng.randint(1, 1000)
+        recipe = TrainConfig(block_size=10, batch_size=2, max_iters=1000, eval_interval=100, minutes=minutes)
+        arguments = dict(step_seconds=step, origins={})
+        try:
+            with_time_budget(
+                recipe.step_counts, minutes, 60 * minutes - spent, evaluation=evaluation, batches=batches, **arguments
+            )
+        except UserError as error:
+            suggested += 1
+            if fitting := re.search(r"--eval_iters=(-?\d+)", str(error)):
+                n = int(fitting[1])
+                counts, _ = with_time_budget(
+                    recipe.step_counts,
+                    minutes,
+                    60 * minutes - spent,
+                    evaluation=evaluation / batches * n,
+                    batches=n,
+                    **arguments,
+                )
+                assert 1 <= n < batches and counts.max_iters >= 1
+
+
+@pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
+def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, monkeypatch, capsys):
+    """It said so whenever evaluations took any time."""
+    monkeypatch.setattr(train_script, "measure_step", lambda *arguments: 0.1)
+    monkeypatch.setattr(train_script, "evaluation_seconds", lambda *arguments: evaluation)
+    cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
+    group = SimpleNamespace(broadcast=lambda value: value)
+    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=SimpleNamespace(validation_tokens=10**5))
+    start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
+    train_script.time_budget(cfg, start, state, None, loader, time.perf_counter())
+    assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_time_of_compiling_is_not_that_of_an_evaluation(compiles):
+    """A first evaluation that compiled for 40 s left one of ten evaluations."""
+    noted = []
+    session = mock.Mock(read_at=0.0, should_snapshot=False)
+    session.runtime.compile, session.budget.note_evaluation = compiles, noted.append
+    session.data.tokenizer.vocab_size = 5
+    Session.log_start(session, {"val_loss": 1.0})
+    assert bool(noted) != compiles
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_a_sample_that_was_cut_off_is_not_timed(seconds):
+    """The time of its tokens was underestimated, and with it the end of the run."""
+    session = mock.Mock()
+    session.cfg.sample_tokens, session.logged_at = 100, time.perf_counter()
+    session.budget.sample_deadline.return_value = time.perf_counter() + seconds
+    Session.sample(session)
+    assert session.budget.note_sample.called == (seconds > 0)
+
+
+# --- a run on a simulated machine -------------------------------------------------------------------------------------
+
+
+MACHINES = {  # seconds per step and per evaluation
+    "constant speed": (lambda step: 0.1, lambda step: 0.5),
+    "three times slower from the middle": (lambda step: 0.1 if step < 150 else 0.3, lambda step: 0.5),
+    "three times slower soon": (lambda step: 0.1 if step < 40 else 0.3, lambda step: 0.5 if step < 40 else 1.5),
+    "twice as fast from the middle": (lambda step: 0.1 if step < 100 else 0.05, lambda step: 0.5),
+    "a pause of five seconds": (lambda step: 5.0 if step == 100 else 0.1, lambda step: 0.5),
+    "evaluations that take much longer than planned": (lambda step: 0.1, lambda step: 2.0),
+}
+SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=1, dropout=0.0)  # for runs of 600 steps
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkeypatch, name, runs_ahead):
+    """--minutes=2 took over 6 if the machine slowed down after the first two seconds, the only ones measured."""
+    machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead)
+    recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
+    cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if runs_ahead else 1)
+    train(cfg)
+    assert 0.9 * 60 < machine.now < 1.1 * 60
+    state = checkpoint.load(Path(cfg.out_dir)).state
+    decisions, metrics = state["decisions"], read_metrics(cfg.out_dir)
+    assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
+    evaluated_steps = [line["step"] for line in metrics if line["val_loss"] is not None]
+    fewest, most = (2, 3) if "evaluations" in name else (4, 7)  # as many as in the recipe, or in a tenth of the time
+    assert fewest <= len(evaluated_steps) <= most
+    rates = [line["lr"] for line in metrics]
+    assert max(rates) == cfg.learning_rate and rates[-1] == pytest.approx(cfg.learning_rate / 10, rel=0.2)
+    counts = StepCounts(**{name: state["config"][name] for name in STEP_COUNTS})
+    schedule = Schedule(counts, "wsd", cfg.learning_rate, cfg.min_lr, decisions)
+    if name == "constant speed":
+        assert all(abs(max_iters / decisions[0][1] - 1) < 0.05 for _, max_iters in decisions)
+    assert rates == [schedule.learning_rate_at(line["step"] - 1) for line in metrics]
+
+
+def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
+    """The decisions are in the checkpoint. Those after it are made again, and `resumes` says so."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.2)
+    settings = dict(**SMALLEST, max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
+    decide, lost_decisions = Schedule.decide, []
+
+    def decide_and_kill(self, step, max_iters):
+        evaluates = self.evaluates(step)
+        decide(self, step, max_iters)
+        if step and not evaluates:  # an evaluation would save the decision
+            lost_decisions.append(step)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "decide", decide_and_kill)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(**settings))
+    before = checkpoint.load(Path(tiny().out_dir)).state
+    assert before["config"]["eval_interval"] == 26 and 0 < before["step"] < lost_decisions[0]
+    assert all(step <= before["step"] for step, _ in before["decisions"])
+    assert before["stopped_by"] is None and before["budget"]["spent"] > 0
+    train(tiny(**settings, init_from="resume"))
+    after = checkpoint.load(Path(tiny().out_dir)).state
+    assert after["decisions"][: len(before["decisions"])] == before["decisions"]
+    (resume,) = after["resumes"]
+    assert not resume["exact"] and f"decided again after step {before['step']:,}" in resume["decisions"]
+    assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
+
+
+def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, monkeypatch):
+    """A resumed run did not count the time of its start. The last sample, of 300 tokens, was expected to take none."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
+    sample_text = train_script.sample_text
+
+    def slow_sample(model, tokenizer, runtime, seed, tokens):
+        machine.now += 0.02 * tokens
+        return sample_text(model, tokenizer, runtime, seed, 1)
+
+    monkeypatch.setattr(train_script, "sample_text", slow_sample)
+    monkeypatch.setattr(train_script, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
+    settings = dict(**SMALLEST, max_iters=100, eval_interval=50, minutes=1, sample_tokens=20)
+    log = Metrics.log
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", stop_at(120))
+        train(tiny(**settings))
+    spent = checkpoint.load(Path(tiny().out_dir)).state["budget"]["spent"]
+    resumed_at, build_state = machine.now, train_script.build_state
+
+    def slow_build_state(*args):
+        machine.now += 20.0
+        return build_state(*args)
+
+    monkeypatch.setattr(train_script, "build_state", slow_build_state)
+    monkeypatch.setattr(Metrics, "log", log)
+    train(tiny(**settings, init_from="resume"))
+    assert 0.9 * 60 < spent + machine.now - resumed_at < 1.1 * 60
+
+
+def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
+    """It took at least one more step, however long."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 1.0 if step < 30 else 20.0, lambda step: 0.0)
+    train(tiny(max_iters=100, eval_interval=100, minutes=1, sample_tokens=0))
+    assert machine.now <= 60 + 20
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    assert state["step"] == state["decisions"][-1][1] and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
+
+
+def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, monkeypatch):
+    """If the time was used up before a kill, the resumed run ended without a step, an evaluation or a checkpoint."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
+    settings = dict(max_iters=100, eval_interval=50, minutes=0.2, sample_tokens=0, save_interval_minutes=1e-9)
+    log = Metrics.log
+
+    def log_and_kill_at_step_5(self, line, *remark):
+        log(self, line, *remark)
+        if line["step"] == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Metrics, "log", log_and_kill_at_step_5)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(**settings))
+    saved = run_folder.last_state(Path(tiny().out_dir))
+    assert saved["step"] == 4 and saved["best_step"] == 0
+    monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (step, 0))  # no time is left
+    result = train(tiny(**settings, init_from="resume"))
+    assert result.step == result.max_iters == 5 and result.best_val_loss < 10
+    assert run_folder.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]
+
+
+def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):
+    """The thread that writes it had the list itself, to which the loop appended."""
+    SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.5)
+    decided, save, decide = threading.Event(), checkpoint.save, Schedule.decide
+
+    def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
+        decided.clear()  # the decision of the evaluation before this save belongs in the checkpoint
+        decided.wait(timeout=0.2)
+        assert all(decision_step <= step for decision_step, _ in state["decisions"])
+        return save(out_dir, step, model, optimizer, tokenizer, state, *args)
+
+    def decide_and_notify(self, step, max_iters):
+        decide(self, step, max_iters)
+        decided.set()
+
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(Schedule, "decide", decide_and_notify)
+    train(tiny(**SMALLEST, max_iters=100, eval_interval=30, minutes=0.5, sample_tokens=0))

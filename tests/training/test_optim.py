@@ -1,0 +1,301 @@
+import itertools
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from folio.machine import distributed
+from folio.machine.distributed import Group
+from folio.training import optim
+from folio.training.optim import (
+    LR_SCHEDULES,
+    Muon,
+    load_state_tensors,
+    lr_at,
+    make_optimizer,
+    muon_momentum_at,
+    orthogonalize,
+    state_tensors,
+)
+from model import GPT, GPTConfig
+from tests.support.repository import ROOT
+
+CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
+BASE = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
+
+
+def adamw_for(model: torch.nn.Module) -> torch.optim.AdamW:
+    return make_optimizer(model, "adamw", 1e-2, (0.9, 0.95), 0.1)
+
+
+def run_steps(model: GPT, optimizer: torch.optim.Optimizer, n: int) -> None:
+    idx = torch.arange(16).view(2, 8)
+    for _ in range(n):
+        model(idx, idx + 1)[1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# --- AdamW ------------------------------------------------------------------------------------------------------------
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = GPT(CONFIG)
+    decayed, not_decayed = (set(map(id, group["params"])) for group in adamw_for(model).param_groups)
+    for name, p in model.named_parameters():
+        assert (id(p) in decayed) == (p.dim() == 2) != (id(p) in not_decayed), name
+
+
+def test_adamw_matches_its_definition():
+    """The algorithm of Loshchilov & Hutter 2019, in float64."""
+    model = GPT(CONFIG).double()
+    optimizer = adamw_for(model)
+    idx = torch.arange(16).view(2, 8)
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    m = {name: torch.zeros_like(p) for name, p in expected.items()}
+    v = {name: torch.zeros_like(p) for name, p in expected.items()}
+    for t in range(1, 4):
+        model(idx, idx + 1)[1].backward()
+        for name, p in model.named_parameters():
+            m[name] = 0.9 * m[name] + 0.1 * p.grad
+            v[name] = 0.95 * v[name] + 0.05 * p.grad**2
+            step = m[name] / (1 - 0.9**t) / ((v[name] / (1 - 0.95**t)).sqrt() + 1e-8)
+            decay = 0.1 if p.dim() == 2 else 0.0
+            expected[name] = expected[name] * (1 - 1e-2 * decay) - 1e-2 * step
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), expected[name])
+
+
+def test_adamws_state_is_restored_by_name():
+    model, loaded_model = GPT(CONFIG), GPT(CONFIG)
+    optimizer, loaded_optimizer = adamw_for(model), adamw_for(loaded_model)
+    run_steps(model, optimizer, 3)
+    loaded_model.load_state_dict(model.state_dict())
+    saved = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    load_state_tensors(loaded_model, loaded_optimizer, saved)
+    run_steps(model, optimizer, 2)
+    run_steps(loaded_model, loaded_optimizer, 2)
+    for a, b in zip(model.parameters(), loaded_model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert "transformer.wte.weight/exp_avg" in state_tensors(model, optimizer)
+
+
+def test_the_optimizer_is_fused_only_on_devices_that_support_found_inf():
+    """It was also fused on Apple's GPUs, where nothing says that found_inf keeps a bad step from the weights."""
+    with torch.device("meta"):
+        other_device = GPT(CONFIG)
+    assert not adamw_for(other_device).defaults["fused"] and adamw_for(GPT(CONFIG)).defaults["fused"]
+
+
+def assert_a_bad_step_changes_nothing(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    """A step with NaN gradients, marked by found_inf, leaves the weights and the optimizer's state as they are."""
+    weights = [p.detach().clone() for p in model.parameters()]
+    state = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+    assert all(torch.equal(state[name], tensor) for name, tensor in state_tensors(model, optimizer).items())
+
+
+def test_an_optimizer_that_does_not_read_found_inf_skips_a_bad_step(monkeypatch):
+    """torch's other optimizers ignore found_inf, so an entry in BUILDERS would have put a NaN into the weights."""
+    build = lambda groups, fused, **settings: torch.optim.NAdam(groups, **settings)  # noqa: E731
+    monkeypatch.setitem(optim.BUILDERS, "nadam", build)
+    model = GPT(CONFIG)
+    optimizer = make_optimizer(model, "nadam", 1e-2, (0.9, 0.95), 0.1)
+    run_steps(model, optimizer, 2)
+    weights = [p.detach().clone() for p in model.parameters()]
+    assert_a_bad_step_changes_nothing(model, optimizer)
+    optimizer.found_inf = torch.zeros(())
+    run_steps(model, optimizer, 1)
+    assert not any(torch.equal(p, before) for p, before in zip(model.parameters(), weights, strict=True))
+
+
+def test_a_name_without_an_optimizer_or_a_schedule_is_an_error():
+    """An unknown optimizer was AdamW, and a schedule that was only named, without its formula, was "linear"."""
+    with pytest.raises(KeyError, match="steepest"):
+        make_optimizer(GPT(CONFIG), "steepest", 1e-2, (0.9, 0.95), 0.1)
+    with pytest.raises(KeyError, match="staircase"):
+        lr_at(0, schedule="staircase", **BASE)
+
+
+# --- learning rate ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_schedules_rise_and_decay_to_min_lr(schedule):
+    rates = [lr_at(step, schedule=schedule, **BASE) for step in range(130)]
+    assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    assert rates[10] == 1.0 and rates[110:] == [0.1] * 20
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+
+
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+def test_schedules_with_any_step_counts(schedule):
+    """A decay of 0 steps divided by zero: --lr_schedule=wsd --max_iters=4."""
+    for warmup, decay, wsd in itertools.product(range(7), range(1, 7), range(7)):
+        settings = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, wsd_decay_iters=wsd)
+        rates = [lr_at(step, schedule=schedule, **settings) for step in range(8)]
+        assert all(0 < rate <= 1 for rate in rates) and (schedule == "constant" or warmup > decay or rates[-1] == 0.1)
+
+
+def test_values_of_each_schedule_during_its_decay():
+    middle = dict(step=60, **BASE)
+    assert lr_at(schedule="linear", **middle) == pytest.approx(0.55)
+    assert lr_at(schedule="cosine", **middle) == pytest.approx(0.55)
+    cosine_at_a_quarter = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert lr_at(35, schedule="cosine", **BASE) == pytest.approx(cosine_at_a_quarter)
+    assert lr_at(89, schedule="wsd", **BASE) == 1.0
+    assert lr_at(100, schedule="wsd", **BASE) == pytest.approx(0.55)
+    assert {lr_at(step, schedule="constant", **BASE) for step in range(200)} == {1.0}
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_learning_rates_equal_each_schedules_formula_exactly(schedule, seed):
+    """Bitwise: a resumed run computes its learning rates again, with whatever version resumes it."""
+    rng = random.Random(seed)
+    for _ in range(3000):
+        lr, warmup, end, tail = 10 ** rng.uniform(-5, 0), rng.randrange(50), rng.randrange(1, 500), rng.randrange(600)
+        low, step = lr * rng.choice([0.0, 0.1, rng.random()]), rng.choice([rng.randrange(600), rng.uniform(0, 600)])
+        begin = max(warmup, end - tail) if schedule == "wsd" else warmup  # of the decay
+        if schedule == "constant":
+            expected = lr
+        elif step < warmup:
+            expected = lr * (step + 1) / (warmup + 1)
+        elif step >= end:
+            expected = low
+        elif step < begin:
+            expected = lr
+        elif schedule == "cosine":
+            expected = low + 0.5 * (1.0 + math.cos(math.pi * ((step - begin) / (end - begin)))) * (lr - low)
+        else:
+            expected = low + (1.0 - (step - begin) / (end - begin)) * (lr - low)
+        settings = dict(learning_rate=lr, min_lr=low, warmup_iters=warmup, lr_decay_iters=end, wsd_decay_iters=tail)
+        assert lr_at(step, schedule=schedule, **settings) == expected, (step, settings)
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+def muon_for(model: torch.nn.Module, dtype: torch.dtype = torch.bfloat16) -> Muon:
+    return make_optimizer(model, "muon", 1e-2, (0.9, 0.95), 0.1, muon_learning_rate=0.02, dtype=dtype)
+
+
+def test_muon_matches_torchs_muon_and_adamw(seed):
+    """torch's Muon gets queries, keys and values as three matrices. All other parameters equal AdamW's bitwise."""
+    torch.manual_seed(seed)
+    config = GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16, bias=True)
+    model, adamw_model = GPT(config), GPT(config)
+    muon, adamw = muon_for(model), adamw_for(adamw_model)
+    for group in muon.matrices():
+        group["lr"] = 0.02
+    matrices: dict[str, list[torch.nn.Parameter]] = {}
+    for name, p in model.named_parameters():
+        if ".h." in name and p.dim() == 2:
+            parts = p.detach().clone().chunk(3 if "c_attn" in name else 1)
+            matrices[name] = [torch.nn.Parameter(part.clone()) for part in parts]
+    torchs_muon = torch.optim.Muon([p for parts in matrices.values() for p in parts], lr=0.02, weight_decay=0.1)
+    for _ in range(4):
+        for (name, p), other in zip(model.named_parameters(), adamw_model.parameters(), strict=True):
+            gradient = torch.randn_like(p)
+            p.grad, other.grad = gradient.clone(), gradient.clone()
+            parts = matrices.get(name, [])
+            for part, part_gradient in zip(parts, gradient.chunk(max(1, len(parts))), strict=False):
+                part.grad = part_gradient.clone()
+        for optimizer in (muon, adamw, torchs_muon):
+            optimizer.step()
+    for (name, p), other in zip(model.named_parameters(), adamw_model.parameters(), strict=True):
+        if name in matrices:
+            expected = torch.cat([part.detach() for part in matrices[name]])
+            change = (expected - GPT(config).get_parameter(name)).abs().max()
+            assert (p - expected).abs().max() < 0.03 * change, name  # bfloat16, in another order
+        else:
+            assert torch.equal(p, other), name
+
+
+def test_orthogonalize_makes_large_singular_values_close_to_one(seed):
+    torch.manual_seed(seed)
+    for rows, columns in ((16, 16), (16, 64)):
+        matrices = torch.randn(3, rows, columns) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+        result = orthogonalize(matrices)
+        assert result.shape == matrices.shape
+        u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
+        is_large = s > 0.1 * s[:, :1]  # five iterations are too few for much smaller ones
+        values = (u.mT @ result @ vh.mT).diagonal(dim1=1, dim2=2)
+        assert ((values > 0.6) & (values < 1.25))[is_large].all()
+    assert orthogonalize(torch.zeros(1, 4, 4)).eq(0).all()
+
+
+def test_a_bad_step_changes_no_weights_or_state_of_muon():
+    model = GPT(CONFIG)
+    optimizer = muon_for(model, torch.float32)
+    run_steps(model, optimizer, 2)
+    assert_a_bad_step_changes_nothing(model, optimizer)
+
+
+def test_muons_state_is_restored_by_name():
+    config = replace(CONFIG, position="relative")
+    model, loaded_model = GPT(config), GPT(config)
+    optimizer, loaded_optimizer = muon_for(model), muon_for(loaded_model)
+    run_steps(model, optimizer, 3)
+    loaded_model.load_state_dict(model.state_dict())
+    saved = {name: tensor.clone() for name, tensor in state_tensors(model, optimizer).items()}
+    assert "transformer.h.0.attn.c_attn.weight/momentum_buffer" in saved
+    assert {"transformer.wte.weight/exp_avg", "transformer.relative_bias.weight/exp_avg"} <= saved.keys()
+    load_state_tensors(loaded_model, loaded_optimizer, saved)
+    run_steps(model, optimizer, 2)
+    run_steps(loaded_model, loaded_optimizer, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded_model.parameters(), strict=True))
+
+
+def test_muons_momentum_rises_from_0_85_to_0_95():
+    assert [muon_momentum_at(step) for step in (0, 150, 300, 5000)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
+def test_muon_gathers_contiguous_tensors(monkeypatch, seed, shape):
+    """Muon gathered transposed matrices, which gloo copies and NCCL refuses, so on GPUs it failed at once."""
+    torch.manual_seed(seed)
+    gathered = []
+
+    def strict_all_gather(outputs, part):
+        assert part.is_contiguous() and all(output.is_contiguous() for output in outputs)
+        gathered.append(part)
+        for output in outputs:
+            output.copy_(part)
+
+    monkeypatch.setattr(distributed.dist, "all_gather", strict_all_gather)
+    group = Group(rank=1, size=2, gloo="a group")  # all_gather is only used if this is set
+    weight = torch.nn.Parameter(torch.randn(shape))
+    muon = Muon([{"params": [weight], "lr": 1.0, "weight_decay": 0.0, "shape": (4, 8), "dtype": torch.float32}], group)
+    weight.grad = torch.randn(shape)
+    muon.step()
+    assert len(gathered) == 1
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_step_does_not_import_the_compiler(kind):
+    """Training started a second later, because methods of torch's optimizers imported torch._dynamo."""
+    code = f"""
+import sys, torch
+from folio.training.optim import load_state_tensors, make_optimizer, state_tensors
+from model import GPT, GPTConfig
+model = GPT(GPTConfig(8, 9, 1, 1, 4))
+optimizer = make_optimizer(model, {kind!r}, 1e-3, (0.9, 0.95), 0.1)
+idx = torch.zeros(1, 8, dtype=torch.long)
+model(idx, idx)[1].backward()
+optimizer.step()
+optimizer.zero_grad()
+load_state_tensors(model, optimizer, state_tensors(model, optimizer))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,584 @@
+"""folio/training/session.py, through train(): signals, metrics, checkpoints, full disks, patience, samples."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import train as train_script
+from folio import UserError
+from folio.base.files import is_locked, read_json
+from folio.checkpoints import checkpoint, foreign, run_folder
+from folio.machine.runtime import Runtime
+from folio.training.run_log import Metrics
+from folio.training.session import SignalHandler, TrainingError
+from folio.training.start import reserve
+from tests.support.processes import wait
+from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics
+from tests.support.torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
+from tests.support.waiting import wait_until
+from train import train
+
+
+@pytest.fixture
+def saved_steps(monkeypatch) -> list[int]:
+    """The steps at which train() saves a checkpoint."""
+    steps, save = [], checkpoint.save
+
+    def recorded_save(out_dir, step, *args, **kwargs):
+        steps.append(step)
+        return save(out_dir, step, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", recorded_save)
+    return steps
+
+
+@pytest.fixture
+def send_signal(monkeypatch):
+    """A function that has training send itself a signal after logging a step."""
+    log = Metrics.log
+
+    def send(number: int, step: int) -> None:
+        def log_and_send(self, line, *remark):
+            log(self, line, *remark)
+            if line["step"] == step:
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(Metrics, "log", log_and_send)
+
+    return send
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with SignalHandler() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.save and not signals.stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, monkeypatch, send_signal, number):
+    uninterrupted, stopped = tiny(), tiny(out_dir=str(tmp_path / "stopped"))
+    train(uninterrupted)
+    send_signal(number, step=7)
+    train(stopped)
+    monkeypatch.undo()
+    assert run_folder.last_state(Path(stopped.out_dir))["step"] == 8  # the step after the signal
+    assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
+    train(tiny(out_dir=stopped.out_dir, init_from="resume"))
+    assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
+    """A run with slow steps or evaluations trained for ten minutes after a SIGTERM without a word."""
+    evaluate, evaluations = train_script.evaluate, []
+
+    def send_and_evaluate(*args):
+        evaluations.append(args)
+        if len(evaluations) == 2:  # the first one is before the first step
+            os.kill(os.getpid(), number)
+            wait_until(lambda: "stopping after this evaluation; a second signal stops it at once\n" in read(capfd))
+        return evaluate(*args)
+
+    printed = ""
+
+    def read(capfd) -> str:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return printed
+
+    monkeypatch.setattr(train_script, "evaluate", send_and_evaluate)
+    assert train(tiny()).stopped_by == number
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
+
+
+def test_a_forked_process_that_has_the_socket_delays_no_end():
+    """The thread that announces signals read until every process had closed it."""
+    with SignalHandler() as signals:
+        inherited = os.dup(signals.sent.fileno())
+    os.close(inherited)
+    assert not signals.announcer.is_alive()
+
+
+def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
+    send_signal(signal.SIGUSR1, step=3)
+    train(tiny(eval_interval=100))
+    assert saved_steps == [4, 12]
+
+
+def test_two_fsdp_processes_fail_a_save_stop_by_a_signal_and_resume(tiny, tmp_path):
+    """Stopping, gathering weights and a failed save concern every rank, though only rank 0 writes anything."""
+    settings = dict(LONG_RUN, max_iters=100, lr_decay_iters=100, eval_interval=10, eval_iters=1, dropout=0.1)
+    settings |= dict(gradient_accumulation_steps=2, snapshots=12)
+    uninterrupted = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "uninterrupted"))
+    run_ranks(2, uninterrupted)
+    stopped = tiny(**settings, parallel="fsdp", out_dir=str(tmp_path / "stopped"))
+    Path(stopped.out_dir).mkdir()
+    Path(stopped.out_dir, "step-000020").write_text("a file where a checkpoint's folder should be")
+    ranks = start_ranks(2, stopped)
+    wait_for_step(stopped, 35)
+    os.kill(ranks[1].pid, signal.SIGTERM)  # rank 1 gets the signal, and both stop
+    assert [wait(rank) for rank in ranks] == [0, 0], output(stopped)
+    assert "step 20 could not be saved" in output(stopped) and "training continues" in output(stopped)
+    state = checkpoint.load(Path(stopped.out_dir)).state
+    assert state["stopped_by"] == "SIGTERM" and 35 <= state["step"] < 100
+    assert state["best_step"] != 20  # a checkpoint that was not saved is not the best
+    resumed = tiny(**settings, parallel="fsdp", out_dir=stopped.out_dir, init_from="resume")
+    assert "resuming from" in run_ranks(2, resumed)
+    steps = [line["step"] for line in read_metrics(uninterrupted.out_dir)]
+    assert [line["step"] for line in read_metrics(stopped.out_dir)] == steps
+    assert_same_run(uninterrupted.out_dir, stopped.out_dir)
+    assert_same_snapshots(uninterrupted.out_dir, stopped.out_dir)
+
+
+def test_sigusr1_to_one_of_two_processes_saves_once(tiny):
+    """The processes agree one step after a request. The process repeated its request, so two steps were saved."""
+    cfg = tiny(**{**LONG_RUN, "max_iters": 100_000, "eval_interval": 100_000}, save_interval_minutes=None, keep_last=10)
+    ranks = start_ranks(2, cfg)
+    wait_for_step(cfg, 20)
+    os.kill(ranks[1].pid, signal.SIGUSR1)
+    wait_for_step(cfg, len(read_metrics(cfg.out_dir)) + 40)
+    os.kill(ranks[0].pid, signal.SIGTERM)
+    assert [wait(rank) for rank in ranks] == [0, 0], output(cfg)
+    assert len(list(Path(cfg.out_dir).glob("step-*"))) == 2  # one for SIGUSR1, one for SIGTERM
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_begins_with_the_loss_before_the_first_step(tiny, text, capsys):
+    train(tiny(max_iters=3, eval_iters=None))
+    V = len(set(text))
+    first = json.loads(Path(tiny().out_dir, "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == first["tokens"] == 0 and first["loss"] is None
+    assert first["val_loss"] == pytest.approx(math.log(V), abs=0.1)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"step 0/3: val {first['val_loss']:.4f} (if all {V} tokens were equally likely: {math.log(V):.4f})" in lines
+    state = checkpoint.load(Path(tiny().out_dir)).state
+    assert state["best_step"] == 3 and state["evaluations_since_best"] == 0  # it is not one of the evaluations
+    train(tiny(max_iters=5, init_from="resume"))
+    assert "step 0/" not in capsys.readouterr().out and len(read_metrics(tiny().out_dir)) == 5
+
+
+def test_a_validation_loss_is_printed_only_where_it_was_measured(tiny, capsys):
+    """Each line repeated the last evaluation's."""
+    train(tiny(max_iters=6, eval_interval=3))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    evaluated = [line.split("/")[0] for line in lines if " val " in line]
+    assert len(lines) == 7 and evaluated == ["step 0", "step 3", "step 6"]
+
+
+def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
+    """What a run prints whose evaluations, one per step, give these losses."""
+    remaining = [3.0, *val_losses]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))
+    return capsys.readouterr().out
+
+
+def test_overfitting_is_reported(tiny, monkeypatch, capsys):
+    """The validation loss rose by 1.19 without a word, below a sample of the last, worst model."""
+    out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
+    rise = "the validation loss has risen by 1.1900 since step 2, from 4.5400 to 5.7300: the model overfits"
+    before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
+    assert ", val 4.5400, " in out
+    assert "val 4.5600 (0.0200 above the best, of step 2)" in out
+    assert "step 4: the validation loss has risen by 0.0600 since step 2" in before_the_end
+    assert before_the_end.count("the model overfits") == 1
+    assert rise in at_the_end and "sample.py takes the best checkpoint, of step 2" in at_the_end
+    assert "a sample of the model after step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
+
+
+def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
+    """A run with a learning rate of 3 was told that it overfits, and that more text would help."""
+    out = run_with_losses(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 3.73])
+    loss = read_metrics(tiny().out_dir)[-1]["loss"]
+    reason = f"from 2.5400 to 3.7300: the training loss is {loss:.4f}, so the learning rate is probably too high"
+    assert reason in out and "overfits" not in out
+
+
+@pytest.mark.parametrize("val_losses", [[4.7, 4.6, 4.5], [4.7, 4.6, 4.7], [4.5, 4.501, 4.502], [4.5, 4.8, 4.9, 4.4]])
+def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch, capsys, val_losses):
+    out = run_with_losses(tiny, monkeypatch, capsys, val_losses)
+    assert "the validation loss has risen" not in out.split("finished:")[1]
+    assert f"a sample of the model after step {len(val_losses)}" in out
+
+
+def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tiny, monkeypatch, capsys):
+    """An extended run raises its learning rate, and its losses rise at first. It was said to overfit."""
+    values = iter([3.0, 2.5, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8])
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(values)})
+    settings = dict(eval_interval=2, learning_rate=1e-6, warmup_iters=0, min_lr=0.0)
+    train(tiny(**settings, max_iters=4))
+    train(tiny(**settings, max_iters=20, init_from="resume"))
+    out = capsys.readouterr().out
+    assert "it rises, so the loss will rise at first" in out and "0.3000 above the best, of step 4" in out
+    assert "step 10: the validation loss has risen" not in out  # the rate is still higher than at step 4
+    assert "step 16: the validation loss has risen" in out
+
+
+def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
+    """The bar overwrote every evaluation."""
+    pty, code = (
+        pytest.importorskip("pty"),
+        """
+from pathlib import Path
+import sys
+from folio.base.files import is_locked, read_json
+from folio.training.run_log import Metrics
+line = dict(val_loss=None, tokens_per_second=None, mfu=None)
+with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
+    for step, val_loss in ((1, None), (2, 3.5), (3, None)):
+        metrics.advance()
+        metrics.log({**line, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
+""",
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    root = Path(train_script.__file__).parent
+    process = subprocess.Popen(command, cwd=root, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of the terminal
+        while chunk := os.read(ours, 4096):
+            shown += chunk
+    os.close(ours)
+    assert process.wait() == 0
+    lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
+    assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
+    assert shown.count(b"(best)") == 1  # a remark in the bar took the space of the bar
+
+
+def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):
+    """As on a GPU, where the next step starts before a step's numbers are read."""
+    at_once, late = (tiny(max_iters=13, log_interval=2, out_dir=str(tmp_path / name)) for name in ("at_once", "late"))
+    train(at_once)
+    monkeypatch.setattr(Runtime, "runs_ahead", True)
+    train(late)
+    assert read_losses(at_once.out_dir) == read_losses(late.out_dir)
+    assert [line["step"] for line in read_metrics(late.out_dir)] == [1, 2, 4, 6, 8, 10, 12, 13]
+
+
+# --- when a checkpoint is saved ---------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_saved_when_save_interval_minutes_have_passed(tiny, saved_steps):
+    train(tiny(eval_interval=100, save_interval_minutes=1e-9, max_iters=4, always_save_checkpoint=False))
+    assert saved_steps == [1, 2, 3, 4]
+
+
+def test_without_always_save_checkpoint_only_the_best_and_the_last_are_saved(tiny, saved_steps):
+    settings = dict(max_iters=9, eval_interval=2, learning_rate=0.0, min_lr=0.0)  # so that the loss never improves
+    train(tiny(**settings, always_save_checkpoint=False))
+    assert saved_steps == [2, 9]  # the first evaluation is the best
+    saved_steps.clear()
+    train(tiny(**settings, overwrite=True))
+    assert saved_steps == [2, 4, 6, 8, 9]
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_async_save_writes_checkpoints_while_training_continues(tiny, monkeypatch, async_save):
+    """The first checkpoint takes until step 7 is logged. Training does not wait for it; the next checkpoint does."""
+    save, log = checkpoint.save, Metrics.log
+    step_7_is_logged, events = threading.Event(), []
+
+    def slow_save(out_dir, step, *args):
+        events.append(f"begin {step}")
+        if step == 4:
+            step_7_is_logged.wait(timeout=300 if async_save else 0.2)
+        path = save(out_dir, step, *args)
+        events.append(f"end {step}")
+        return path
+
+    def recorded_log(self, line, *remark):
+        log(self, line, *remark)
+        events.append(line["step"])
+        if line["step"] == 7:
+            step_7_is_logged.set()
+
+    monkeypatch.setattr(checkpoint, "save", slow_save)
+    monkeypatch.setattr(Metrics, "log", recorded_log)
+    train(tiny(max_iters=8, eval_interval=4, async_save=async_save))
+    assert (events.index("end 4") > events.index(7)) == async_save
+    assert events.index("end 4") < events.index("begin 8") < events.index("end 8")
+    a, b = (checkpoint.load(Path(tiny().out_dir, f"step-00000{step}")) for step in (4, 8))
+    assert not torch.equal(a.model["transformer.wte.weight"], b.model["transformer.wte.weight"])
+
+
+# --- disks that are full or cannot be written -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of 1,500 KiB. A checkpoint of the tiny model takes about 340 KiB. Needs root on Linux."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_does_not_end_a_run(tiny, small_disk, monkeypatch, capsys):
+    """Failed saves are reported, training continues, and checkpoints are saved again once the disk has free space."""
+    ballast, evaluate, evaluations = small_disk / "ballast", train_script.evaluate, -1  # the first is before step 1
+
+    def fill_disk_and_evaluate(*args):
+        nonlocal evaluations
+        if evaluations == 1:
+            ballast.write_bytes(bytes(900_000))
+        if evaluations == 3:
+            ballast.unlink()
+        evaluations += 1
+        return evaluate(*args)
+
+    monkeypatch.setattr(train_script, "evaluate", fill_disk_and_evaluate)
+    out_dir = small_disk / "out"
+    train(tiny(out_dir=str(out_dir), max_iters=10, eval_interval=2, keep_last=1, async_save=False))
+    out = capsys.readouterr().out
+    assert [step for step in (2, 4, 6, 8, 10) if f"step {step} could not be saved" in out] == [4, 6]
+    assert checkpoint.load(out_dir).state["step"] == 10
+    assert not list(out_dir.glob(".*"))
+
+
+def test_a_last_step_that_cannot_be_saved_is_an_error(tiny, small_disk):
+    out_dir = small_disk / "out"
+    train(tiny(out_dir=str(out_dir), max_iters=2, warmup_iters=0))
+    (small_disk / "ballast").write_bytes(bytes(900_000))
+    with pytest.raises(TrainingError, match=r"step 4 could not be saved .*; the checkpoints before it are unchanged"):
+        train(tiny(out_dir=str(out_dir), max_iters=4, warmup_iters=0, init_from="resume"))
+    assert checkpoint.load(out_dir).state["step"] == 2
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny, small_disk, tmp_path):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(UserError, match=r"out_dir=.*cannot be written .*; choose another --out_dir"):
+        train(tiny(out_dir=str(small_disk / "out")))
+    (tmp_path / "file").write_text("")
+    for invalid in (tmp_path / "file" / "out", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"out_dir=.*cannot be written"):
+            train(tiny(out_dir=str(invalid)))
+
+
+def test_a_pointer_that_cannot_be_written_does_not_lose_the_best(tiny, monkeypatch, capsys):
+    """The run took its best loss for unsaved, so that a later, worse evaluation replaced the best checkpoint."""
+    write, refused = run_folder.write_json, []
+
+    def write_to_full_disk(path, value):
+        if path.name == "last.json" and value["checkpoint"] == "step-000002" and not refused:
+            refused.append(path)
+            raise OSError(28, "No space left on device")
+        write(path, value)
+
+    monkeypatch.setattr(run_folder, "write_json", write_to_full_disk)
+    run_with_losses(tiny, monkeypatch, capsys, [2.5, 2.0, 2.8, 2.7, 2.6], keep_last=1)
+    assert refused
+    out_dir = Path(tiny().out_dir)
+    assert checkpoint.load(out_dir, "best").state["step"] == 2 and checkpoint.load(out_dir).state["step"] == 5
+    assert read_json(out_dir / "best.json") == {"checkpoint": "step-000002"}
+    assert run_folder.last_state(out_dir)["best_val_loss"] == 2.0
+
+
+# --- folders that are moved -------------------------------------------------------------------------------------------
+
+
+def move_after(monkeypatch, step: int, move: Callable[[], Any]) -> None:
+    """Move the run's folder when training has logged a step."""
+    log = Metrics.log
+
+    def log_and_move(self, line, *remark):
+        log(self, line, *remark)
+        if line["step"] == step:
+            move()
+
+    monkeypatch.setattr(Metrics, "log", log_and_move)
+
+
+def test_a_run_whose_folder_is_moved_stops(tiny, tmp_path, monkeypatch):
+    """It wrote to a new folder at the old path, without a lock, where a second run was allowed too."""
+    old, new = Path(tiny().out_dir), tmp_path / "elsewhere" / "new name"
+    new.parent.mkdir()
+    move_after(monkeypatch, 8, lambda: old.rename(new))
+    with pytest.raises(
+        TrainingError, match=rf"out_dir={old} was moved to {new}, so the run stops after step [89]; resume"
+    ):
+        train(tiny(eval_interval=4, async_save=False))
+    assert not old.exists()
+    monkeypatch.undo()
+    train(tiny(out_dir=str(new), init_from="resume", eval_interval=4))
+    train(tiny(out_dir=str(tmp_path / "uninterrupted"), eval_interval=4))
+    assert_same_run(str(new), str(tmp_path / "uninterrupted"))
+
+
+def test_a_moved_run_leaves_another_one_at_its_path_alone(tiny, tmp_path, monkeypatch):
+    """The two deleted each other's checkpoints, and the first to end removed the other's lock."""
+    old = Path(tiny().out_dir)
+    with contextlib.ExitStack() as another:
+
+        def move_and_start_another() -> None:
+            old.rename(tmp_path / "moved")
+            another.enter_context(reserve(old, eval_only=False))
+
+        move_after(monkeypatch, 3, move_and_start_another)
+        with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}"):
+            train(tiny(save_interval_minutes=1e-9))
+        assert [path.name for path in old.iterdir()] == [".lock"] and is_locked(old / ".lock")
+    assert run_folder.exists(tmp_path / "moved")
+
+
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_folder_that_is_moved_during_a_save_is_no_traceback(tiny, tmp_path, monkeypatch, async_save):
+    old, save_file = Path(tiny().out_dir), checkpoint.save_file
+
+    def move_and_save(*args):
+        monkeypatch.undo()
+        old.rename(tmp_path / "moved")
+        save_file(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", move_and_save)
+    with pytest.raises(TrainingError, match=f"was moved to {tmp_path / 'moved'}, so the run stops"):
+        train(tiny(async_save=async_save))
+    assert not old.exists()
+
+
+def test_a_run_whose_folder_is_removed_stops(tiny, monkeypatch):
+    move_after(monkeypatch, 3, lambda: shutil.rmtree(tiny().out_dir))
+    with pytest.raises(TrainingError, match=r"was removed, so the run stops after step 4$"):
+        train(tiny())
+    assert not Path(tiny().out_dir).exists()
+
+
+# --- patience ---------------------------------------------------------------------------------------------------------
+
+
+def test_patience_ends_a_run_that_does_not_improve(tiny, capsys):
+    """It ended without a word."""
+    cfg = tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3, always_save_checkpoint=False)
+    train(cfg)
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 8  # the best evaluation at step 2, and 3 others
+    assert checkpoint.load(Path(cfg.out_dir), "best").state["step"] == 2
+    reason = "the validation loss did not improve in 3 evaluations (patience=3)"
+    assert f"finished: {reason}" in capsys.readouterr().out
+    train(cfg.replace(init_from="resume"))
+    assert f"nothing to train: {reason}" in capsys.readouterr().out
+    train(cfg.replace(init_from="resume", patience=4))
+    assert run_folder.last_state(Path(cfg.out_dir))["step"] == 10
+
+
+def test_patience_also_ends_a_run_on_a_full_disk(tiny, monkeypatch):
+    """An evaluation whose checkpoint could not be saved was not counted, so the run continued to max_iters."""
+    save = checkpoint.save
+
+    def save_to_full_disk(out_dir, step, *args):
+        if step > 2:
+            raise OSError(28, "No space left on device")
+        return save(out_dir, step, *args)
+
+    monkeypatch.setattr(checkpoint, "save", save_to_full_disk)
+    with pytest.raises(TrainingError, match="step 8 could not be saved"):
+        train(tiny(max_iters=50, eval_interval=2, learning_rate=0.0, min_lr=0.0, patience=3))
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_contain_no_padding_ids(tiny, monkeypatch):
+    """An imported model may have embeddings for ids without a token. Sampling one of them ended the run, before its
+    checkpoint was saved.
+    """
+    train(tiny(max_iters=2, eval_interval=2))
+    folder = checkpoint.load(Path(tiny().out_dir)).path
+    saved = checkpoint.load(folder)
+    V = saved.tokenizer.vocab_size
+    wte = torch.cat([saved.model["transformer.wte.weight"], torch.randn(500, 32)])  # much more likely than the others
+    padded = replace(
+        saved,
+        model={**saved.model, "transformer.wte.weight": wte},
+        state={"model": {**saved.state["model"], "vocab_size": V + 500}},
+    )
+    monkeypatch.setattr(foreign, "load", lambda path: padded)
+    (Path(tiny().out_dir).parent / "padded").mkdir()
+    cfg = tiny(init_from=str(Path(tiny().out_dir).parent / "padded"), out_dir=str(folder.parent.parent / "tuned"))
+    train(cfg)
+    samples = [json.loads(line) for line in Path(cfg.out_dir, "samples.jsonl").read_text().splitlines()]
+    assert [len(sample["text"]) for sample in samples] == [cfg.sample_tokens] * 2
+
+
+def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
+    """It ended the run before the checkpoint of the same step was saved."""
+
+    def failing_generate(*args, **kwargs):
+        assert run_folder.exists(Path(tiny().out_dir))  # the checkpoint is saved first
+        raise RuntimeError("no sample today")
+
+    monkeypatch.setattr(train_script, "generate", failing_generate)
+    train(tiny(async_save=False))
+    assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
+    out = capsys.readouterr().out
+    assert "step 6: no sample (RuntimeError: no sample today); training continues" in out
+    assert "no sample (RuntimeError: no" in out
+
+
+@pytest.mark.parametrize("killed_at", [6, 12])
+def test_a_sample_that_a_kill_has_prevented_is_added_on_resume(tiny, tmp_path, killed_at, monkeypatch):
+    """After a kill between an evaluation's checkpoint and its sample, samples.jsonl lacked that sample for good."""
+    train(tiny(out_dir=str(tmp_path / "uninterrupted"), async_save=False))
+    sample = Metrics.sample
+
+    def die(self, step, generate):
+        if step == killed_at:
+            raise KeyboardInterrupt
+        sample(self, step, generate)
+
+    monkeypatch.setattr(Metrics, "sample", die)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(async_save=False))
+    monkeypatch.undo()
+    train(tiny(async_save=False, init_from="resume"))
+    samples = [Path(folder, "samples.jsonl").read_bytes() for folder in (tiny().out_dir, tmp_path / "uninterrupted")]
+    assert samples[0] == samples[1] and samples[0].count(b"\n") == 2
+
+
+def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypatch):
+    """Writing a checkpoint overlaps the steps and the evaluation that follow it."""
+    evaluated, save, evaluate = threading.Event(), checkpoint.save, train_script.evaluate
+    steps = []
+
+    def save_during_evaluation(out_dir, step, *args, **kwargs):
+        if step == 2:
+            assert evaluated.wait(timeout=300)  # the evaluation after step 4
+        return save(out_dir, step, *args, **kwargs)
+
+    def note_evaluation(*args):
+        steps.append(len(steps))
+        losses = evaluate(*args)
+        if len(steps) == 3:
+            evaluated.set()
+        return losses
+
+    monkeypatch.setattr(checkpoint, "save", save_during_evaluation)
+    monkeypatch.setattr(train_script, "evaluate", note_evaluation)
+    train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
+    assert len(steps) == 4 and run_folder.last_state(Path(tiny().out_dir))["step"] == 6

@@ -1,0 +1,467 @@
+"""start.py, through train(): which runs can be resumed, finetuned or overwritten, and with which settings."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from folio import UserError, load
+from folio.base import settings
+from folio.checkpoints import checkpoint, run_folder
+from folio.data.shards import open_dataset
+from folio.data.sources.pairs import validation_pairs
+from folio.decoding.generate import generate, make_decoder
+from folio.decoding.sampling import Sampling
+from folio.machine.runtime import resolve_runtime
+from folio.training.run_log import Metrics
+from folio.training.session import TrainingError
+from folio.training.start import resumed
+from model import GPT
+from prepare import pairs as prepare_pairs
+from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors
+from tests.support.simulated import SimulatedMachine
+from train import TrainConfig, main, train
+
+# --- the folder of a run ----------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_run_is_overwritten_only_with_overwrite(tiny):
+    train(tiny())
+    before = checkpoint.load(Path(tiny().out_dir))
+    with pytest.raises(UserError, match=r"--init_from=resume.*--overwrite=True"):
+        train(tiny(seed=2))
+    assert same_tensors(checkpoint.load(before.path).model, before.model)
+    train(tiny(seed=2, max_iters=6, overwrite=True))
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6
+    assert [line["step"] for line in read_metrics(tiny().out_dir)] == [*range(1, 7)]
+
+
+@pytest.mark.architecture("this test, whose settings make GPT-2 diverge")
+def test_an_overwritten_run_is_removed_only_after_the_new_run_has_saved(tiny, monkeypatch):
+    """It was removed before the new run had started, so if that failed, nothing was left."""
+    SimulatedMachine(monkeypatch, lambda step: 1.0, lambda step: 0.0)
+    train(tiny(max_iters=5))
+    with pytest.raises(UserError, match="minutes=1e-05: it is too short"):
+        train(tiny(overwrite=True, minutes=1e-5))
+    with pytest.raises(TrainingError):
+        train(tiny(overwrite=True, learning_rate=1e30, grad_clip=0.0, eval_interval=1, lr_schedule="constant"))
+    assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 5
+    train(tiny(overwrite=True, max_iters=3))
+    assert [path.name for path in Path(tiny().out_dir).glob("step-*")] == ["step-000003"]
+
+
+def test_two_runs_in_one_folder_are_refused(tiny, tmp_path):
+    """Both started. One of them crashed, and the other lost its metrics."""
+    out_dir = tmp_path / "out"
+    out_dir.mkdir()
+    with FileLock(out_dir / ".lock"), pytest.raises(UserError, match=r"out_dir=.*out: another run is writing there"):
+        train(tiny())
+    assert not (out_dir / "metrics.jsonl").exists()
+    train(tiny(max_iters=2))
+    with FileLock(out_dir / ".lock"):
+        train(tiny(eval_only=True, init_from="resume"))  # an evaluation writes nothing
+    (out_dir / ".lock").unlink(missing_ok=True)
+    assert not (out_dir / ".lock").exists()
+    with pytest.raises(UserError, match="there is no"):
+        train(tiny(dataset="gone", out_dir=str(tmp_path / "unused")))
+    assert not (tmp_path / "unused").exists()
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_cannot_be_resumed_with_another_shape_seed_or_folder(tiny):
+    train(tiny(max_iters=3))
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        train(tiny(init_from="resume", n_layer=3))
+    with pytest.raises(UserError, match="block_size: 32 before, 16 now; seed: 1337 before, 5 now"):
+        train(tiny(init_from="resume", block_size=16, seed=5))
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        train(tiny(init_from="resume", out_dir="nowhere"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(sampling="random"),
+        dict(optimizer="muon"),
+        dict(seed=2),
+        dict(bias=True),
+        dict(activation="gelu"),
+        dict(position="rotary"),
+    ],
+)
+def test_settings_that_define_a_run_cannot_change_on_resume(tiny, change):
+    train(tiny(max_iters=3))
+    with pytest.raises(UserError, match=next(iter(change))):
+        train(tiny(init_from="resume", max_iters=6, **change))
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 3
+
+
+def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
+    train(tiny(max_iters=3))
+    train(tiny(max_iters=6, learning_rate=1e-3, init_from="resume"))
+    assert "learning_rate 0.001 (was 0.003)" in capsys.readouterr().out
+    train(tiny(max_iters=9, learning_rate=1e-3, init_from="resume", batch_size=2, gradient_accumulation_steps=2))
+    assert "not bitwise identical" in capsys.readouterr().out
+    first, second = checkpoint.load(Path(tiny().out_dir)).state["resumes"]
+    assert first == {
+        "step": 3,
+        "after": "its end",
+        "changes": {"max_iters": [3, 6], "learning_rate": [0.003, 0.001]},
+        "exact": True,
+    }
+    assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
+    with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
+        train(tiny(init_from="resume", batch_size=8))
+
+
+def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):
+    """It returned to its warmup, at a hundredth of the learning rate."""
+    train(tiny(max_iters=5, warmup_iters=2))
+    train(tiny(max_iters=100, warmup_iters=40, eval_interval=1000, init_from="resume"))
+    rates = [line["lr"] for line in read_metrics(tiny().out_dir)]
+    assert rates[5] == pytest.approx(3e-3, rel=0.01)
+
+
+def test_a_longer_run_does_not_repeat_a_warmup_of_its_config_file(tiny, tmp_path, monkeypatch):
+    """The file's warmup_iters was scaled with --max_iters, so the warmup began again where the run had ended."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("max_iters = 40\nwarmup_iters = 4\nlearning_rate = 1e-3\n")
+    small = "n_layer n_head n_embd block_size batch_size dataset data_dir dtype out_dir eval_iters".split()
+    args = ["x.py", *[f"--{name}={getattr(tiny(), name)}" for name in small], "--log_interval=1", "--sample_tokens=0"]
+    train(settings.load(TrainConfig, [*args, "--max_iters=8"]))
+    resume = ["--init_from=resume", "--max_iters=400", "--eval_interval=400", "--patience=1"]
+    log = Metrics.log
+
+    def log_and_stop_at_step_10(self, line, *remark):
+        log(self, line, *remark)
+        if line["step"] == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Metrics, "log", log_and_stop_at_step_10)
+    train(settings.load(TrainConfig, [*args, *resume]))
+    assert [line["lr"] > 9e-4 for line in read_metrics(tiny().out_dir)][8:] == [True] * 3
+
+
+@pytest.fixture
+def run_file(tiny, tmp_path, monkeypatch):
+    """A function that trains with x.py and options, and returns the settings that the run ended up with."""
+    monkeypatch.chdir(tmp_path)
+    names = "n_layer n_head n_embd block_size batch_size learning_rate eval_iters dataset data_dir dtype".split()
+    lines = [f"{name} = {getattr(tiny(), name)!r}" for name in names]
+    counts = ["max_iters = 6", "lr_schedule = 'wsd'", "wsd_decay_iters = 3", "sample_tokens = 0", "log_interval = 1"]
+    Path("x.py").write_text("\n".join([*lines, *counts]))
+
+    def run(*args: str) -> dict:
+        cfg = settings.load(TrainConfig, list(args))
+        train(cfg)
+        return checkpoint.load(Path(cfg.out_dir)).state["config"]
+
+    return run
+
+
+def test_a_run_resumes_by_its_folder_alone(run_file, tmp_path, capsys):
+    """It failed twice in a row, for settings that the checkpoint holds."""
+    first = run_file("x.py", "--out_dir=a", "--dropout=0.1", "--max_iters=4", "--lr_decay_iters=6")
+    run_file("x.py", "--out_dir=b", "--dropout=0.1", "--max_iters=4", "--lr_decay_iters=6")
+    assert run_file("--init_from=resume", "--out_dir=a") == first
+    assert "nothing to train: 4 of 4 steps are done" in capsys.readouterr().out
+    longer = {**first, "init_from": "resume", "max_iters": 6, "wsd_decay_iters": 3}
+    assert run_file("--init_from=resume", "--out_dir=a", "--max_iters=6") == longer
+    assert run_file("x.py", "--init_from=resume", "--out_dir=b")["max_iters"] == 6  # the file's
+    assert_same_run("a", "b")
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        run_file("--init_from=resume", "--out_dir=a", "--n_layer=3", "--max_iters=8")
+    with pytest.raises(UserError, match="seed: 1337 before, 5 now"):
+        run_file("--init_from=resume", "--out_dir=a", "--seed=5", "--max_iters=8")
+
+
+def test_counts_of_the_file_follow_a_longer_run_and_those_of_the_command_line_do_not(run_file, capsys):
+    run_file("x.py", "--out_dir=a")
+    longer = run_file("--init_from=resume", "--out_dir=a", "--max_iters=12")
+    assert longer["wsd_decay_iters"] == 6 and "wsd_decay_iters 6 (was 3)" in capsys.readouterr().out
+    assert run_file("--init_from=resume", "--out_dir=a", "--max_iters=18")["wsd_decay_iters"] == 9
+    run_file("x.py", "--out_dir=b", "--wsd_decay_iters=2")
+    assert run_file("--init_from=resume", "--out_dir=b", "--max_iters=12")["wsd_decay_iters"] == 2
+
+
+def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file, capsys):
+    """The file sets 2 layers and batches of 4. The run has 3 layers and batches of 2 x 4."""
+    changes = ["--n_layer=3", "--n_head=1", "--batch_size=2", "--gradient_accumulation_steps=4", "--seed=7"]
+    run_file("x.py", "--out_dir=a", *changes)
+    resumed = run_file("x.py", "--out_dir=a", "--init_from=resume", "--max_iters=8", "--learning_rate=1e-4")
+    assert [resumed[name] for name in ("n_layer", "n_head", "batch_size", "seed")] == [3, 1, 2, 7]
+    assert resumed["max_iters"] == 8 and resumed["learning_rate"] == 1e-4 and resumed["wsd_decay_iters"] == 4
+    out = capsys.readouterr().out
+    assert (
+        "what defines the run comes from a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)"
+        in out
+    )
+    assert "max_iters 8 (was 6)" in out
+
+
+def test_a_setting_that_excludes_another_replaces_it(run_file):
+    run_file("x.py", "--out_dir=a", "--total_batch_tokens=256")
+    run_file("--out_dir=a", "--init_from=resume", "--gradient_accumulation_steps=2", "--max_iters=7")
+
+
+def test_max_iters_scales_the_counts_that_a_time_budget_had_scaled(resume_budget):
+    cfg, _ = resume_budget("--max_iters=12")
+    assert cfg.minutes is None and (cfg.max_iters, cfg.wsd_decay_iters) == (12, 6)
+
+
+def test_a_config_file_does_not_change_the_data_or_the_recorded_origins(run_file, data_dir, tmp_path, capsys):
+    """The file's data set was opened, and the error proposed to start a new run. What the command line had set was
+    recorded as the file's.
+    """
+    copy = str(shutil.copytree(data_dir / "verse", tmp_path / "copy"))
+    run_file("x.py", "--out_dir=a", f"--dataset={copy}", "--seed=7")
+    Path("y.py").write_text("seed = 1\ndataset = 'verse'\nmax_iters = 9\n")
+    assert run_file("y.py", "--out_dir=a", "--init_from=resume")["dataset"] == copy
+    assert f"seed=7 (not 1), dataset={copy} (not verse)" in capsys.readouterr().out
+    origins = checkpoint.load(Path("a")).state["origins"]
+    assert [origins[name] for name in ("seed", "dataset", "max_iters")] == ["command line"] * 2 + ["y.py:3"]
+
+
+@pytest.fixture
+def resume_budget(run_file, capsys):
+    """A function that returns the settings, and what is printed, of a resumed run with a time budget from x.py."""
+    with open("x.py", "a") as file:
+        file.write("\nminutes = 5.0\n")
+    run_file("x.py", "--out_dir=a", "--minutes=None")
+    edit_last_state("a", lambda state: state["config"].update(minutes=5.0))
+
+    def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
+        capsys.readouterr()
+        given = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
+        return resumed(given, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
+
+    return resume
+
+
+def test_max_iters_also_ends_the_time_budget_of_a_config_file(resume_budget):
+    """It had no effect while time was left, and later it was an error that proposed to use --max_iters."""
+    assert resume_budget("x.py")[0].minutes == 5
+    cfg, _ = resume_budget("x.py", "--max_iters=12")
+    assert cfg.minutes is None and cfg.max_iters == 12
+    assert resume_budget("x.py", "--max_iters=12", "--minutes=5")[0].minutes == 5
+    edit_last_state("a", lambda state: state["config"].update(minutes=None))  # the budget has ended
+    assert resume_budget("x.py", "--max_iters=12")[0].minutes is None
+    cfg, out = resume_budget("x.py")
+    assert cfg.minutes is None and "minutes=None (not 5.0)" in out
+
+
+def test_a_restart_keeps_the_time_budget_of_its_command(resume_budget):
+    """torchrun repeats the command, in which --max_iters is the length of the recipe that x.py's minutes scale."""
+    assert resume_budget("x.py", "--max_iters=12", restarted=True)[0].minutes == 5
+    assert resume_budget("--max_iters=12", restarted=True)[0].minutes is None
+
+
+def test_step_counts_without_effect_on_a_time_budget_are_named(resume_budget):
+    """They were ignored in silence."""
+    cfg, out = resume_budget("--eval_interval=1", "--lr_decay_iters=2", "--minutes=5")
+    assert cfg.eval_interval is None and "without effect: lr_decay_iters=2, eval_interval=1" in out
+    assert "without effect" not in resume_budget("x.py")[1]
+
+
+def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
+    """It showed the defaults."""
+    run_file("x.py", "--out_dir=a")
+    main(settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", "--print_config", "--patience=3"]))
+    out = capsys.readouterr().out.splitlines()
+    assert "n_layer = 2" in out and "dataset = 'verse'" in out and "patience = 3" in out
+
+
+def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
+    """The learning rate rose tenfold in silence."""
+    run_file("x.py", "--out_dir=a", "--lr_schedule=cosine", "--warmup_iters=0")
+    capsys.readouterr()
+    run_file("--out_dir=a", "--init_from=resume", "--max_iters=12")
+    rates = [line["lr"] for line in read_metrics("a")]
+    out = capsys.readouterr().out
+    expected = (
+        f"learning rate: {rates[5]:.3g} at the last step, {rates[6]:.3g} at the next one, {rates[11]:.3g} at step 12"
+    )
+    assert rates[6] > 1.5 * rates[5] and f"{expected} (cosine); it rises, so the loss will rise at first" in out
+
+
+def test_damaged_settings_of_a_checkpoint_are_an_error_in_one_line(tiny):
+    train(tiny(max_iters=2))
+    for value in ("two", -1, [1], None):
+        edit_last_state(tiny().out_dir, lambda state, value=value: state["config"].update(n_layer=value))
+        with pytest.raises(UserError, match=r"state\.json is damaged: .*n_layer="):
+            train(tiny(init_from="resume", max_iters=4))
+
+
+# --- finetuning -------------------------------------------------------------------------------------------------------
+
+
+def test_finetuning_uses_the_weights_and_shape_of_the_checkpoint(tiny, tmp_path, capsys):
+    first = tiny(max_iters=30, eval_interval=30)
+    before = train(first).best_val_loss
+    finetune = dict(init_from=first.out_dir, out_dir=str(tmp_path / "new"), max_iters=6, learning_rate=1e-5)
+    default_shape = {name: getattr(TrainConfig, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
+    after = train(tiny(**finetune, **default_shape)).best_val_loss
+    assert after == pytest.approx(before, abs=0.05)
+    assert checkpoint.load(tmp_path / "new").state["config"]["n_layer"] == 2
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .* has n_layer=2"):
+        train(tiny(**finetune, n_layer=3))
+    train(tiny(**{**finetune, **default_shape, "init_from": "resume", "max_iters": 8}))  # resuming also uses its shape
+    with pytest.raises(UserError, match="init_from=gone: it is not scratch, resume, gpt2"):
+        train(tiny(**{**finetune, "init_from": "gone"}))
+    train(tiny(**finetune, block_size=16, overwrite=True))
+    assert checkpoint.load(tmp_path / "new").state["model"]["block_size"] == 16
+    assert "block_size 16: the first 16 of the 32 trained positions are used" in capsys.readouterr().out
+
+
+def test_a_character_model_is_finetuned_on_pairs(tiny, tmp_path, data_dir, capsys):
+    """Its tokenizer has no end-of-text token: pairs ran into each other, and the model's answers were garbage."""
+    base = tiny(max_iters=30)
+    train(base)
+    before = {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
+    lines = [json.dumps({"prompt": f"the {word} ", "completion": "swear"}) for word in "sword vow fair night".split()]
+    (tmp_path / "vows.jsonl").write_text("\n".join(lines * 6))
+    settings = dict(inputs=(str(tmp_path / "vows.jsonl"),), tokenizer=base.out_dir, data_dir=str(tmp_path))
+    prepare_pairs.main(prepare_pairs.PairsConfig(**settings))
+    out = capsys.readouterr().out
+    assert f"the tokenizer of {base.out_dir} has no end-of-text token; it is added, with the id 43" in out
+    assert re.search(r"finetune .* --max_iters=10 ", out)  # the recipe's 2,700 steps were 21,600 epochs of such a text
+    dataset = open_dataset(tmp_path / "vows")
+    assert dataset.load_tokenizer().eot == 43 and [pair.completion for pair in validation_pairs(dataset)]
+
+    new = dict(dataset="vows", data_dir=str(tmp_path), init_from=base.out_dir, out_dir=str(tmp_path / "new"))
+    train(tiny(**new, max_iters=1, learning_rate=0.0, min_lr=0.0))
+    loaded, old = checkpoint.load(tmp_path / "new"), checkpoint.load(Path(base.out_dir), "best")
+    runtime, sampling = resolve_runtime("cpu", "float32", False), Sampling(temperature=0.0)
+    decoders = [make_decoder(saved.build(), runtime) for saved in (loaded, old)]
+    steps = [generate(decoder, [[1, 2, 3]], max_new_tokens=9, sampling=sampling, vocab_size=43) for decoder in decoders]
+    assert all(torch.equal(a.logits[:, :43], b.logits) for a, b in zip(*steps, strict=True))
+    assert all(torch.equal(loaded.model[name][: len(tensor)], tensor) for name, tensor in old.model.items())
+    table = loaded.model["transformer.wte.weight"]
+    fresh = GPT(loaded.config(), base.seed).transformer.wte.weight
+    assert table.shape == (44, 32) and torch.equal(table[43], fresh[43])
+
+    train(tiny(**new, overwrite=True, max_iters=80, learning_rate=1e-2, dropout=0.0))
+    assert load(str(tmp_path / "new")).generate("the vow ", max_new_tokens=50, temperature=0.0) == "swear"
+    train(tiny(**{**new, "init_from": "resume"}, max_iters=82, learning_rate=1e-2, dropout=0.0))
+    assert before == {path: path.read_bytes() for path in Path(base.out_dir).rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="was trained with another tokenizer"):  # the other way round
+        train(tiny(init_from=str(tmp_path / "new"), out_dir=str(tmp_path / "other")))
+    with pytest.raises(UserError, match="was trained with another tokenizer"):
+        train(tiny(**{**new, "init_from": "resume", "out_dir": base.out_dir}, max_iters=40))
+
+
+def test_a_new_run_from_a_runs_weights_says_that_it_is_new(tiny, tmp_path, capsys):
+    """--init_from=out-x, meant to continue out-x, started another run in out/ without a word."""
+    train(tiny(max_iters=2))
+    capsys.readouterr()
+    train(tiny(max_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "new")))
+    out = capsys.readouterr().out
+    assert f"a new run in {tmp_path / 'new'}, from the weights of {tiny().out_dir}/step-000002" in out
+    assert f"(to continue the run in {tiny().out_dir} instead: --init_from=resume --out_dir={tiny().out_dir})" in out
+
+
+def test_a_shape_on_the_command_line_is_refused_even_if_it_is_the_default(tiny, tmp_path):
+    """--n_layer=12 and --block_size=1024 are the defaults, and were ignored for a checkpoint with another shape."""
+    train(tiny(max_iters=3))
+    args = [f"--data_dir={tiny().data_dir}", "--dataset=verse", f"--out_dir={tmp_path / 'new'}"]
+    args += [f"--init_from={tiny().out_dir}"]
+    for setting in ("n_layer=12", "block_size=1024"):
+        cfg = settings.load(TrainConfig, [*args, f"--{setting}"])
+        with pytest.raises(UserError, match=rf"{setting}: the checkpoint .* has {setting.split('=')[0]}="):
+            train(cfg)
+    train(settings.load(TrainConfig, [*args, "--max_iters=2", "--batch_size=2"]))
+    assert checkpoint.load(tmp_path / "new").state["model"]["n_layer"] == 2
+
+
+def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, monkeypatch, capsys):
+    """Each of these settings had to be removed from the file before it could be used for finetuning."""
+    train(tiny(max_iters=2))
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("n_layer = 5\nn_head = 3\nn_embd = 48\nblock_size = 64\nmax_iters = 2\nbatch_size = 2\n")
+    args = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
+    args += [f"--init_from={tiny().out_dir}"]
+    train(settings.load(TrainConfig, args))
+    message = "block_size=32 (not 64), n_layer=2 (not 5), n_head=2 (not 3), n_embd=32 (not 48)"
+    assert message in capsys.readouterr().out and checkpoint.load(Path("new")).state["config"]["n_layer"] == 2
+    cfg = settings.load(TrainConfig, [*args, "--n_layer=3", "--n_head=1"])
+    with pytest.raises(UserError, match=r"n_layer=3: the checkpoint .*; n_head=1: the checkpoint .*; leave"):
+        train(cfg.replace(overwrite=True))
+
+
+def test_the_position_method_is_that_of_the_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+    train(tiny(max_iters=2, position="alibi"))
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").write_text("position = 'rotary'\nmax_iters = 2\nbatch_size = 2\n")
+    args = ["x.py", f"--data_dir={tiny().data_dir}", "--dataset=verse", "--out_dir=new", "--sample_tokens=0"]
+    args += [f"--init_from={tiny().out_dir}"]
+    train(settings.load(TrainConfig, args))
+    assert checkpoint.load(Path("new")).state["model"]["position"] == "alibi"
+    assert "position=alibi (not rotary)" in capsys.readouterr().out
+    for position in ("rotary", "learned"):
+        cfg = settings.load(TrainConfig, [*args, f"--position={position}", "--overwrite"])
+        with pytest.raises(UserError, match=rf"^position={position}: the checkpoint .* has position=alibi; leave the"):
+            train(cfg)
+
+
+def test_a_longer_context_is_possible_without_learned_positions(tiny, tmp_path, capsys):
+    learned, rotary = tiny(max_iters=2, out_dir=str(tmp_path / "learned")), tiny(max_iters=2, position="rotary")
+    new = dict(max_iters=2, out_dir=str(tmp_path / "new"), overwrite=True)
+    train(learned)
+    with pytest.raises(UserError, match=r"^block_size=64: the checkpoint .* has block_size=32, and only so many"):
+        train(tiny(**new, init_from=learned.out_dir, block_size=64))
+    train(rotary)
+    for block_size in (64, 16):
+        train(tiny(**new, init_from=rotary.out_dir, block_size=block_size))
+        model = checkpoint.load(tmp_path / "new").build()
+        assert (model.config.block_size, model.config.position) == (block_size, "rotary")
+        out = capsys.readouterr().out
+        assert f"block_size {block_size}: the model was trained with 32" in out and "trained positions" not in out
+    with pytest.raises(UserError, match="block_size: 16 before, 64 now"):
+        train(tiny(**{**new, "init_from": "resume", "overwrite": False}, position="rotary", block_size=64))
+
+
+def edit_last_state(out_dir: str, edit) -> None:
+    edit_state(checkpoint.load(Path(out_dir)).path, edit)
+
+
+@pytest.mark.parametrize("unknown", [{"rope": True}, {"position": "rope"}, {"position": ["rope"]}])
+@pytest.mark.parametrize("init_from", ["resume", "finetune"])
+def test_a_model_with_an_unknown_setting_is_an_error_in_one_line(tiny, tmp_path, init_from, unknown):
+    """A checkpoint of a later version ended in a TypeError, or in finetuning in a ValueError."""
+    train(tiny(max_iters=2))
+    edit_last_state(tiny().out_dir, lambda state: state["model"].update(unknown))
+    changes = dict(init_from="resume", max_iters=4)
+    if init_from == "finetune":
+        changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
+    with pytest.raises(UserError, match=r"do not fit state\.json, or model\.py: .*rope"):
+        train(tiny(**changes))
+
+
+@pytest.mark.parametrize("init_from", ["resume", "finetune"])
+def test_a_checkpoint_without_the_setting_position_has_learned_positions(tiny, tmp_path, init_from):
+    """Earlier versions wrote no such setting."""
+    train(tiny(max_iters=2))
+    edit_last_state(tiny().out_dir, lambda state: [state[part].pop("position") for part in ("model", "config")])
+    changes = dict(init_from="resume", max_iters=4)
+    if init_from == "finetune":
+        changes = dict(init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
+    with pytest.raises(UserError, match=r"position=rotary: the checkpoint .* has position=learned"):
+        train(tiny(**changes, position="rotary"))
+    train(tiny(**changes))
+    assert checkpoint.load(Path(tiny(**changes).out_dir)).state["model"]["position"] == "learned"
+
+
+def test_a_setting_that_a_checkpoint_lacks_had_its_default(tiny):
+    """It was taken to be the new one, so that a resumed run could change its number of sequences per step."""
+    train(tiny(max_iters=2))
+    edit_last_state(tiny().out_dir, lambda state: state["config"].pop("total_batch_tokens"))
+    with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
+        train(tiny(init_from="resume", max_iters=4, total_batch_tokens=16 * 32, gradient_accumulation_steps=None))

@@ -1,0 +1,273 @@
+"""Questions that the one-file model answers in a browser, against folio/web/questions.py."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.data.tokenizer import EOT_TEXT, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.web import html_file
+from folio.web.questions import TraceProvider, probe_ids
+from folio.web.viewed_model import ViewedModel
+from tests.support.decoding import random_model
+from tests.support.engine import Engine, engine_in_chromium, in_browser
+from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
+from tests.support.questions import MISTAKES, read
+from tests.support.tiny_tokenizers import trained
+from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
+
+SEED = 5  # of the models and the texts: of random ones, a few have two tokens that are equally likely in float32
+SIZES = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)
+LARGE = [bytes([a]) for a in range(256)] + [bytes([a, b]) for a in range(4) for b in range(256)]  # tokens
+OTHERS: dict[str, tuple[Tokenizer, dict[str, Any]]] = {  # models, beside those of tests/viewed_models.py
+    "sinusoidal": (trained(), dict(position="sinusoidal", activation="gelu")),
+    "alibi": (CharTokenizer.of(TEXT, eot=True), dict(position="alibi", n_head=3, n_embd=33, bias=False)),
+    "none": (ByteTokenizer(), dict(position="none", n_layer=1, n_head=1)),
+    "score": (tokenizer_of(SCORE), dict(position="relative")),
+    "performance": (tokenizer_of(PERFORMANCE), dict(position="learned", vocab_size=20)),
+    "large": (GPT2Tokenizer(LARGE), dict(position="learned", n_layer=1, n_head=2, n_embd=80, block_size=100)),
+    "tiny": (CharTokenizer.of("ab"), dict(block_size=1, n_embd=1, n_head=1)),
+}
+TRACED = ("overview", "head", "layer", "alignment", "notes", "token", "lens", "logits")  # questions about a trace
+SWITCHES = [
+    dict(mask="after", scale=False, heads_off="0.0"),
+    dict(mask="off", mlps_off="0"),
+    dict(heads_off=",0.0,0.0", mlps_off=",0,"),
+    dict(scale=False),
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_in_chromium(*html_file.ENGINE_SCRIPTS) as engine:
+        engine("(globalThis.models = {}, 0)")
+        yield engine
+
+
+@dataclass
+class Case:
+    """A model in both places."""
+
+    provider: TraceProvider
+    engine: Engine
+    name: str
+
+    @property
+    def limit(self) -> int:
+        return self.provider.models[0].limit
+
+    def text_of(self, count: int) -> str:
+        tokenizer = self.provider.models[0].tokenizer
+        return EOT_TEXT.join([tokenizer.decode(random_ids(self, 20))] * count)
+
+    def in_python(self, question: Any) -> Any:
+        try:
+            return read(self.provider.answer(question).to_bytes())
+        except UserError as error:
+            return str(error)
+
+    def in_browser(self, questions: list[Any]) -> list[Any]:
+        """The answers (facts, tensors), or messages."""
+        script = """JSON.parse(questions).map(question => {
+          try { return finish(models[name].answer(question)); } catch (error) { return {error}; }
+        }).map(({facts, tensors, error}) => error ? error.message : [JSON.stringify(facts), tensors])"""
+        answers = self.engine(script, questions=json.dumps(questions), name=self.name)
+        return [self._received(answer) for answer in answers]
+
+    def _received(self, answer: Any) -> Any:
+        if isinstance(answer, str):
+            return answer
+        facts, tensors = answer
+        return json.loads(facts), {name: t["data"].reshape(t["shape"]) for name, t in tensors.items()}
+
+    def check(self, questions: list[Any]) -> None:
+        """The answers are the same."""
+        for question, actual in zip(questions, self.in_browser(questions), strict=True):
+            assert_same_answer(actual, self.in_python(question), question)
+
+
+def assert_same_answer(actual: Any, expected: Any, question: Any) -> None:
+    if isinstance(expected, str) or isinstance(actual, str):
+        assert actual == expected, question
+        return
+    (facts, tensors), (expected_facts, expected_tensors) = actual, expected
+    assert_same_facts(facts, expected_facts, question)
+    assert set(tensors) == set(expected_tensors), question
+    for name, tensor in expected_tensors.items():
+        assert (tensors[name].dtype, tensors[name].shape) == (tensor.dtype, tensor.shape), (question, name)
+        tolerance = {"int32": 0, "uint8": 1, "float32": 1e-4}[tensor.dtype.name]
+        np.testing.assert_allclose(
+            tensors[name].astype(float), tensor.astype(float), 1e-5, tolerance, True, f"{question} {name}"
+        )
+
+
+def assert_same_facts(actual: Any, expected: Any, question: Any) -> None:
+    if isinstance(expected, dict):
+        assert set(actual) == set(expected), question
+        for name, value in expected.items():
+            assert_same_facts(actual[name], value, (question, name))
+    elif isinstance(expected, list) and expected[1:] == [0.0]:  # all tokens are equal for a head that is off
+        assert actual[1] == 0, question
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected), question
+        for a, b in zip(actual, expected, strict=True):
+            assert_same_facts(a, b, question)
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=1e-5, abs=1e-4), question
+    else:
+        assert actual == expected, question
+
+
+@pytest.fixture(scope="module")
+def cases(engine, tmp_path_factory) -> dict[str, Case]:
+    """By name."""
+    models = {kind: (TOKENIZERS[kind], build_model(kind, SEED)) for kind in SHAPES}
+    for name, (tokenizer, settings) in OTHERS.items():
+        models[name] = tokenizer, random_model(SEED, **{"vocab_size": tokenizer.vocab_size, **SIZES, **settings})
+    models["nan"] = TOKENIZERS["char"], build_model("char", SEED)
+    opened = {}
+    for name, (tokenizer, model) in models.items():
+        run = save_run(tmp_path_factory.mktemp(name), {200: model}, tokenizer, {})
+        provider = TraceProvider([ViewedModel(run, "best", torch.device("cpu"))], STRANGE)
+        if name == "nan":
+            block = provider.models[0].opened.transformer.h[0]
+            block.mlp.c_fc.weight[3, 4] = math.nan
+            block.attn.c_attn.bias.copy_(0.1 * torch.arange(96).remainder(65) - 0.7)  # the edges of a histogram's bins
+        engine.load(provider.models[0].opened, simd=name != "bpe")
+        script = "(models[name] = new Answers(gpt, makeTokenizer(header.tokenizer), header), 0)"
+        engine(script, name=name, header=header_of(provider))
+        opened[name] = Case(provider, engine, name)
+    return opened
+
+
+def header_of(provider: TraceProvider) -> dict[str, Any]:
+    viewed = provider.models[0]
+    tokenizer = {**viewed.tokenizer.to_json(), "kind": viewed.tokenizer.kind}
+    music = viewed.music and asdict(viewed.music)
+    return {
+        **viewed.describe(),
+        "tokenizer": tokenizer,
+        "text": STRANGE,
+        "music": music,
+        "probe_ids": probe_ids(viewed.tokenizer.vocab_size, viewed.limit),
+    }
+
+
+@pytest.fixture(params=[name for name in (*SHAPES, *OTHERS) if name != "large"])
+def case(request, cases) -> Case:
+    return cases[request.param]
+
+
+def random_ids(case: Case, count: int) -> list[int]:
+    tokenizer = case.provider.models[0].tokenizer
+    if tokenizer.kind == "midi":
+        return tokenizer.encode(random_text(tokenizer, SEED, count)).tolist()[:count]
+    return np.random.default_rng(count).integers(0, tokenizer.vocab_size, count).tolist()
+
+
+@in_browser
+def test_questions_about_a_text_have_the_answers_of_the_server(case):
+    config, questions = case.provider.models[0].opened.config, []
+    for count in {case.limit, min(9, case.limit), 1}:
+        ids = random_ids(case, count)
+        for token in {0, count // 2, count - 1}:
+            place = {"ids": ids, "token": token, "layer": token % config.n_layer, "head": token % config.n_head}
+            questions += [{"kind": kind, **place, "source": token or 99} for kind in TRACED]
+    case.check(questions)
+
+
+@in_browser
+def test_switches_change_what_they_change_on_the_server(case):
+    kinds, ids = ("head", "overview", "layer"), random_ids(case, min(40, case.limit))
+    case.check([{"kind": kind, "ids": ids, **switches} for switches in SWITCHES for kind in kinds])
+
+
+@in_browser
+def test_questions_about_the_model_have_the_answers_of_the_server(case):
+    viewed = case.provider.models[0]
+    parameters = [name for name, _ in viewed.opened.named_parameters()]
+    questions = [{"kind": "parameter", "name": name} for name in parameters]
+    questions += [{"kind": "parameter", "name": name, "row": 0} for name in parameters]
+    questions += [{"kind": "vocabulary", "row": row} for row in (None, 1, viewed.tokenizer.vocab_size - 1)]
+    questions += [{"kind": kind} for kind in ("models", "positions")]
+    for text in (TEXT, STRANGE, "", "ab" * 40, "\U0001f600", *map(case.text_of, range(3))):
+        questions += [{"kind": "tokens", "text": text, "whole": whole} for whole in (True, False)]
+    case.check(questions)
+
+
+@in_browser
+def test_large_tables_are_averaged_and_projected(cases):
+    """More rows than a picture, a map, and a product of the engine hold."""
+    cases["large"].check(
+        [
+            {"kind": "parameter", "name": "transformer.wte.weight"},
+            {"kind": "parameter", "name": "transformer.h.0.mlp.c_proj.weight"},
+            {"kind": "vocabulary", "row": 1100},
+            {"kind": "overview", "ids": random_ids(cases["large"], 100)},
+        ]
+    )
+
+
+@in_browser
+def test_weights_that_are_not_numbers_are_shown(cases):
+    ids = random_ids(cases["nan"], 12)
+    questions = [{"kind": kind, "ids": ids, "layer": 1} for kind in ("overview", "head")]
+    names = ("mlp.c_fc.weight", "attn.c_attn.bias")
+    cases["nan"].check([*questions, *({"kind": "parameter", "name": f"transformer.h.0.{name}"} for name in names)])
+
+
+@in_browser
+def test_what_only_a_server_has_is_not_in_a_file(cases):
+    case = cases["char"]
+    memorized, run = case.in_browser([{"kind": "memorized", "ids": [1]}, {"kind": "run"}])
+    assert list(memorized[0]) == ["reason"] and "training data" in memorized[0]["reason"]
+    assert run == ({}, {})
+    case.check([{"kind": "memorized"}])
+
+
+@in_browser
+def test_answers_do_not_share_memory_and_four_traces_are_kept(cases):
+    """The page may transfer the arrays of an answer."""
+    script = """(() => {
+      const answers = models.char, asked = {kind: "layer", ids: [1, 2, 3], layer: 1, token: 1};
+      const first = finish(answers.answer(asked)).tensors, before = first.hidden.data.slice();
+      for (const {data} of Object.values(first)) structuredClone(data.buffer, {transfer: [data.buffer]});
+      const again = finish(answers.answer(asked)).tensors.hidden.data;
+      for (let id = 0; id < 9; id++) finish(answers.answer({kind: "head", ids: [id]}));
+      return [before, again, answers.traces.size];
+    })()"""
+    before, again, traces = cases["char"].engine(script)
+    assert before.tolist() == again.tolist() and traces == 4
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+FLOAT = {"kind": "head", "ids": [1.0]}  # which is 1 in JavaScript
+ASKED = [
+    *[asked for asked, _ in MISTAKES if asked != FLOAT],
+    *[{"kind": kind} for kind in ("constructor", "answer", "__proto__", "it's", "'\"\\\n\x01\xad\u2028\U000e0001é")],
+    *[{"kind": value} for value in (None, True, [1, "a", [None]], {"a'": {"b": [False]}}, 12345678901)],
+    *[{"kind": "head", name: value} for name in ("layer", "step", "row", "mask", "scale") for value in (-1, "", 2**63)],
+    {"kind": "head", "layer": -1, "head": -2, "row": -3},
+    *[{"kind": "head", "ids": [1], "heads_off": off} for off in ("1.0.1", "0.-1", "a.1", "+1. 1 ", "0.4", ".")],
+    *[{"kind": kind, "step": 1234567} for kind in ("overview", "parameter", "vocabulary", "positions", "tokens")],
+    *[{"kind": kind, "ids": [1], "step": 7, "layer": 9} for kind in ("notes", "token")],
+    {"kind": "notes", "ids": [1]},
+    {"kind": "tokens", "text": "🎉" * 100_001},
+    {"kind": "tokens", "text": "🎉" * 100_000, "ids": [99]},
+    {"kind": "overview", "ids": [1] * 1234},
+]
+
+
+@in_browser
+@pytest.mark.parametrize("name", ["char", "score"])
+def test_mistakes_have_the_messages_of_the_server(cases, name):
+    case = cases[name]
+    case.check(ASKED)
+    assert all(isinstance(case.in_python(asked), str) for asked in ASKED[:20])

@@ -1,0 +1,459 @@
+"""The engine of a model in one HTML file, against model.py, folio.decoding.generate and folio.web.playground."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.base import settings
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.decoding.sampling import Sampling, next_token_probabilities, uniforms
+from folio.machine.runtime import Runtime, resolve_runtime
+from folio.web.engine import Engine as BatchEngine
+from folio.web.playground import GenerationQuestion, stream_samples
+from model import GPT, POSITIONS
+from tests.support.decoding import generate_tokens, random_model
+from tests.support.engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
+from tests.support.tiny_tokenizers import bpe
+from tools.bench import html_file as bench_html
+from tools.bench.html_file import HtmlBenchConfig, Size
+
+STORAGES = ("float32", "float16", "int8")
+BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may give either
+
+
+@pytest.fixture
+def seed() -> int:
+    """Not another one in each run: a draw so near to a boundary that the last digits of float32 decide is rare, but not
+    rare enough.
+    """
+    return 1337
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_in_chromium("gpt.js", "tokenizers.js", "questions.js", "sampling.js", "host.js") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return resolve_runtime("cpu", "float32", False)
+
+
+def test_the_kernel_is_built_from_its_source():
+    wasmtime = pytest.importorskip("wasmtime")
+    source = (FOLDER / "matmul.wat").read_text(encoding="utf-8")
+    assert bytes(wasmtime.wat2wasm(source)) == (FOLDER / "matmul.wasm").read_bytes()
+
+
+# --- the forward pass -------------------------------------------------------------------------------------------------
+
+
+def logits_of(model: GPT, ids: list[int]) -> np.ndarray:
+    """(T, V)."""
+    ids = torch.tensor([ids])
+    return model.logits(ids)[0].detach().numpy()
+
+
+@in_browser
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_logits_are_those_of_model_py(simd, position, engine, seed):
+    """After a prefill, and after each step, on the weights as they are stored."""
+    settings = itertools.cycle([dict(activation="gelu", bias=True), dict(activation="gelu_new", bias=False)])
+    for storage, n_embd in itertools.product(STORAGES, (12, 36)):
+        model = random_model(seed, block_size=40, n_embd=n_embd, n_head=3, position=position, **next(settings))
+        stored = engine.load(model, storage, simd)
+        ids = torch.randint(20, (40,)).tolist()
+        expected = logits_of(stored, ids)
+        script = """(() => {
+          const cache = gpt.newCache(), logits = [finish(gpt.prefill(cache, ids.slice(0, 21))).slice()];
+          for (const id of ids.slice(21)) logits.push(finish(gpt.step([cache], [id])).slice());
+          return logits;
+        })()"""
+        actual = engine(script, ids=ids)
+        assert len(actual) == 20 and np.abs(np.array(actual) - expected[20:]).max() <= 1e-4
+
+
+@in_browser
+def test_rows_of_a_step_do_not_depend_on_each_other(engine, seed):
+    """Their contexts have different lengths. A cache that was given back is used again."""
+    model = random_model(seed, block_size=40, position="rotary")
+    engine.load(model)
+    rows = [torch.randint(20, (length,)).tolist() for length in (3, 40, 17, 1)]
+    for _ in range(2):
+        engine("globalThis.caches = rows.map(() => gpt.newCache())", rows=rows)
+        engine("rows.forEach((ids, i) => finish(gpt.prefill(caches[i], ids.slice(0, -1))))", rows=rows)
+        logits = engine("finish(gpt.step(caches, rows.map(ids => ids.at(-1))))", rows=rows).reshape(4, 20)
+        engine("caches.forEach(cache => gpt.freeCache(cache))")
+        for row, ids in zip(logits, rows, strict=True):
+            assert np.abs(row - logits_of(model, ids)[-1]).max() <= 1e-4
+
+
+@in_browser
+def test_long_computations_pause(engine, seed):
+    """The engine can be asked to pause after a little work, and computes the same."""
+    model = random_model(seed, block_size=40, vocab_size=300)
+    engine.load(model)
+    ids = torch.randint(300, (40,)).tolist()
+    engine("Object.assign(gpt.kernels, {slice: 1000})")
+    script = "Array.from((function* () { yield (yield* gpt.prefill(gpt.newCache(), ids)).slice(); })())"
+    *pauses, logits = engine(script, ids=ids)
+    assert len(pauses) > 100 and set(pauses) == {None}
+    assert np.abs(logits - logits_of(model, ids)[-1]).max() <= 1e-4
+
+
+@in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_other_things_may_be_computed_in_the_pauses(simd, engine, seed):
+    """Parts of a forward pass over other tokens, and a new cache, for which the memory moves."""
+    model = random_model(seed, block_size=40, vocab_size=300)
+    engine.load(model, simd=simd)
+    rows = torch.randint(300, (2, 40)).tolist()
+    script = """(() => {
+      gpt.kernels.slice = 1000;
+      const pass = gpt.prefill(gpt.newCache(), rows[0]), positions = rows[1].map((_, t) => t), others = [];
+      for (;;) {
+        const {done, value} = pass.next();
+        if (done) return {logits: value, others: others.at(-1)};
+        if (others.length % 20 === 0) gpt.newCache();
+        const x = gpt.layerNorm(gpt.embed(rows[1], positions), "transformer.h.0.ln_1", 40);
+        others.push(gpt.linear(x, "transformer.h.0.mlp.c_fc", 40));
+      }
+    })()"""
+    ours, transformer = engine(script, rows=rows), model.transformer
+    assert np.abs(ours["logits"] - logits_of(model, rows[0])[-1]).max() <= 1e-4
+    first = transformer.h[0]
+    with torch.no_grad():
+        expected = first.mlp.c_fc(first.ln_1(model.embed(torch.tensor(rows[1]), torch.arange(40))))
+    np.testing.assert_allclose(ours["others"], expected.flatten(), rtol=1e-4, atol=1e-4)
+
+
+@in_browser
+def test_its_parts_are_those_of_a_forward_pass(engine, seed):
+    """For more tokens than are computed together, and a vocabulary smaller than the MLP."""
+    for position in ("learned", "sinusoidal"):
+        model = random_model(seed, block_size=40, position=position).requires_grad_(False)
+        engine.load(model, simd=False)
+        x, ids = torch.randn(37, 16), torch.randint(20, (37,))
+        transformer, block = model.transformer, model.transformer.h[1]
+        expected = {
+            "gpt.linear(x, 'transformer.h.1.mlp.c_fc', 37)": block.mlp.c_fc(x),
+            "gpt.linear(x, 'lm_head', 37)": model.lm_head(x),
+            "gpt.layerNorm(x, 'transformer.ln_f', 37)": transformer.ln_f(x),
+            "gpt.activation(x)": block.mlp.activation(x),
+            "gpt.embed(ids, positions)": model.embed(ids, torch.arange(37).flip(0)),
+            "gpt.param('transformer.h.0.ln_1.bias').data": transformer.h[0].ln_1.bias,
+        }
+        for expression, value in expected.items():
+            ours = engine(expression, x=x, ids=ids.tolist(), positions=list(range(36, -1, -1)))
+            np.testing.assert_allclose(ours, value.flatten(), rtol=1e-5, atol=1e-5)
+
+
+@in_browser
+def test_activations_are_exact_to_float32(engine):
+    x = np.linspace(-14, 14, 20001)
+    ours = engine("Float64Array.from(x, ACTIVATIONS.gelu)", x=x)
+    expected = [0.5 * value * math.erfc(-value / math.sqrt(2)) for value in x]
+    np.testing.assert_allclose(ours, expected, rtol=2e-8, atol=0)
+    ours = engine("Float64Array.from(x, ACTIVATIONS.gelu_new)", x=x)
+    expected = torch.nn.functional.gelu(torch.tensor(x), approximate="tanh")
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-14)
+
+
+@in_browser
+def test_half_floats_are_those_of_numpy(engine):
+    bits = np.arange(65536, dtype=np.uint16)
+    ours = engine("Float32Array.from({length: 65536}, (_, bits) => halfToFloat(bits))")
+    np.testing.assert_array_equal(ours, bits.view(np.float16).astype(np.float32))
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+NO_FILTER = dict(repetition_penalty=1, temperature=1, top_k=None, top_p=None, min_p=None)
+FILTERS = [
+    dict(temperature=0),
+    dict(temperature=0.7, top_k=5),
+    dict(top_k=1),
+    dict(temperature=1.3, top_p=0.8),
+    dict(top_p=1e-9),
+    dict(top_p=1),
+    dict(temperature=0.5, top_k=20, top_p=0.6),
+    dict(temperature=1.5, min_p=0.1),
+    dict(min_p=1),
+    dict(repetition_penalty=0.8, temperature=0),
+    dict(repetition_penalty=1.3, temperature=0.9, top_k=40, top_p=0.9, min_p=0.02),
+]
+
+
+@in_browser
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_filters_are_those_of_generate(filters, engine, seed):
+    """Also where many logits are equal: then torch does not say which of them top-p keeps."""
+    torch.manual_seed(seed)
+    settings = {**NO_FILTER, **filters}
+    for logits in (torch.randn(300) * 3, torch.randint(-6, 7, (300,)) / 2):
+        occurred = torch.rand(300) < 0.3
+        expected = next_token_probabilities(logits, Sampling(**settings), occurred)
+        script = "(toProbabilities(logits, occurred, settings), logits)"
+        actual = torch.tensor(engine(script, logits=logits, occurred=occurred.to(torch.uint8), settings=settings))
+        if len(logits.unique()) == 300:
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual.sort().values, expected.sort().values, rtol=1e-5, atol=1e-6)
+
+
+@in_browser
+def test_random_numbers_are_those_of_generate(engine, seed):
+    seeds, samples, first = [0, seed, 2**53 - 1], [0, 1, 15], np.random.default_rng(seed).integers(2**20)
+    ours = engine(
+        "Float64Array.from(seeds.flatMap(seed => samples.flatMap(k => "
+        "Array.from({length: 50}, (_, i) => uniform(seed, k, first + i)))))",
+        seeds=seeds,
+        samples=samples,
+        first=int(first),
+    )
+    expected = torch.stack([uniforms(seed, samples, int(first), 50) for seed in seeds])
+    assert np.array_equal(ours, expected.numpy().ravel())
+    assert len(set(ours)) == 450
+
+
+def near_tokens(model: GPT, ids: list[int], sampling: Sampling, uniform: float) -> tuple[float, range]:
+    """The distance of a draw after `ids` from the nearest boundary, and the tokens that are BOUNDARY away or nearer.
+
+    Of a context that was full, folio.decoding.generate has dropped half, as often as it was full.
+    """
+    size = model.config.block_size
+    dropped = size // 2 * max(0, math.ceil((len(ids) - size) / (size // 2)))
+    logits = torch.from_numpy(logits_of(model, ids[dropped:])[-1])
+    sums = next_token_probabilities(logits, sampling).double().cumsum(0)
+    draws = torch.tensor([uniform - BOUNDARY, uniform + BOUNDARY], dtype=torch.float64)
+    first, last = torch.searchsorted(sums, draws, right=True).tolist()
+    return (sums - uniform).abs().min().item(), range(first, last + 1)
+
+
+@in_browser
+def test_20_samples_are_those_of_generate(engine, runtime, seed):
+    """500 tokens each, at temperature 0.8 and top_k 200, far beyond the context; see BOUNDARY."""
+    model = random_model(seed, block_size=96, vocab_size=65, n_embd=32)
+    prompt, settings = [1, 2, 3], dict(max_new_tokens=500, temperature=0.8, top_k=200)
+    engine.load(model)
+    tokenizer = CharTokenizer("".join(map(chr, range(33, 98))))
+    sampling, samples, differing = Sampling(temperature=0.8, top_k=200), range(10), []
+    for number in range(2):
+        ours = sample_tokens(engine, tokenizer, ids=prompt, seed=number, num_samples=10, **settings)
+        theirs = generate_tokens(model, [prompt] * 10, runtime, max_new_tokens=500, sampling=sampling, seed=number)
+        for k in samples:
+            assert len(ours[k]) == 500
+            t = next((t for t in range(500) if ours[k][t] != theirs[k][t]), 499)  # where they differ, or the last one
+            ids, uniform = [*prompt, *theirs[k][:t]], uniforms(number, [k], t, 1).item()
+            distance, tokens = near_tokens(model, ids, sampling, uniform)
+            assert ours[k][t] in tokens and theirs[k][t] in tokens
+            if ours[k] != theirs[k]:
+                print(f"seed {number}, sample {k} differs at token {t}: the draw is {distance:.1e} from a boundary")
+                differing.append((number, k))
+    assert len(differing) <= 1
+
+
+def sample(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[dict]:
+    script = "eventsOf(generate(gpt, makeTokenizer(json), question))"
+    return engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
+
+
+def sample_tokens(engine: Engine, tokenizer: Tokenizer, **question: Any) -> list[list[int]]:
+    """The tokens of each sample."""
+    script = """eventsOf(generate(gpt, makeTokenizer(json), question)).slice(1).map(
+      ({samples}) => samples.map(entry => entry && entry[0]))"""
+    steps = engine(script, json=tokenizer.to_json() | {"kind": tokenizer.kind}, question=question)
+    return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
+
+
+CHARACTERS = CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True)
+QUESTIONS: list[tuple[Tokenizer, dict, dict]] = [  # the tokenizer, fields of GPTConfig, the question
+    (CHARACTERS, dict(vocab_size=32), dict(num_samples=3)),
+    (CHARACTERS, dict(vocab_size=32), dict(temperature=0, repetition_penalty=1.2)),
+    (CHARACTERS, {}, dict(num_samples=3, max_new_tokens=30, stop="a", begun=2, temperature=1.5, top_k=None)),
+    (CHARACTERS, {}, dict(ids=[2, 3, 4], begun=5, stop="b")),
+    (CHARACTERS, {}, dict(ids=[5] * 40, num_samples=2, top_p=0.9, repetition_penalty=1.1)),
+    (CHARACTERS, dict(position="rotary"), dict(num_samples=2, ids=[5] * 40, min_p=0.05)),
+    (CHARACTERS, dict(position="alibi"), dict(num_samples=2, max_new_tokens=1)),
+    (CHARACTERS, dict(position="relative", n_head=4), dict(num_samples=5, temperature=1.2)),
+    (CHARACTERS, dict(position="relative"), dict(context_stride=3, num_samples=2)),
+    (CHARACTERS, dict(position="sinusoidal", bias=False), dict(context_stride=1, num_samples=2)),
+    (CHARACTERS, dict(position="none", block_size=1), dict(num_samples=16, context_stride=20)),
+    (ByteTokenizer(), {}, dict(num_samples=16, max_new_tokens=20, temperature=1.5)),
+    (bpe(), dict(activation="gelu"), dict(num_samples=2, top_k=10)),
+]
+
+
+@in_browser
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_events_are_those_of_the_server(number, engine, seed):
+    tokenizer, sizes, question = QUESTIONS[number]
+    model = random_model(seed, **{"block_size": 16, "vocab_size": tokenizer.vocab_size, **sizes})
+    question = {"ids": [1, 2, 3], "max_new_tokens": 60, "seed": seed, **question}
+    lm = LanguageModel(model, tokenizer, "cpu", "float32")
+    asked = GenerationQuestion(**{**question, "ids": tuple(question["ids"])})
+    expected = list(stream_samples(BatchEngine(lm, rows=16), asked))
+    engine.load(model)
+    actual = sample(engine, tokenizer, **question)
+    assert [event.keys() for event in actual] == [event.keys() for event in expected]
+    assert actual[0] == expected[0]
+    for ours, theirs in zip(actual[1:], expected[1:], strict=True):
+        for entry, other in zip(ours["samples"], theirs["samples"], strict=True):
+            if entry is None or entry[0] is None:
+                assert entry == other
+                continue
+            assert entry[:2] == other[:2]
+            assert entry[2] == pytest.approx(other[2], abs=1e-5)
+            assert [p for _, p in entry[3]] == pytest.approx([p for _, p in other[3]], abs=1e-5)
+            assert {i for i, p in entry[3] if p > 1e-4} == {i for i, p in other[3] if p > 1e-4}
+
+
+@in_browser
+def test_a_seed_that_a_browser_rounds_is_an_error(engine):
+    script = "errorOf(() => readSettings({ids: [1], seed: 2 ** 53}, 20))"
+    assert engine(script) == "seed=9007199254740992: a browser rounds whole numbers above 2**53 - 1"
+
+
+BAD_QUESTIONS = [
+    dict(temperature=-0.5),
+    dict(temperature=1e6 + 0.5),
+    dict(temperature=None),
+    dict(num_samples=17),
+    dict(num_samples=1.5),
+    dict(num_samples=None, top_k=0),
+    dict(max_new_tokens=5000, top_k=0, stop=""),
+    dict(top_p=1.5),
+    dict(min_p=-0.25),
+    dict(stop=3),
+    dict(seed=-1),
+    dict(seed=2**63),
+    dict(begun=-1),
+    dict(context_stride=0),
+    dict(top_k="many"),
+]
+
+
+@in_browser
+def test_bad_questions_have_the_errors_of_the_server(engine, seed):
+    engine.load(random_model(seed))
+    for question in BAD_QUESTIONS:
+        with pytest.raises(UserError) as expected:
+            settings.from_json(GenerationQuestion, question)
+        actual = engine("errorOf(() => readSettings(question, 20))", question={"ids": [1], **question})
+        assert actual.split("\n") == str(expected.value).split("\n")
+    for ids in ([], [20], [-1], ["1"], 3):
+        assert engine("errorOf(() => readSettings({ids}, 20))", ids=ids).startswith("ids: ")
+
+
+@in_browser
+def test_a_model_that_computes_nan_says_so(engine, seed):
+    model = random_model(seed, vocab_size=257)
+    model.transformer.ln_f.weight.data[0] = math.nan
+    engine.load(model)
+    script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1]})))"
+    assert "NaN" in engine(script)
+
+
+@in_browser
+@pytest.mark.parametrize("simd", [True, False], ids=["wasm", "plain"])
+def test_samples_that_do_not_fit_into_memory_leave_it_to_others(simd, engine, seed):
+    model = random_model(seed, vocab_size=257)
+    engine.load(model, simd=simd)
+    expected = sample(engine, ByteTokenizer(), ids=[1], num_samples=2)
+    engine("gpt.kernels.grow = () => { throw new RangeError('out of memory'); }")
+    script = "errorOf(() => eventsOf(generate(gpt, makeTokenizer({kind: 'byte'}), {ids: [1], num_samples: 16})))"
+    for _ in range(2):
+        engine("gpt.kernels.used = gpt.kernels.floats.length - 100")
+        assert engine(script) == "the model needs more memory than the browser gives it"
+    assert sample(engine, ByteTokenizer(), ids=[1], num_samples=2) == expected
+
+
+@in_browser
+def test_a_text_is_generated_while_a_long_question_is_answered(engine, seed):
+    """Also two texts at the same time, of which each is the same as alone."""
+    engine.load(random_model(seed, vocab_size=257))
+    questions = [dict(ids=[1, 2], max_new_tokens=20, seed=k, num_samples=2) for k in range(2)]
+    script = """new Promise(resolve => {
+      const messages = [], host = new Host(message => {
+        messages.push(message);
+        if (messages.filter(({done, answer}) => done || answer).length === 3) resolve(messages);
+      });
+      const answer = function* () {
+        for (let slice = 0; slice < 100; slice++) {
+          for (const began = performance.now(); performance.now() < began + 5;);
+          yield;
+        }
+        return {facts: {}, tensors: {}};
+      };
+      const tokenizer = makeTokenizer({kind: "byte"});
+      Object.assign(host, {loaded: Promise.resolve(), gpt, tokenizer, answers: {answer}});
+      host.receive({kind: "ask", id: 0, question: {}});
+      questions.forEach((question, k) => host.receive({kind: "generate", id: k + 1, question}));
+    })"""
+    messages = engine(f"await {script}", questions=questions)
+    assert messages[-1].keys() == {"id", "answer"}
+    for k, question in enumerate(questions):
+        events = [event for message in messages if message["id"] == k + 1 for event in message.get("events", [])]
+        assert events == sample(engine, ByteTokenizer(), **question)
+
+
+@in_browser
+@pytest.mark.parametrize("kind", ["ask", "generate"])
+def test_a_prompt_waits_neither_for_a_trace_nor_for_a_text_that_was_stopped(kind, engine):
+    """A text that is stopped ends in its prefill, if that is long."""
+    script = """new Promise(resolve => {
+      let slices = 0;
+      const ended = [], host = new Host(({id, answer, done, error}) => {
+        if ((answer || done || error) && ended.push(id) === 2) resolve({ended, slices});
+      });
+      const work = function* (count) {
+        for (let i = 0; i < count; i++, slices++) {
+          for (const began = performance.now(); performance.now() < began + 5;);
+          yield;
+        }
+      };
+      const answer = function* ({kind}) {
+        yield* work(kind === "tokens" ? 1 : 200);
+        return {facts: {}, tensors: {}};
+      };
+      const slow = Object.create(gpt, {prefill: {value: () => work(200)}}), tokenizer = makeTokenizer({kind: "byte"});
+      Object.assign(host, {loaded: Promise.resolve(), gpt: slow, tokenizer, answers: {answer}});
+      host.receive({kind, id: "long", question: {kind: "overview", ids: [1]}});
+      setTimeout(() => {
+        if (kind === "generate") host.receive({kind: "stop", id: "long"});
+        host.receive({kind: "ask", id: "tokens", question: {kind: "tokens"}});
+      }, 50);
+    })"""
+    engine.load(random_model(1, vocab_size=257))
+    answer = engine(f"await {script}", kind=kind)
+    if kind == "ask":
+        assert answer["ended"] == ["tokens", "long"]
+    else:
+        assert set(answer["ended"]) == {"tokens", "long"} and answer["slices"] < 200
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
+    """It fails if the two give different texts."""
+    shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
+    monkeypatch.setattr(bench_html, "MODELS", {"tiny": Size(shape, 0.3)})
+    cfg = HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM)
+    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
+        thread.submit(bench_html.main, cfg).result()
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
+    _, sample, file, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))
+    file, sample = (float(number.replace(",", "")) for number in (file, sample))
+    assert float(ratio) == pytest.approx(file / sample, abs=0.006)
+    assert bar == "0.5" and float(first_token) > 0 and most == "0.3"

@@ -1,0 +1,54 @@
+"""The search in the training data that an HTML file holds, in a browser, against folio/evaluation/memorization.py."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from folio import UserError
+from folio.data.shards import Shard
+from folio.evaluation.memorization import TrainingSearch, covering_lengths
+from folio.web import html_file
+from tests.support.datasets import dataset_of, random_case
+from tests.support.engine import engine_in_chromium, in_browser
+
+CASES = 100
+TOKENIZER = "({eot, decode: ids => ids.map(id => `<${id}>`).join('')})"  # the same as:
+
+
+class Tokenizer:
+    def __init__(self, eot: int | None):
+        self.eot = eot
+
+    def decode(self, ids: np.ndarray) -> str:
+        return "".join(f"<{token}>" for token in ids if token != self.eot)
+
+
+@in_browser
+def test_spans_and_places_are_those_of_the_python_search(seed):
+    rng = np.random.default_rng(seed)
+    with engine_in_chromium("tokenizers.js", "memorized.js") as engine:
+        for _ in range(CASES):
+            datasets, text, eot = random_case(rng)
+            held_out = rng.choice(text, size=30).astype("<u4")
+            datasets = [replace(dataset, val=[Shard(held_out)]) for dataset in datasets]
+            search = TrainingSearch(datasets, Tokenizer(eot))
+            facts, longest = search.search(text)
+            index, content = html_file.pack_index(search, offset := int(rng.integers(3)) * 4)
+            answer = engine(
+                f"finish(TrainingSearch.read(index, bytes, {TOKENIZER}).search(text))",
+                index=index,
+                bytes=bytes(offset) + content,
+                text=text.tolist(),
+                eot=eot,
+            )
+            assert answer["facts"] == facts
+            assert answer["longest"].tolist() == longest.tolist()
+            covering = engine("coveringLengths(longest)", longest=longest.astype(np.int32))
+            assert covering.tolist() == covering_lengths(longest).tolist()
+
+
+def test_too_much_training_data_is_an_error(monkeypatch):
+    monkeypatch.setattr(html_file, "MOST_INDEXED", 5)
+    with pytest.raises(UserError, match="the training data has 6 tokens, and a file holds the index of 5"):
+        html_file.index_training_data([dataset_of(np.arange(2), np.arange(4))], Tokenizer(None))

@@ -1,0 +1,178 @@
+"""Tokenizers, prompts and notes of the one-file model, in a browser, against Python."""
+
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from folio import UserError
+from folio.data.sources.music import EventFormat, pitch_name, place_notes
+from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
+from folio.decoding.generate import TextStream
+from folio.decoding.language_model import encode_prompt
+from tests.support.engine import Engine, engine_in_chromium, in_browser
+from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
+from tests.support.tiny_tokenizers import bpe, trained
+
+STRINGS = 10_000  # per tokenizer
+CODE = "def f(x):\n    return x + 1\n\n\nfor (let i = 0; i < 10; i++) {\n\t\tprint('it''s', \"they'll\");\r\n}  // 3.14"
+PARTS = [  # of random strings
+    *CODE.replace(" ", "~ ").split("~"),
+    *"a b e h l o w the hello hell he world don't it's we'll I've they're 'S 'd ''s 1 12 2026 3.14 x² ½".split(),
+    *[" ", "  ", "    ", "\n", "\n\n", " \n", "\r\n", "\t", "\t \t", " '", " hello", " world", " w", " 7", " !"],
+    *map(chr, [0, 1, 8, *range(0xB, 0xD), *range(0x1B, 0x20), 0x7F, 0x85, 0xA0, 0xAD, 0x180E, 0xFEFF, 0xFFFD, 0xFFFF]),
+    *map(chr, [0x1680, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000]),  # white space or not
+    *["é", "e\u0301", "ß", "İ", "ﬁ", "ǅ", "\u0301", "\u0308\u0323", "न\u0940", "한", "\u1112\u1161\u11ab", "ก็"],
+    *["😀", "👩\u200d👩\u200d👧", "🏳\ufe0f\u200d🌈", "👍🏽", "🇩🇪", "𐐷", "𠀀", "\U0010ffff"],
+    *["שלום", "مرحبا", "\u202e", "\u200f", "日本語", "カタカナ", "Привет", "Ωμέγα", "٣٤", "५", "Ⅻ", "①", "៥"],
+    *["\ud800", "\udfff", "\ud83d", "\ude00"],  # surrogates, which may come together
+    *["</script>", "<!--", "<|endoftext|>", "<|endof", "__proto__", "\\", '"'],
+]
+SPACES = " \n\t\xa0\u3000\x85\x1c"
+
+
+def random_strings(rng: random.Random, count: int) -> list[str]:
+    """Strings of PARTS, of code points that Python knows, of one part repeated, and of much white space."""
+    known = [c for c in map(chr, range(0x20000)) if c.isprintable() or c.isspace()]
+
+    def make() -> str:
+        kind = rng.random()
+        if kind < 0.9:
+            return "".join(rng.choices(PARTS, k=rng.randint(0, 20)))
+        if kind < 0.98:
+            return "".join(rng.choices(known, k=rng.randint(1, 30)))
+        return rng.choice(PARTS) * rng.randint(1, 200) + "".join(rng.choices(SPACES, k=99)) + rng.choice(PARTS)
+
+    return [as_json_reads_it(make()) for _ in range(count)]
+
+
+def as_json_reads_it(text: str) -> str:
+    """A text in which a high and a low surrogate in this order are one character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def random_ranks(rng: random.Random) -> list[bytes]:
+    """Tokens in any order, so that some cannot be reached, and others are merged before their parts."""
+    tokens = {"".join(rng.choices("abé ", k=rng.randint(2, 6))).encode() for _ in range(300)}
+    return [bytes([b]) for b in range(256)] + rng.sample(sorted(tokens), len(tokens))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_in_chromium("tokenizers.js", "questions.js", "music.js") as engine:
+        yield engine
+
+
+def compute(engine: Engine, expression: str, tokenizer: Tokenizer, values: list) -> list:
+    """An expression in `tokenizer` and `value`, for each value. All text is sent as ASCII, which keeps surrogates."""
+    code = f"JSON.stringify(JSON.parse(values).map(value => {expression}))"
+    json_form = json.dumps({**tokenizer.to_json(), "kind": tokenizer.kind})
+    script = f"((tokenizer, values) => {code})(makeTokenizer(JSON.parse(json)), values)"
+    return json.loads(engine(script, json=json_form, values=json.dumps(values)))
+
+
+def make_tokenizers(rng: random.Random, texts: list[str]) -> dict[str, Tokenizer]:
+    # The trainer of the tokenizers library accepts no surrogates.
+    learned = BPETokenizer.train([text.encode("utf-8", "replace").decode() for text in texts], 1500)
+    some = set("".join(texts[: len(texts) // 2])) - set("xyz")  # about half of the characters that occur
+    return {
+        "char": CharTokenizer("".join(c for c in sorted(some) if not 0xD800 <= ord(c) < 0xE000)),
+        "char with eot": CharTokenizer.of("banana\n", eot=True),
+        "byte": ByteTokenizer(),
+        "bpe": learned,
+        "gpt2": GPT2Tokenizer(learned.ranks),
+        "few merges": bpe(),
+        "overlapping merges": GPT2Tokenizer(random_ranks(rng)),
+    }
+
+
+@in_browser
+def test_prompts_have_the_ids_of_python(engine, seed):
+    rng = random.Random(seed)
+    strings = random_strings(rng, STRINGS)
+    words = ["".join(rng.choices("abé ", k=rng.randint(0, 40))) for _ in range(STRINGS // 5)]
+    for name, tokenizer in make_tokenizers(rng, strings[:300]).items():
+        prompts = strings + (words if name == "overlapping merges" else [])
+        actual = compute(engine, "encodePrompt(tokenizer, value)", tokenizer, prompts)
+        for text, prompt in zip(prompts, actual, strict=True):
+            ids, _, unknown = encode_prompt(tokenizer, text, "skip")
+            assert prompt == {"ids": ids, "unknown": unknown}, (name, text)
+        facts = "[tokenizer.kind, tokenizer.vocabSize, tokenizer.eot]"
+        assert compute(engine, facts, tokenizer, [0]) == [[tokenizer.kind, tokenizer.vocab_size, tokenizer.eot]]
+
+
+@in_browser
+def test_long_words_and_long_white_space(engine, seed):
+    """A merge does not look at the whole word again."""
+    rng = random.Random(seed)
+    texts = ["ab" * 50_000, "".join(rng.choices("abé", k=99_999)), " " * 100_000, "\n" * 99_999 + "a", "é" * 33_333]
+    for tokenizer in (trained(), GPT2Tokenizer(random_ranks(rng))):
+        assert compute(engine, "tokenizer.encode(value)", tokenizer, texts) == [
+            tokenizer.encode(t).tolist() for t in texts
+        ]
+
+
+@in_browser
+def test_tokens_have_the_text_of_python(engine, seed):
+    rng = random.Random(seed)
+    strange = bytes(rng.choices([0x41, 0x80, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE2, 0xED, 0xEF, 0xF0, 0xF4, 0xFF], k=3000))
+    parts = {strange[i : i + rng.randint(2, 5)] for i in range(2900)} | {"\ufeffé".encode(), "\ufffd€".encode()}
+    broken = GPT2Tokenizer([bytes([b]) for b in range(256)] + sorted(parts))
+    tokenizers = [broken, *make_tokenizers(rng, random_strings(rng, 50)).values(), tokenizer_of(SCORE)]
+    for tokenizer in tokenizers:
+        ids = list(range(tokenizer.vocab_size))
+        assert compute(engine, "tokenizer.piece(value)", tokenizer, [*ids, 10**6]) == [*map(tokenizer.piece, ids), ""]
+        contents = compute(engine, "Array.from(tokenizer.tokenBytes(value))", tokenizer, ids)
+        assert contents == [list(tokenizer.token_bytes(i)) for i in ids]
+        rows = [rng.choices(ids, k=rng.randint(0, 12)) for _ in range(300)]
+        assert compute(engine, "tokenizer.decode(value)", tokenizer, rows) == [tokenizer.decode(row) for row in rows]
+
+
+@in_browser
+def test_streamed_text_is_that_of_python(engine, seed):
+    """Each token shows the same text: halves of characters, and what may begin the stop string, are held back."""
+    rng = random.Random(seed)
+    leads = [0x61, 0x62, 0x80, 0x9F, 0xA0, 0xBF, 0xC3, 0xE0, 0xE2, 0xED, 0xF0, 0xF4, 0xFF]
+    stops = [None, "ab", "aab", "é", "\ufffd", "\ufffda", "😀", "a😀", "\ude00", "a\ud83d", "\ud83da", "abé"]
+    cases = []
+    for _ in range(3000):
+        content = "".join(rng.choices(["a", "b", "é", "😀", "€"], k=6)).encode() + bytes(rng.choices(leads, k=6))
+        ids = list(content) if rng.random() < 0.5 else rng.choices([*leads, 256], k=12)
+        cases.append([ids, rng.choice(stops)])
+    expression = """(stream => [...value[0], null].map(id => [stream.push(id), stream.ended]))(
+      new TextStream(tokenizer, value[1]))"""
+    for (ids, stop), shown in zip(cases, compute(engine, expression, ByteTokenizer(), cases), strict=True):
+        stream = TextStream(ByteTokenizer(), stop)
+        assert shown == [[stream.push(token), stream.ended] for token in [*ids, None]], (ids, stop)
+
+
+def notes_in_python(text: str, format: EventFormat) -> list:
+    notes, times = place_notes(text.split(), format)
+    return [[[pitch_name(note.pitch), *note, *places] for note, *places in notes], times]
+
+
+@in_browser
+@pytest.mark.parametrize("format", [SCORE, PERFORMANCE], ids=["score", "performance"])
+def test_notes_are_those_of_python(engine, format, seed):
+    tokenizer = tokenizer_of(format)
+    texts = [random_text(tokenizer, seed + i, 60) for i in range(100)]
+    expression = """(({notes, times}) => [notes.map(({start, end, pitch, velocity, places}) =>
+      [pitchName(pitch), start, end, pitch, velocity, ...places]), times])(placeNotes(value.split(" "), FORMAT))"""
+    actual = compute(engine, expression.replace("FORMAT", json.dumps(tokenizer.format)), tokenizer, texts)
+    assert actual == [notes_in_python(text, format) for text in texts]
+    separated = [text.replace(" ", "\x1c\u3000", 3) for text in texts]
+    assert compute(engine, "tokenizer.encode(value)", tokenizer, separated) == [
+        tokenizer.encode(text).tolist() for text in texts
+    ]
+
+
+@in_browser
+@pytest.mark.parametrize("word", ["a", "NoteOn_", "é'\ud800", "'\"\\\n\u200b\U000e0001".strip(), "x" * 41, "\ufeff"])
+def test_a_word_that_is_not_an_event_has_the_message_of_python(engine, word):
+    tokenizer = tokenizer_of(SCORE)
+    text = f" \xa0NoteOn_55\u3000{word} b"
+    with pytest.raises(UserError) as raised:
+        tokenizer.encode(text)
+    catch = "(() => { try { tokenizer.encode(value); } catch ({message}) { return message; } })()"
+    assert compute(engine, catch, tokenizer, [text]) == [str(raised.value)]

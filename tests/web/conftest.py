@@ -1,0 +1,74 @@
+"""Fixtures: the viewer in a browser."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.viewed_models import SHAPES, TOKENIZERS, build_model, save_run
+from tests.support.viewers import CHROMIUM, Served, Viewer, serving
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
+    """A function that serves a kind of model. The character model has snapshots of steps 0 and 10, and a step 100."""
+    started: dict[str, tuple[Any, Served]] = {}
+
+    def serve(kind: str) -> Served:
+        if kind not in started:
+            models = {step: build_model(kind, seed=step) for step in (0, 10, 100, 200)}
+            complete = {step: models[step] for step in (100, 200)}
+            snapshots = {step: models[step] for step in (0, 10)} if kind == "char" else {}
+            folder = tmp_path_factory.mktemp(kind) / "run"
+            context = serving([save_run(folder, complete, TOKENIZERS[kind], snapshots)])
+            started[kind] = context, context.__enter__()
+        return started[kind][1]
+
+    yield serve
+    for context, _ in started.values():
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(params=SHAPES)
+def served(servers, request) -> Served:
+    return servers(request.param)
+
+
+@pytest.fixture
+def char(servers) -> Served:
+    return servers("char")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
+    """A function that opens a page. At the end, no page may have had a problem."""
+    viewers = []
+
+    def new(served: Served, width: int = 1280, **options: Any) -> Viewer:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        viewers.append(Viewer(context.new_page(), served))
+        return viewers[-1]
+
+    yield new
+    for viewer in viewers:
+        viewer.page.context.close()
+    assert [problem for viewer in viewers for problem in viewer.problems] == []
+
+
+@pytest.fixture
+def viewer(new_viewer, served) -> Viewer:
+    return new_viewer(served)
+
+
+@pytest.fixture
+def char_viewer(new_viewer, char) -> Viewer:
+    return new_viewer(char)

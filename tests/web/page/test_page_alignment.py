@@ -1,0 +1,88 @@
+"""The view of source and answer in a browser, against NumPy."""
+
+import time
+
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from tests.support.numpy_gpt import NumpyGPT, assert_same
+from tests.support.viewed_models import save_random_run
+from tests.support.viewers import Viewer, in_browser, serving
+
+SOURCE, PROMPT = "en: May 3, 2026 ", "en: May 3, 2026 | de:"
+SIZES = dict(block_size=32, n_layer=3, n_head=2, n_embd=16)
+
+
+def check_pictures(viewer: Viewer, model, ids: list[int], layer: int, head: int) -> None:
+    """The view shows how the tokens from the prompt's last one on look at the source."""
+    run, first, source = NumpyGPT(model).run(ids), len(PROMPT) - 1, len(SOURCE)
+    weights = [run.layer(index).weights[:, first:, :source] for index in range(3)]
+    assert_same(viewer.matrix("alignment"), weights[layer][head])
+    coverage = {(index, h): weights[index][h].max(0).mean() for index in range(3) for h in range(2)}
+    rows = viewer.table("alignment-heads")["rows"]
+    assert_same([row[2] for row in rows], sorted(coverage.values(), reverse=True))
+    assert_same([row[2] for row in rows], [coverage[row[0], row[1]] for row in rows])
+
+
+@in_browser
+def test_the_matrix_grows_while_the_answer_is_written(new_viewer, tmp_path, seed):
+    tokenizer = CharTokenizer.of(PROMPT + "abcdefgh")  # without an end-of-text token: the context becomes full
+    model = save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
+    ids = tokenizer.encode(PROMPT).tolist()
+    with serving([str(tmp_path / "run")]) as served:
+        viewer = new_viewer(served).open("alignment", text=PROMPT, layer=1, head=1)
+        assert "alignment" in viewer.views()
+        check_pictures(viewer, model, ids, 1, 1)
+        viewer("""() => {
+          window.sizes = [];
+          const count = () => sizes.push(document.querySelector("[data-testid=alignment]").table().rows.length);
+          new MutationObserver(count).observe(document.getElementById("view"), {childList: true});
+        }""")
+        viewer.page.get_by_text("Write the answer").click()
+        while len(ids) < SIZES["block_size"]:
+            ids.append(int(NumpyGPT(model).run(ids).logits[-1].argmax()))
+        rows = len(ids) - len(PROMPT) + 1
+        until = time.monotonic() + 60
+        while viewer("sizes.at(-1)") != rows and time.monotonic() < until:
+            viewer.page.wait_for_timeout(20)
+        assert viewer.wait()("sizes") == [*range(1, rows + 1)]
+        assert viewer.state("ids") == [",".join(map(str, ids))]
+        check_pictures(viewer, model, ids, 1, 1)
+        viewer.find("alignment-heads").locator("tbody tr").first.click()  # the head with the largest coverage
+        layer, head, _ = viewer.wait().table("alignment-heads")["rows"][0]
+        assert viewer.state("layer", "head") == [layer, head]
+        check_pictures(viewer, model, ids, layer, head)
+        box = viewer.find("alignment").locator("canvas").bounding_box()
+        for selected in (len(ids) - 2, len(SOURCE) - 1):  # the row's token, then the column's
+            viewer.page.mouse.click(box["x"] + box["width"] - 9, box["y"] + box["height"] - 5 - 2 * 24)
+            assert viewer.wait().state("token") == [selected]
+        viewer.page.close()  # before its server
+
+
+@in_browser
+def test_writing_stops_at_the_end_of_text_and_when_something_else_is_shown(new_viewer, tmp_path, seed):
+    tokenizer = ByteTokenizer()
+    save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
+    ids = tokenizer.encode(PROMPT).tolist()
+    with serving([str(tmp_path / "run")]) as served:
+        viewer = new_viewer(served).open("alignment", text=PROMPT)
+        for other in ({"view": "tokens"}, {"text": "other", "ids": ""}):
+            viewer("""async ([ids, other]) => {
+              const writing = continueText(ids, {temperature: 0});
+              await change(other);
+              await writing;
+            }""", [ids, other])  # fmt: skip
+            assert viewer.state(*other) == [*other.values()]
+        assert viewer.state("text", "ids") == ["other", ""] and "alignment" not in viewer.views()
+        viewer.show("alignment", text="other")
+        assert viewer.pictures() == [] and viewer.page.get_by_text("no source").is_visible()
+        for text, rows in ((PROMPT + " a | b: c", 9), (SOURCE + "| x", 2)):  # an answer with | and :, and no colon
+            assert viewer.show("alignment", text=text).matrix("alignment").shape == (rows + 1, len(SOURCE))
+        end = served.provider.models[0].opened
+        end.transformer.ln_f.weight.data.zero_()
+        end.transformer.ln_f.bias.data = 100 * end.transformer.wte.weight.data[tokenizer.eot]
+        end.transformer.wte.weight.data[tokenizer.eot] *= 2
+        served.forget()
+        viewer.open("alignment", text=PROMPT).page.get_by_text("Write the answer").click()
+        viewer.page.wait_for_timeout(100)
+        assert viewer.wait().column("alignment", "answer \\ source") == ["end"]
+        assert viewer.state("ids") == [",".join(map(str, ids))]
+        viewer.page.close()

@@ -1,0 +1,405 @@
+"""The views of experiments in a browser: heads, switches, two models, checkpoints, the sampling loop, and the cache."""
+
+import math
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from folio.checkpoints import checkpoint
+from folio.checkpoints.snapshots import write_snapshot
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding import torch_decoder
+from folio.decoding.generate import generate
+from folio.decoding.sampling import Sampling, uniforms
+from model import GPT
+from tests.support.decoding import decoder_in, random_model
+from tests.support.runs import blank_state
+
+pytestmark = pytest.mark.browser
+
+TEXT = "the king shall love his crown"
+TOKENIZER = CharTokenizer.of("abcdefghijklmnopqrstuvwxyz \n")
+IDS = TOKENIZER.encode(TEXT).tolist()
+SIZES = dict(block_size=48, vocab_size=TOKENIZER.vocab_size, n_layer=2, n_head=4, n_embd=32)
+STEPS = (0, 1, 5, 20, 100)  # of the run; the last one is a complete checkpoint
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("there is no /usr/bin/chromium")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator[Callable[..., str]]:
+    """A function that serves runs, each given by its models by step, and returns the address."""
+    import uvicorn
+
+    from folio.web.questions import TraceProvider
+    from folio.web.viewed_model import ViewedModel
+    from folio.web.viewer import make_app
+
+    servers = []
+
+    def start(*runs: dict[int, GPT]) -> str:
+        viewed = [
+            ViewedModel(save_run(tmp_path / f"run{i}", run), "best", torch.device("cpu")) for i, run in enumerate(runs)
+        ]
+        listener = socket.create_server(("127.0.0.1", 0))
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        app = make_app(TraceProvider(viewed, TEXT), frozenset({host}))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://{host}/"
+
+    yield start
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join()
+
+
+def save_run(folder: Path, models: dict[int, GPT]) -> str:
+    """A run whose last model is a checkpoint, and the others snapshots."""
+    *snapshots, last = sorted(models)
+    folder.mkdir()
+    for step in snapshots:
+        write_snapshot(folder, step, dict(models[step].named_parameters()))
+    state = blank_state(last, model=asdict(models[last].config))
+    with mock.patch.object(checkpoint, "sync"):
+        weights = dict(models[last].named_parameters())
+        checkpoint.save(folder, last, weights, {"none": torch.zeros(1)}, TOKENIZER, state, keep_last=9)
+    return str(folder)
+
+
+@pytest.fixture
+def page(browser, serve):
+    """A page that is closed before its server, and must have had no errors."""
+    errors = []
+    page = browser.new_page(reduced_motion="reduce")
+    page.set_default_timeout(120_000)
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.close()
+    assert not errors
+
+
+def show(page, address: str, view: str, **state) -> None:
+    """Open a view, and wait until it is drawn."""
+    page.goto("about:blank")
+    page.goto(address + "#" + "&".join(f"{name}={value}" for name, value in {"view": view, **state}.items()))
+    page.wait_for_selector(f"[data-testid=view-{view}]")
+
+
+def after(page, action: Callable[[], object]) -> None:
+    """Do something that draws the page, and wait until it is drawn."""
+    drawn = page.evaluate("Number(document.body.dataset.drawn)")
+    action()
+    wait_until(page, f"Number(document.body.dataset.drawn) > {drawn}")
+
+
+def wait_until(page, condition: str) -> None:
+    """Wait for an expression of JavaScript. (wait_for_function needs eval, which the page's policy forbids.)"""
+    deadline = time.monotonic() + 120
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.01)
+
+
+def table(page, name: str) -> list[dict]:
+    """The numbers behind a picture, by column."""
+    content = page.get_by_test_id(name).evaluate("figure => figure.table()")
+    return [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
+
+
+def numbers_of_title(page, name: str) -> list[float]:
+    """The numbers in the title of a picture."""
+    title = page.get_by_test_id(name).locator("h3").inner_text().replace("\N{MINUS SIGN}", "-")
+    return [float(number) for number in re.findall(r"-?\d[\d.e-]*", title)]
+
+
+def column(page, picture: str, name: str) -> Tensor:
+    return torch.tensor([row[name] for row in table(page, picture)], dtype=torch.float64)
+
+
+def make(seed: int, **changes) -> GPT:
+    return random_model(seed, **{**SIZES, **changes}).requires_grad_(False)
+
+
+@torch.no_grad()
+def losses(model: GPT, ids: list[int] = IDS) -> Tensor:
+    """The loss of each token but the first, by torch alone."""
+    idx = torch.tensor(ids)[None]
+    return F.cross_entropy(model.eval().logits(idx)[0, :-1], idx[0, 1:], reduction="none").double()
+
+
+def previous_scores(model: GPT, ids: list[int] = IDS) -> Tensor:
+    """The mean weight of the previous token for each head of layer 0."""
+    return first_weights(model, ids).diagonal(-1, 1, 2).mean(-1)
+
+
+@torch.no_grad()
+def first_weights(model: GPT, ids: list[int] = IDS) -> Tensor:
+    """The weights of the heads of layer 0, (H, T, T), in a model with learned positions."""
+    x = model.embed(torch.tensor(ids), torch.arange(len(ids)))
+    block, D = model.transformer.h[0], model.config.n_embd // model.config.n_head
+    q, k, _ = block.attn.c_attn(block.ln_1(x)).unflatten(-1, (3, model.config.n_head, D)).permute(1, 2, 0, 3)
+    scores = q @ k.mT / math.sqrt(D) + torch.full((len(ids),) * 2, -math.inf).triu(1)
+    return scores.softmax(-1).double()
+
+
+# --- heads and switches -----------------------------------------------------------------------------------------------
+
+
+def test_heads_are_sorted_by_a_score_and_a_click_opens_one(page, serve, seed):
+    model = make(seed)
+    show(page, serve({0: model}), "all-heads", sort="previous")
+    rows = table(page, "head-scores")
+    assert [row["previous"] for row in rows] == sorted((row["previous"] for row in rows), reverse=True)
+    first_layer = {row["head"]: row["previous"] for row in rows if row["layer"] == 0}
+    shown = torch.tensor([first_layer[head] for head in range(4)], dtype=torch.float64)
+    torch.testing.assert_close(shown, previous_scores(model), atol=1e-6, rtol=0)
+    buttons = page.get_by_test_id("view-all-heads").locator("[data-testid^=head-][aria-label]")
+    names = buttons.evaluate_all("buttons => buttons.map(button => button.dataset.testid)")
+    assert names == [f"head-{row['layer']}-{row['head']}" for row in rows]
+    page.get_by_test_id("head-1-2").click()
+    page.wait_for_selector("[data-testid=view-looking-back]")
+    assert page.evaluate("[state.layer, state.head]") == [1, 2]
+
+
+def switched(model: GPT, switch: str) -> GPT:
+    """A copy of the model whose weights do what the switch does."""
+    copy = GPT.from_tensors(model.config, {name: p.clone() for name, p in model.named_parameters()})
+    block, D = copy.transformer.h[1], model.config.n_embd // model.config.n_head
+    with torch.no_grad():
+        if switch == "head":
+            block.attn.c_proj.weight[:, 2 * D : 3 * D] = 0
+        elif switch == "mlp":
+            block.mlp.c_proj.weight.zero_()
+            block.mlp.c_proj.bias.zero_()
+        elif switch == "scale":
+            for layer in copy.transformer.h:
+                layer.attn.c_attn.weight[: model.config.n_embd] *= math.sqrt(D)
+                layer.attn.c_attn.bias[: model.config.n_embd] *= math.sqrt(D)
+    return copy
+
+
+def test_switches_show_the_loss_of_the_changed_model(page, serve, seed):
+    model = make(seed)
+    show(page, serve({0: model}), "switches", layer=1)
+    controls = {
+        "head": lambda: page.get_by_test_id("switch-head-1-2").click(),
+        "mlp": lambda: page.get_by_test_id("switch-mlp-1").click(),
+        "scale": lambda: page.get_by_test_id("switch-scale").click(),
+    }
+    for switch, turn in controls.items():
+        assert not page.get_by_test_id("switched").count()
+        after(page, turn)
+        torch.testing.assert_close(column(page, "switch-differences", "as trained"), losses(model), atol=2e-5, rtol=0)
+        expected = losses(switched(model, switch))
+        torch.testing.assert_close(column(page, "switch-differences", "changed"), expected, atol=2e-5, rtol=0)
+        difference = expected - losses(model)
+        shown = [difference.mean().item(), difference.std().item() / math.sqrt(len(difference))]
+        assert numbers_of_title(page, "switch-differences") == pytest.approx(shown, rel=1e-3, abs=2e-5)
+        after(page, lambda: page.get_by_test_id("reset-switches").click())
+
+
+def test_rows_sum_to_less_than_1_if_the_mask_comes_after_the_softmax(page, serve, seed):
+    model = make(seed)
+    show(page, serve({0: model}), "switches", mask="after")
+    sums = column(page, "row-sums", "sum")
+    assert (sums[:-1] < 1).all() and sums[-1].item() == pytest.approx(1, abs=1e-6)
+    after(page, lambda: page.get_by_test_id("switch-mask").select_option("before"))
+    assert not page.get_by_test_id("row-sums").count()
+
+
+def test_a_token_is_replaced_and_put_back(page, serve, seed):
+    model = make(seed)
+    show(page, serve({0: model}), "switches", token=5)
+    replaced = [*IDS[:5], (IDS[5] + 1) % SIZES["vocab_size"], *IDS[6:]]
+    after(page, lambda: page.get_by_test_id("switch-token").select_option(str(replaced[5])))
+    for name, ids in (("as trained", IDS), ("changed", replaced)):
+        torch.testing.assert_close(column(page, "switch-differences", name), losses(model, ids), atol=2e-5, rtol=0)
+    show(page, page.url.split("#")[0], **dict(pair.split("=", 1) for pair in page.url.split("#")[1].split("&")))
+    assert "token 5 replaced" in page.get_by_test_id("switched").inner_text()
+    after(page, lambda: page.get_by_test_id("reset-switches").click())
+    assert page.evaluate("state.ids") == ",".join(map(str, IDS)) and not page.get_by_test_id("switched").count()
+
+
+# --- models and checkpoints -------------------------------------------------------------------------------------------
+
+
+def test_two_models_are_compared_token_by_token(page, serve, seed):
+    first, second = make(seed), make(seed + 1, n_layer=1, n_head=2, position="rotary", block_size=20)
+    show(page, serve({0: first}, {0: second}), "compare", token=7, color="difference", heads_off="1.3,0.1")
+    after(page, lambda: page.get_by_test_id("reset-switches").click())
+    assert not page.get_by_test_id("switched").count()
+    expected = losses(first)[:19] - losses(second, IDS[:20])  # the second one has a context of 20
+    torch.testing.assert_close(column(page, "compare-strip", "difference"), expected, atol=2e-5, rtol=0)
+    shown = [expected.mean().item(), expected.std().item() / math.sqrt(19)]
+    assert numbers_of_title(page, "compare-strip") == pytest.approx(shown, rel=1e-3, abs=2e-5)
+    rows = {row["id"]: row for row in table(page, "compare-distribution")}
+    for name, model in (("first", first), ("second", second)):
+        probabilities = model(torch.tensor(IDS[:8])[None])[0][0, -1].softmax(-1)
+        shown = torch.tensor([rows[i][name] for i in range(len(rows))])
+        torch.testing.assert_close(shown, probabilities, atol=1e-5, rtol=0)
+    assert page.get_by_test_id("strip-20").get_attribute("title") == f"20 {'␣' if TEXT[20] == ' ' else TEXT[20]}"
+
+
+def test_the_weights_of_a_head_are_compared_up_to_the_context_of_both(page, serve, seed):
+    first, second = make(seed), make(seed + 1, n_head=2, block_size=20)
+    show(page, serve({0: first}, {0: second}), "compare", layer=0, head=3)  # the second model has heads 0 and 1
+    shown = page.get_by_test_id("compare-head").evaluate("figure => figure.table()")["rows"]
+    expected = first_weights(first)[3, :20, :20] - first_weights(second, IDS[:20])[1]
+    torch.testing.assert_close(torch.tensor([row[1:] for row in shown]).double(), expected, atol=1e-5, rtol=0)
+
+
+def test_curves_over_checkpoints_and_a_click_on_them(page, serve, seed):
+    models = {step: make(seed + step) for step in STEPS}
+    show(page, serve(models), "checkpoints")
+    page.wait_for_selector("[data-complete=true]")
+    torch.testing.assert_close(
+        column(page, "losses-by-step", "mean loss"),
+        torch.stack([losses(model).mean() for model in models.values()]),
+        atol=2e-5,
+        rtol=0,
+    )
+    for head in range(4):
+        expected = torch.stack([previous_scores(model)[head] for model in models.values()])
+        torch.testing.assert_close(column(page, "scores-by-step", f"0.{head}"), expected, atol=1e-6, rtol=0)
+    chart = page.get_by_test_id("losses-by-step").locator("svg")
+    after(page, lambda: chart.click(position={"x": 57, "y": 100}))
+    assert page.evaluate("state.step") == 0
+    torch.testing.assert_close(column(page, "losses-by-step", "step"), torch.tensor(STEPS, dtype=torch.float64))
+    show(page, page.url.split("#")[0], "compare", step=20, other_step=5)
+    expected = losses(models[20]) - losses(models[5])
+    torch.testing.assert_close(column(page, "compare-strip", "difference"), expected, atol=2e-5, rtol=0)
+
+
+def test_the_slider_asks_nothing_after_other_checkpoints_were_asked_ahead(page, serve, seed):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/ask") else None)
+    show(page, serve({step: make(seed + step) for step in STEPS}), "attention-row")
+    slider = "document.getElementById('checkpoint')"
+    slide = f"value => {{ {slider}.value = value; {slider}.dispatchEvent(new Event('input')); }}"
+    after(page, lambda: page.evaluate(slide, 2))
+    answered = f"kept(question('head', {IDS}, {{step, layer: 0, head: 0}}))"
+    wait_until(page, f"{list(STEPS)}.every(step => {answered})")
+    count = len(asked)
+    for at in (1, 4, 0):
+        after(page, lambda at=at: page.evaluate(slide, at))
+        assert page.evaluate("state.step") == STEPS[at]
+    assert len(asked) == count
+
+
+def test_answers_are_kept_up_to_a_number_of_bytes(page, serve, seed):
+    show(page, serve({0: make(seed)}), "tokens")
+    kept = page.evaluate("""async () => {
+      const tensor = {shape: [KEPT_BYTES / 12], data: new Float32Array(KEPT_BYTES / 12)};  // a third
+      provider = {ask: async () => ({facts: {}, tensors: {tensor}})};
+      for (const name of "abac") await ask({name});
+      await null;
+      return [..."abc"].filter(name => kept({name}));
+    }""")
+    assert kept == ["a", "c"]
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+def test_random_numbers_are_those_of_generate(page, serve, seed):
+    rng = random.Random(seed)
+    show(page, serve({0: make(seed)}), "tokens")
+    for numbers in ((0, 0), (1337, 0), *((rng.randrange(2**53), rng.randrange(1000)) for _ in range(5))):
+        expected = uniforms(numbers[0], [numbers[1]], 0, 50)[0].tolist()
+        assert (
+            page.evaluate("([s, k]) => Array.from({length: 50}, (_, i) => uniform(s, k, i))", list(numbers)) == expected
+        )
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, dict(temperature=1.5, top_k=9, top_p=0.9, min_p=0.05)], ids=["default", "filters"]
+)
+def test_the_loop_draws_what_generate_does(page, serve, seed, settings):
+    """Also beyond a full context. Ids from the tokenizer's size on, the model's padding, are never drawn."""
+    model = make(seed, vocab_size=SIZES["vocab_size"] + 3)
+    draws, number = 41, seed % 1000
+    sampling = Sampling(**{"temperature": 0.8, "top_k": 200, **settings})
+    steps = generate(
+        decoder_in("float32", model),
+        [IDS],
+        max_new_tokens=draws,
+        sampling=sampling,
+        vocab_size=TOKENIZER.vocab_size,
+        seed=number,
+    )
+    expected = [step.tokens[0] for step in steps]
+    show(page, serve({0: model}), "loop", seed=number, **settings)
+    after(page, lambda: page.keyboard.press("d"))
+    for _ in range(2):
+        after(page, lambda: page.get_by_test_id("loop-draw-20").click())
+    ids = page.evaluate("state.ids.split(',').map(Number)")
+    assert ids == [*IDS, *expected][-len(ids) :] and 24 <= len(ids) <= 48
+    u = uniforms(number, [0], draws, 1).item()
+    (drawn,) = [row for row in table(page, "draw") if row["from"] <= u < row["to"]]
+    assert page.get_by_test_id("draw").locator("tr.selected td").first.inner_text() == str(drawn["id"])
+    row = page.get_by_test_id("draw").locator("tbody tr").nth(3)
+    candidate = int(row.locator("td").first.inner_text())
+    after(page, row.click)
+    assert page.evaluate("state.ids").endswith(f",{candidate}") and page.evaluate("state.loop_step") == draws + 1
+
+
+@pytest.mark.parametrize("position", ["learned", "relative"])
+@pytest.mark.parametrize("prompt", [3, 29])
+def test_the_cache_holds_what_the_page_says(page, serve, seed, position, prompt):
+    """generate's own cache is read after each draw: whose keys are in which slot, and how many tokens were computed."""
+    model = make(seed, position=position, n_layer=1, block_size=32)
+    show(page, serve({0: model}), "cache", token=prompt - 1)
+    draws, batches, computed = 32 - prompt + 32 + 1, [], []
+
+    class Recorded(torch_decoder.TorchBatch):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            batches.append(self)
+
+    def keys_of(token: int, place: int) -> Tensor:
+        block = model.transformer.h[0]
+        x = model.embed(torch.tensor([[token]]), torch.tensor([place]))
+        return block.attn.c_attn(block.ln_1(x))[0, 0, 32:64].view(4, 8)
+
+    forward = model.forward
+    model.forward = lambda idx, *rest, **named: computed.append(idx.shape[1]) or forward(idx, *rest, **named)
+    ids = IDS[:prompt]
+    with mock.patch.object(torch_decoder, "TorchBatch", Recorded):
+        steps = generate(decoder_in("torch float32", model), [ids], max_new_tokens=draws, seed=seed)
+        shown = page.evaluate("([p, n, s]) => cacheSteps(p, n, 32, s)", [prompt, draws, position == "relative"])
+        assert len(shown) == draws
+        for n, step in enumerate(steps):
+            slots, batch = shown[n]["slots"], batches[0]
+            assert len(slots) == min(batch.lengths[0], 32)
+            for slot in {0, len(slots) - 1, *range(n % 5, len(slots), 5)}:
+                assert torch.allclose(batch.cache.kv[0, 0, 0, :, slot], keys_of(ids[slots[slot]], slot), atol=1e-5)
+            assert shown[n]["computed"] == sum(computed)
+            computed.clear()
+            ids.append(step.tokens[0])
+    facts = {row["fact"]: row["number"] for row in table(page, "cache-numbers")}
+    assert facts["bytes allocated"] == batches[0].cache.kv.nbytes

@@ -1,0 +1,270 @@
+"""The views of the model, the input and the layers in a browser: their tables hold what NumPy computes.
+
+A check of a view is a function with @shows("its-id"). All checks of a model share a page.
+"""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.support.numpy_gpt import NumpyGPT, NumpyRun, alibi_slopes, assert_same, sinusoids, softmax, t5_bucket
+from tests.support.repository import ROOT
+from tests.support.viewers import Place, Viewer, check_tokens, in_browser
+
+Check = Callable[[Viewer, NumpyRun, Place], None]
+CHECKS: dict[str, Check] = {"tokens": check_tokens}
+CHOSEN = dict(head_channel=3, stream_channel=5, neuron=7, qkv_part=1, parameter="transformer.h.*.attn.c_attn.weight")
+
+
+def shows(view: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS[view] = check
+        return check
+
+    return register
+
+
+def check_views(viewer: Viewer, run: NumpyRun, place: Place, **switches) -> None:
+    """Compare all views with NumPy. switches: as the state of the page has them."""
+    for view, check in CHECKS.items():
+        viewer("state => void change(state)", {"view": view, **vars(place), **CHOSEN, **switches})
+        assert viewer.wait().find(f"view-{view}").count() == 1, viewer.page.locator("#view").inner_text()
+        assert not viewer.page.locator(".check.wrong").count()
+        assert not {"NaN", "undefined", "false"} & {*viewer.page.locator("#view").inner_text().split()}
+        try:
+            check(viewer, run, place)
+        except AssertionError as problem:
+            problem.add_note(f"in the view {view}")
+            raise
+
+
+@in_browser
+def test_views_show_what_numpy_computes(new_viewer, served, seed):
+    """After one weight was changed."""
+    viewer, place = new_viewer(served), Place()
+    with served.perturbed(seed) as model:
+        viewer.open("tokens")
+        check_views(viewer, NumpyGPT(model).run(viewer.column("tokens", "id")), place)
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "state, switches",
+    [
+        (dict(mask="after", mlps_off="1"), dict(mask="after", mlps_off=(1,))),
+        (dict(mask="off", scale=0, heads_off="0.0,1.1"), dict(mask="off", scale=False, heads_off=((0, 0), (1, 1)))),
+    ],
+    ids=str,
+)
+def test_switches_change_the_views(state, switches, new_viewer, servers):
+    viewer = new_viewer(servers("char")).open("tokens")
+    run = NumpyGPT(viewer.served.provider.models[0].opened, **switches).run(viewer.column("tokens", "id"))
+    check_views(viewer, run, Place(), **state)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+@shows("map")
+def check_map(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    config, T = run.gpt.config, len(run.ids)
+    H, C, V = config.n_head, config.n_embd, config.vocab_size
+    shapes = {title: list(map(int, re.findall(r"\d+", shape))) for title, _, shape, _ in viewer.table("map")["rows"]}
+    assert shapes["Split into heads"] == shapes["Weighted sum of v"] == [H, T, C // H]
+    assert shapes["Up"] == [T, 4 * C] and shapes["Softmax"] == [T, V]
+    assert ("Softmax, no mask" if run.gpt.mask == "off" else "Mask, softmax") in shapes
+    assert viewer.page.locator("#view .map a").count() >= len(shapes)
+
+
+@shows("parameters")
+def check_parameters(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    rows, counts = viewer.table("parameters")["rows"], viewer.served.provider.models[0].opened.num_params()
+    for part in {row[1] for row in rows}:
+        assert sum(row[3] for row in rows if row[1] == part) == counts[part]
+    assert sum(row[3] for row in rows) == counts["total"]
+    assert viewer.find("params-total").inner_text() == f"{counts['total']:,}"
+    values = run.gpt.parameters[f"h.{place.layer}.attn.c_attn.weight"]
+    assert_same(viewer.matrix("tensor"), values)
+    expected, edges = np.histogram(values.astype(np.float32), 64)
+    assert viewer.column("histogram", "count") == expected.tolist()
+    assert_same(viewer.column("histogram", "from"), edges[:-1])
+    totals = dict(zip(viewer.column("published", "model"), viewer.column("published", "total"), strict=True))
+    assert totals["this model"] == counts["total"] and totals["GPT-2 small"] == 124_439_808
+    assert viewer.column("published", "attention")[-1] == 57_982_058_496  # of GPT-3
+
+
+# --- the input --------------------------------------------------------------------------------------------------------
+
+
+@shows("embedding")
+def check_embedding(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    token, wte = run.ids[place.token], run.gpt.parameters["wte.weight"]
+    parts = [run.embeddings[place.token], run.positions[place.token], run.stream[0, place.token]]
+    assert_same(viewer.matrix("embedding"), np.stack(parts, 1))
+    wte = wte[: viewer.served.provider.models[0].tokenizer.vocab_size]
+    cosine = wte @ wte[token] / np.linalg.norm(wte, axis=1) / np.linalg.norm(wte[token])
+    nearest = viewer.column("nearest", "id")
+    assert_same(viewer.column("nearest", "cosine"), cosine[nearest])
+    assert cosine[nearest].min() >= np.delete(cosine, [token, *nearest]).max() - 1e-6
+    centered = wte - wte.mean(0)
+    components = centered @ np.linalg.svd(centered, full_matrices=False)[2][:2].T
+    shown = np.array([row[2:] for row in viewer.table("vocabulary-map")["rows"]])
+    assert_same(shown, components * np.sign((components * shown).sum(0)), 1e-4)
+
+
+@shows("positions")
+def check_positions(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    config = run.gpt.config
+    T, C, H = config.block_size, config.n_embd, config.n_head
+    if config.position in ("learned", "sinusoidal"):
+        table = run.gpt.positions(T)
+        unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+        assert_same(viewer.matrix("position-table"), table)
+        assert_same(viewer.matrix("position-similarity"), unit @ unit.T)
+        assert_same(viewer.column("position-row", "cosine"), unit @ unit[place.token])
+    if config.position == "learned":
+        assert_same(viewer.matrix("sinusoids"), sinusoids(T, C))
+    elif config.position == "rotary":
+        pairs = C // H // 2
+        assert_same(
+            viewer.matrix("rotary-angles"), np.cos(np.outer(10000.0 ** (-np.arange(pairs) / pairs), np.arange(T)))
+        )
+    elif config.position == "relative":
+        biases = run.gpt.parameters["relative_bias.weight"][t5_bucket(np.arange(T))]
+        assert_same(viewer.matrix("position-bias"), biases)
+    elif config.position == "alibi":
+        assert_same(viewer.matrix("position-bias"), -np.outer(np.arange(T), alibi_slopes(H)))
+
+
+@shows("examples")
+def check_examples(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    pieces = [viewer.served.provider.models[0].piece(token) for token in run.ids]
+    assert viewer.column("examples", "prefix") == ["".join(pieces[:t]) for t in range(1, len(pieces))]
+    assert viewer.column("examples", "next") == pieces[1:]
+    assert_same(viewer.column("examples", "loss"), run.losses)
+    assert_same(viewer.column("examples", "probability"), np.exp(-run.losses))
+    assert_same(viewer.column("examples", "probability of the guess"), run.probabilities[:-1].max(-1))
+
+
+# --- the layers -------------------------------------------------------------------------------------------------------
+
+
+@shows("qkv")
+def check_qkv(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, config = run.layer(place.layer), run.gpt.config
+    C, D = config.n_embd, config.n_embd // config.n_head
+    q, k, v = layer.qkv[place.token].reshape(3, -1, D)[:, place.head]
+    rotated = [heads[place.head, place.token] for heads in (layer.q, layer.k)]
+    columns = [q, rotated[0], k, rotated[1], v] if config.position == "rotary" else [q, k, v]
+    assert_same(viewer.matrix("qkv"), np.stack(columns, 1))
+    assert_same(viewer.matrix("qkv-numbers"), np.stack(columns, 1))
+    products = viewer.column("qkv-products", "product")  # of a number of the key
+    row = C + place.head * D + CHOSEN["head_channel"]
+    weights = run.gpt.parameters[f"h.{place.layer}.attn.c_attn.weight"][row]
+    assert_same(products[:C], layer.ln_1[place.token] * weights)
+    assert_same(products[-1:], layer.qkv[place.token, [row]], 1e-4)  # it may be small
+
+
+@shows("head-split")
+def check_head_split(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    qkv, H = run.layer(place.layer).qkv[place.token], run.gpt.config.n_head
+    assert_same(viewer.matrix("head-split-whole"), qkv.reshape(3, -1).T)
+    assert_same(viewer.matrix("head-split"), qkv.reshape(3, H, -1).transpose(1, 0, 2).reshape(H, -1).T)
+    assert "a matrix for each head, largest difference: 0.0000" in viewer.find("head-split").inner_text()
+
+
+@shows("weighted-sum")
+def check_weighted_sum(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer = run.layer(place.layer)
+    *values, total = viewer.table("weighted-sum")["rows"]
+    seen = len(values)
+    assert seen == (len(run.ids) if run.gpt.mask == "off" else place.token + 1)
+    assert_same([row[2] for row in values], layer.weights[place.head, place.token, :seen])
+    assert_same([row[3:] for row in values], layer.v[place.head, :seen])
+    assert_same(total[3:], layer.z[place.head, place.token])
+    effect = effect_of(run, layer.head_outputs[place.head, place.token], place.token)
+    pushed = np.array([[row[1], row[3]] for row in viewer.table("head-effect")["rows"]])
+    assert_same(pushed.T, [np.sort(effect)[::-1][: len(pushed)], np.sort(effect)[: len(pushed)]])
+
+
+def effect_of(run: NumpyRun, vector: np.ndarray, token: int) -> np.ndarray:
+    """What a vector (C,) adds to the logits if the last norm keeps the mean and deviation of the token: (V,)."""
+    deviation = np.sqrt(run.stream[-1, token].var() + 1e-5)
+    normed = (vector - vector.mean()) / deviation * run.gpt.parameters["ln_f.weight"]
+    return run.gpt.parameters["wte.weight"] @ normed
+
+
+@shows("merge")
+def check_merge(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, before = run.layer(place.layer), run.stream[2 * place.layer, place.token]
+    z, added, attention = layer.z[:, place.token], layer.head_outputs[:, place.token], layer.attention[place.token]
+    bias = run.gpt.parameters.get(f"h.{place.layer}.attn.c_proj.bias")
+    parts = [*added, *([] if bias is None else [bias]), attention, before, before + attention]
+    assert_same(viewer.matrix("merge-z"), z.T)
+    assert_same(viewer.matrix("merge"), np.stack(parts, 1))
+    assert_same(viewer.column("merge-heads", "length of z"), np.linalg.norm(z, axis=1))
+    assert_same(viewer.column("merge-heads", "length added"), np.linalg.norm(added, axis=1))
+    effects = np.array([effect_of(run, vector, place.token) for vector in added])
+    pushed = np.array([[row[4], row[6]] for row in viewer.table("merge-heads")["rows"]])
+    assert_same(pushed.T, [effects.max(-1), effects.min(-1)])
+
+
+@shows("mlp")
+def check_mlp(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, t, C = run.layer(place.layer), place.token, run.gpt.config.n_embd
+    before, after = layer.preactivation[t], layer.hidden[t]
+    columns = run.gpt.parameters[f"h.{place.layer}.mlp.c_proj.weight"]
+    lengths = np.linalg.norm(columns, axis=0)
+    assert_same(viewer.matrix("mlp-activations"), np.stack([before, after], 1))
+    rows = viewer.table("mlp-neurons")["rows"]
+    neurons = [row[0] for row in rows]
+    assert_same([row[4] for row in rows], np.sort(np.abs(after) * lengths)[::-1][: len(rows)])
+    assert_same([row[1:4] for row in rows], np.stack([before, after, lengths], 1)[neurons])
+    effects = np.array([effect_of(run, columns[:, n] * after[n], t) for n in neurons])
+    assert_same([[row[6], row[8]] for row in rows], np.stack([effects.max(-1), effects.min(-1)], 1))
+    between = run.stream[2 * place.layer + 1, t]
+    assert_same(viewer.matrix("mlp-stream"), np.stack([between, layer.mlp[t], between + layer.mlp[t]], 1))
+    products, neuron = viewer.column("mlp-products", "product"), CHOSEN["neuron"]
+    weights = run.gpt.parameters[f"h.{place.layer}.mlp.c_fc.weight"][neuron]
+    assert_same(products[:C], layer.ln_2[t] * weights)
+    assert_same(products[-1:], before[[neuron]], 1e-4)
+
+
+@shows("stream")
+def check_stream(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    t, states = place.token, run.stream[:, place.token]
+    probabilities = softmax(run.logits_of(run.stream))  # (2L + 1, T, V)
+    of_next = probabilities[:, t, run.ids[t + 1]]
+    assert_same(viewer.matrix("stream"), states.T)
+    assert_same(viewer.matrix("stream-norms"), np.linalg.norm(run.stream, axis=-1).T)
+    assert_same(viewer.column("lens", "length"), np.linalg.norm(states, axis=-1))
+    added = np.linalg.norm(np.diff(states, axis=0), axis=-1)
+    assert_same(viewer.column("lens", "length added")[1:], added)
+    assert_same(viewer.column("lens", "probability of the next token"), of_next)
+    assert_same(viewer.column("lens", "rank of the next token"), (probabilities[:, t] > of_next[:, None]).sum(-1))
+    shown = [viewer.column("lens", f"probability {j + 1}") for j in range(5)]
+    assert_same(shown, np.sort(probabilities[:, t], axis=-1)[:, ::-1][:, :5].T)
+    window = viewer.table("lens-window")["rows"]
+    assert t in {row[0] for row in window} and len(window) == 12 * len(states)
+    expected = [probabilities[i % len(states), row[0]].max() for i, row in enumerate(window)]
+    assert_same([row[4] for row in window], expected)
+
+
+CHECKED_ELSEWHERE = {
+    "web/page/test_page_view.py": "looking-back attention-row attention-table output",
+    "web/page/test_page_experiments.py": "all-heads switches checkpoints compare loop cache",
+    "web/page/test_page_memorized.py": "memorized",
+    "web/page/test_page_playground.py": "playground",
+    "checkpoints/test_snapshots.py": "run",
+}
+
+
+@in_browser
+def test_every_view_of_the_menu_is_compared(new_viewer, servers):
+    missing = {*new_viewer(servers("char")).open("tokens").views()} - CHECKS.keys()
+    for file, views in CHECKED_ELSEWHERE.items():
+        assert all(f'"{view}"' in (ROOT / "tests" / file).read_text(encoding="utf-8") for view in views.split())
+        missing -= {*views.split()}
+    assert not missing, 'add a function with @shows("...") for each'

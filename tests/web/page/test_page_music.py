@@ -1,0 +1,271 @@
+"""The piano roll in a browser, against NumPy and a player of events written here."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.data.sources.music import EventFormat
+from folio.data.tokenizer import ByteTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
+from model import GPT
+from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
+from tests.support.numpy_gpt import NumpyGPT, assert_same
+from tests.support.viewed_models import save_random_run
+from tests.support.viewers import Served, Viewer, in_browser, serving
+
+SIZES = dict(block_size=64, n_layer=2, n_head=3, n_embd=24, position="relative")
+KEYS = "C C♯ D E♭ E F F♯ G A♭ A B♭ B".split()
+
+
+@dataclass
+class Played:
+    """A note, with times in beats or seconds."""
+
+    pitch: int
+    velocity: int
+    start: float
+    places: list[int]
+    end: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{KEYS[self.pitch % 12]}{self.pitch // 12 - 1}"
+
+
+def play(events: list[str], format: EventFormat) -> list[Played]:
+    """The notes in the order in which they begin."""
+    now, notes = 0.0, []
+    for place, event in enumerate(events):
+        kind, _, value = event.partition("_")
+        if kind == "TimeShift":
+            whole, part, steps = map(int, value.split("."))
+            now += whole + part / steps
+        elif kind == "NoteOn" and not format.velocities:
+            notes.append(Played(int(value), 100, now, [place]))
+        elif kind == "NoteOn" and place + 1 < len(events) and events[place + 1].startswith("Velocity"):
+            notes.append(Played(int(value), int(events[place + 1].split("_")[1]), now, [place, place + 1]))
+        elif kind == "NoteOff":
+            for note in notes:
+                if note.pitch == int(value) and note.end is None:
+                    note.end = now
+                    note.places.append(place)
+                    break
+    for note in notes:
+        note.end = now if note.end is None else note.end
+    return notes
+
+
+@pytest.fixture(params=[SCORE, PERFORMANCE], ids=["score", "performance"])
+def music(request, tmp_path, seed) -> Iterator[tuple[Served, str]]:
+    """A viewer's server for a random model of music, and the text that it shows first."""
+    tokenizer = tokenizer_of(request.param)
+    save_random_run(tmp_path / "run", tokenizer, seed, **SIZES)
+    text = random_text(tokenizer, seed, 40)
+    with serving([str(tmp_path / "run")], text) as served:
+        yield served, text
+
+
+def check_roll(viewer: Viewer, text: str, layer: int, heads: list[int], token: int) -> list[Played]:
+    """The table has the notes of the text, and what each head looks at from the token."""
+    viewed = viewer.served.provider.models[0]
+    ids, notes = viewed.tokenizer.encode(text).tolist(), play(text.split(), viewed.music)
+    table = viewer.table("roll")
+    unit = viewed.music.time
+    assert table["columns"] == ["token", "note", f"start ({unit})", f"end ({unit})", "velocity"] + [
+        f"head {head}" for head in heads
+    ]
+    *rows, last = table["rows"]
+    assert [row[:2] + row[4:5] for row in rows] == [[note.places[0], note.name, note.velocity] for note in notes]
+    assert np.allclose([row[2:4] for row in rows], [[note.start, note.end] for note in notes])
+    weights = NumpyGPT(viewed.opened).run(ids).layer(layer).weights[heads, token]  # (H, T)
+    of_notes = [weights[:, note.places].sum(1) for note in notes]
+    assert_same([row[5:] for row in rows], of_notes)
+    assert last[:5] == ["", "no note", "", "", ""]
+    assert_same(last[5:], 1 - sum(of_notes, np.zeros(len(heads))))
+    arcs = viewer("Array.from(document.querySelectorAll('#view figure path'), arc => arc.getAttribute('stroke-width'))")
+    shown = np.array(of_notes).T.flatten()
+    assert_same([(float(width) - 0.5) / 7 for width in arcs], shown[shown > 0.01])
+    return notes
+
+
+def wait_until(viewer: Viewer, condition: str) -> None:
+    """Wait until JavaScript gives true. Playwright's own way needs what the page forbids."""
+    until = time.monotonic() + 60
+    while not viewer(condition):
+        assert time.monotonic() < until, condition
+        time.sleep(0.02)
+
+
+def never_end(model: GPT, eot: int) -> None:
+    """Make the end of text improbable."""
+    model.transformer.ln_f.bias.data[:] = 1
+    model.transformer.wte.weight.data[eot] = -100
+
+
+def bars(viewer: Viewer):
+    return viewer.find("roll").locator("rect[rx]")
+
+
+@in_browser
+def test_the_roll_shows_the_notes_and_what_heads_look_at(new_viewer, music, seed):
+    served, text = music
+    viewer = new_viewer(served).follow(f"{served.url}#layer=1&head=2")
+    assert viewer.find("view-roll").is_visible() and "roll" in viewer.views()  # it is the first view of music
+    notes = check_roll(viewer, text, 1, [2], 39)
+    bars(viewer).last.hover()
+    wait_until(viewer, f"document.querySelector('#view .readout').textContent.includes(', {notes[-1].places[0]} ')")
+    check_roll(viewer, text, 1, [2], notes[-1].places[0])
+    bars(viewer).last.click()
+    assert viewer.wait().state("token") == [notes[-1].places[0]]
+    check_roll(viewer, text, 1, [2], notes[-1].places[0])
+    viewer.page.get_by_label("arcs of all heads").check()
+    check_roll(viewer.wait(), text, 1, [0, 1, 2], notes[-1].places[0])
+    marked = viewer("Array.from(document.querySelectorAll('#view rect[rx]'), bar => bar.getAttribute('fill'))")
+    assert marked.count(marked[-1]) == 1
+    with served.perturbed(seed):
+        before = viewer("drawing")
+        viewer("answers.clear()")
+        viewer.page.locator("#text").fill(edited := random_text(served.provider.models[0].tokenizer, seed + 1, 30))
+        check_roll(viewer.wait(before), edited, 1, [0, 1, 2], 29)
+
+
+@in_browser
+@pytest.mark.parametrize("music", [SCORE], ids=["score"], indirect=True)
+def test_texts_at_the_edges(new_viewer, music):
+    served, _ = music
+    viewer = new_viewer(served).open("roll")
+    for text in (
+        "NoteOn_60",  # no time has passed
+        "TimeShift_1.0.4",
+        "NoteOff_60 NoteOff_61",
+        "NoteOn_60 NoteOn_60 TimeShift_0.1.4 NoteOff_60 TimeShift_0.1.4 NoteOff_60 NoteOff_60",
+        "NoteOn_60 TimeShift_0.2.4 NoteOn_66 NoteOff_60 TimeShift_1.0.4",  # the second one is still sounding
+    ):
+        viewer.show("roll", text=text)
+        notes = check_roll(viewer, text, 0, [0], len(text.split()) - 1)
+        dashed = viewer("document.querySelectorAll('#view [stroke-dasharray]').length")
+        assert dashed == sum(len(note.places) == 1 for note in notes)
+        assert viewer("Array.from(document.querySelectorAll('#view rect')).every(bar => bar.getBBox().width >= 4)")
+    viewer.show("roll", text="")
+    assert [row[1] for row in viewer.table("roll")["rows"]] == ["no note"]
+    viewer.problems.clear()
+    viewer.open("roll", text="ROMEO")
+    assert viewer.page.locator("#text").input_value() == "ROMEO"
+    assert viewer.page.get_by_text("'ROMEO' is not an event of this model").is_visible()
+    assert all("400" in problem for problem in viewer.problems)
+    viewer.problems.clear()
+    viewer.page.locator("#text").fill("NoteOn_61")
+    viewer.page.wait_for_selector("[data-testid=roll]")
+    check_roll(viewer.wait(), "NoteOn_61", 0, [0], 0)
+
+
+FAKE_AUDIO = """
+  window.sounds = [];
+  window.clock = {now: 10, closed: 0};
+  window.AudioContext = class {
+    destination = "speaker";
+    get currentTime() { return clock.now; }
+    close() { clock.closed++; }
+  };
+  window.GainNode = class {
+    constructor(audio, {gain}) {
+      this.steps = [[gain]];
+      this.gain = {setTargetAtTime: (...step) => this.steps.push(step)};
+    }
+    connect(to) { this.to = to; }
+  };
+  window.OscillatorNode = class {
+    constructor(audio, {frequency}) { this.sound = {frequency}; sounds.push(this.sound); }
+    connect(volume) { this.volume = volume; return volume; }
+    start(time) { Object.assign(this.sound, {start: time, steps: this.volume.steps}); }
+    stop(time) { this.sound.stop = time; }
+  };
+"""
+
+
+@in_browser
+def test_playing_schedules_the_notes_at_the_tempo_of_the_format(new_viewer, music):
+    served, text = music
+    format = served.provider.models[0].music
+    played = play(text.split(), format)
+    notes = [note for note in played if note.end > note.start]
+    unit = 60 / format.tempo  # seconds
+    viewer = new_viewer(served)
+    viewer.page.add_init_script(FAKE_AUDIO)
+    viewer.open("roll")
+    viewer.page.get_by_role("button", name="Play").click()
+    sounds = viewer("window.sounds")
+    began = sounds[0]["start"] - notes[0].start * unit
+    assert 10 <= began <= 10.5 and len(sounds) == len(notes)
+    for sound, note in zip(sounds, notes, strict=True):
+        assert sound["frequency"] == pytest.approx(440 * 2 ** ((note.pitch - 69) / 12))
+        silent, (loudness, start, attack), (target, end, release) = sound["steps"]
+        assert silent == [0] and target == 0 and 0 < attack < 0.05 and 0 < release < 0.2
+        assert [start, end] == pytest.approx([began + note.start * unit, began + note.end * unit])
+        assert sound["start"] == start and end + 3 * release < sound["stop"] < end + 1
+        assert loudness == pytest.approx(sounds[0]["steps"][1][0] * note.velocity / notes[0].velocity)
+    place = "parseFloat(document.querySelector('#view line[transform]').getAttribute('transform').slice(10))"
+    left = f"+document.querySelectorAll('#view rect[rx]')[{played.index(notes[0])}].getAttribute('x')"
+    viewer(f"clock.now = {began + notes[0].start * unit}")
+    wait_until(viewer, f"Math.abs({place} - {left}) < 1e-3")
+    viewer.press("]")  # another head
+    assert viewer.page.get_by_role("button", name="Stop").is_visible() and viewer("clock.closed") == 0
+    viewer.page.get_by_role("button", name="Stop").click()
+    assert viewer("clock.closed") == 1 and viewer.page.get_by_role("button", name="Play").is_visible()
+    for stop in (f"clock.now += {1000 * unit}", "change({view: 'tokens'})", "change({text: 'TimeShift_0.1.4'})"):
+        viewer.show("roll", text=text)
+        closed = viewer("clock.closed")
+        viewer.page.get_by_role("button", name="Play").click()
+        viewer(stop.replace("0.1.4", f"0.1.{format.steps}"))
+        wait_until(viewer, f"clock.closed === {closed + 1}")
+        viewer.wait()
+
+
+@in_browser
+@pytest.mark.parametrize("music", [PERFORMANCE], ids=["performance"], indirect=True)
+def test_the_model_continues_the_piece(new_viewer, music):
+    served, text = music
+    viewed = served.provider.models[0]
+    never_end(viewed.opened, viewed.tokenizer.eot)
+    settings = dict(temperature=1.5, seed=7, top_k=8)
+    viewer = new_viewer(served).open("roll", layer=1, **settings)
+    viewer("""() => {
+      window.lengths = [];
+      const count = () => lengths.push(state.ids.split(",").length);
+      new MutationObserver(count).observe(document.getElementById("view"), {childList: true});
+    }""")
+    button = viewer.page.get_by_role("button", name="Let the model continue")
+    viewer("""async () => {
+      const click = name => Array.from(document.querySelectorAll("#view button"))
+        .find(button => button.textContent === name).click();
+      click("Let the model continue");
+      while (state.ids.split(",").length < 42) await new Promise(resolve => setTimeout(resolve, 2));
+      click("Stop writing");
+    }""")
+    button.wait_for()
+    stopped = viewer.wait().state("ids")[0].split(",")
+    assert 42 <= len(stopped) < 64 and viewer.state("token") == [-1]
+    viewer.show("roll", layer=1, **settings)
+    button.click()
+    gpt = LanguageModel(viewed.opened, viewed.tokenizer, "cpu")
+    expected = gpt.generate(text, max_new_tokens=24, **settings)
+    ids = viewed.tokenizer.encode(f"{text} {expected}").tolist()
+    button.wait_for()
+    assert viewer.wait().state("ids", "token") == [",".join(map(str, ids)), -1]
+    assert set(range(41, len(ids))) <= set(viewer("lengths"))
+    check_roll(viewer, f"{text} {expected}", 1, [0], len(ids) - 1)
+    assert button.is_disabled() and len(ids) == SIZES["block_size"]
+
+
+def test_a_model_of_text_has_no_notes(tmp_path, seed):
+    save_random_run(tmp_path / "run", ByteTokenizer(), seed, block_size=16)
+    provider = TraceProvider([ViewedModel(str(tmp_path / "run"), "best", torch.device("cpu"))], "")
+    with pytest.raises(UserError, match="tokens are not events of music"):
+        provider.answer({"kind": "notes", "ids": [1, 2]})

@@ -1,0 +1,96 @@
+"""The playground in a browser, against LanguageModel.generate and NumPy."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.numpy_gpt import NumpyGPT, assert_same
+from tests.support.viewers import generate, in_browser, language_model
+from tests.support.waiting import wait_until
+
+PROMPT = "To be"
+
+
+@in_browser
+def test_samples_are_those_of_generate_and_settings_are_in_the_link(new_viewer, served, seed):
+    viewer = new_viewer(served).open("playground", text=PROMPT)
+    settings = dict(temperature=1.3, top_k=40, top_p=0.95, min_p=0.001, repetition_penalty=1.1)
+    settings |= dict(seed=seed, max_new_tokens=25)
+    for name, value in {"samples": 3, **settings}.items():
+        viewer.find(f"setting-{name}").fill(str(value))
+    texts = generate(viewer)
+    assert texts == language_model(viewer).generate(PROMPT, num_samples=3, **settings)
+    assert len({*texts}) == 3 and "tokens/s" in viewer.find("speed").inner_text()
+    other = new_viewer(served).follow(viewer.page.url)
+    for name, value in {"samples": 3, **settings}.items():
+        assert float(other.find(f"setting-{name}").input_value()) == value
+    assert generate(other) == texts
+
+    gpt = language_model(viewer)
+    ids = gpt.tokenizer.encode(PROMPT).tolist()
+    sample = [row for row in viewer.table("samples")["rows"] if row[0] == "Sample 2"]
+    run = NumpyGPT(gpt.model).run([*ids, *(row[2] for row in sample)])
+    probabilities = run.probabilities[len(ids) - 1 :]  # the model's padding has a share
+    assert_same([row[5] for row in sample], [probabilities[t, row[2]] for t, row in enumerate(sample)])
+
+
+@in_browser
+def test_a_runner_up_continues_the_sample(new_viewer, servers, seed):
+    """With the probabilities of the model itself, and as sample.py continues the changed text."""
+    viewer = new_viewer(servers("char")).open("playground", text=PROMPT, samples=2, max_new_tokens=20, seed=seed)
+    before, T = generate(viewer), 6
+    viewer.find("sample").nth(1).locator(f"[data-t='{T}']").hover()
+    menu = viewer.find("runners-up")
+    menu.wait_for()
+    shown = menu.locator("button").evaluate_all("nodes => nodes.map(node => Number(node.dataset.testid.slice(10)))")
+    gpt = language_model(viewer)
+    ids = gpt.tokenizer.encode(PROMPT + before[1][: T + 1]).tolist()
+    probabilities = NumpyGPT(gpt.model).run(ids[:-1]).probabilities[-1]
+    order = [token for token in np.argsort(-probabilities, kind="stable").tolist() if token != ids[-1]]
+    assert shown == order[: len(shown)] and len(shown) >= 5
+    menu.locator("button").nth(2).click()
+    wait_until(lambda: viewer("playground.samples.length === 3 && playground.running.size === 0"))
+    texts = viewer.find("sample-text").evaluate_all("nodes => nodes.map(node => node.textContent)")
+    begun = gpt.tokenizer.decode([*ids[len(PROMPT) : -1], order[2]])
+    assert texts[:2] == before  # the branch is beside its sample
+    assert texts[2] == begun + gpt.generate(PROMPT + begun, num_samples=1, max_new_tokens=20, seed=seed)[0]
+    viewer.find("take").nth(2).click()
+    wait_until(lambda: viewer.page.locator("#text").input_value() == PROMPT + texts[2])
+
+
+@in_browser
+@pytest.mark.parametrize("leave", [False, True])
+def test_generating_stops(leave, new_viewer, servers):
+    """By the button, and if another view is opened."""
+    viewer = new_viewer(servers("char")).open("playground", text=PROMPT, max_new_tokens=4000)
+    stop = viewer.find("stop")
+    assert stop.is_disabled()
+    viewer.find("generate").click()
+    viewer.page.locator("[data-t='30']").first.wait_for()
+    if leave:
+        viewer.press("PageUp")
+    else:
+        stop.click()
+    wait_until(lambda: viewer("playground.running.size === 0"))
+    if leave:
+        viewer.press("PageDown")
+    assert stop.is_disabled() and "stopped" in viewer.find("sample").first.inner_text()
+    counts = viewer("playground.samples.map(sample => sample.tokens.length)")
+    assert len(counts) == 3 and 30 < min(counts) and max(counts) < 4000
+    time.sleep(0.1)
+    assert viewer("playground.samples.map(sample => sample.tokens.length)") == counts
+
+
+@in_browser
+def test_a_stop_text_and_wrong_settings(new_viewer, servers, seed):
+    settings = dict(stop="e", seed=seed, temperature=5, max_new_tokens=200)
+    viewer = new_viewer(servers("char")).open("playground", text=PROMPT, **settings)
+    texts = generate(viewer)
+    assert texts == language_model(viewer).generate(PROMPT, num_samples=3, **settings)
+    viewer.find("setting-top_p").fill("3")
+    viewer.find("generate").click()
+    wait_until(lambda: "top_p" in viewer.find("playground-error").inner_text())
+    assert len(viewer.problems) == 1 and "400" in viewer.problems.pop()  # the browser reports the status
+    viewer.find("setting-top_p").fill("1")
+    assert generate(viewer) == texts and not viewer.find("playground-error").inner_text()

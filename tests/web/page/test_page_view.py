@@ -1,0 +1,712 @@
+"""The viewer in a real browser, against NumPy.
+
+A test of another view is a function with @shows("its-id"), which compares the tables of the view's pictures with a
+NumpyRun. It runs for each kind of model, after one weight was changed. Every view in the menu needs one.
+"""
+
+import csv
+import io
+import math
+import re
+import shutil
+import time
+import xml.etree.ElementTree
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.decoding.sampling import Sampling, next_token_probabilities
+from model import GPT, GPTConfig
+from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
+from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
+from tests.support.viewers import CHROMIUM, Place, Viewer, check_tokens, in_browser, serving
+from tools.bench import viewer as bench_view
+from tools.bench.viewer import ViewBenchConfig
+
+# --- the numbers of each view -----------------------------------------------------------------------------------------
+
+Check = Callable[[Viewer, NumpyRun, Place], None]
+CHECKS: dict[str, Check] = {"tokens": check_tokens}
+
+
+def shows(view: str) -> Callable[[Check], Check]:
+    """Marks a function that finds NumPy's numbers in the pictures of a view."""
+
+    def register(check: Check) -> Check:
+        CHECKS[view] = check
+        return check
+
+    return register
+
+
+@shows("looking-back")
+def check_looking_back(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    weights = run.layer(place.layer).weights[place.head]
+    assert_same(viewer.matrix("looking-back"), weights)
+    assert_same(viewer.column("arcs", f"head {place.head}"), weights[place.token])
+    viewer.page.get_by_label("arcs of all heads").check()
+    viewer.wait()
+    for head, of_head in enumerate(run.layer(place.layer).weights):
+        assert_same(viewer.column("arcs", f"head {head}"), of_head[place.token])
+    viewer.page.get_by_label("arcs of all heads").uncheck()
+    viewer.wait()
+
+
+@shows("attention-row")
+def check_attention_row(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, D = run.layer(place.layer), run.gpt.config.n_embd // run.gpt.config.n_head
+    scores = layer.scores[place.head, place.token]
+    bias = [] if layer.bias is None else [layer.bias[place.head, place.token]]
+    masked = np.where(np.arange(len(run.ids)) > place.token, -np.inf, scores + sum(bias))
+    weights = layer.weights[place.head, place.token]
+    columns = [scores * math.sqrt(D), scores, *bias, masked, np.exp(masked - masked.max()), weights]
+    table = np.array([row[:1] + row[2:] for row in viewer.table("attention-row")["rows"]], dtype=np.float64)
+    for shown, expected in zip(table.T, [np.arange(len(run.ids)), *columns], strict=True):
+        assert_same(shown, expected)
+
+
+@shows("attention-table")
+def check_attention_table(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    layer, future = run.layer(place.layer), np.triu(np.ones((len(run.ids), len(run.ids)), bool), 1)
+    biased = layer.scores if layer.bias is None else layer.scores + layer.bias
+    assert_same(viewer.matrix("scores"), layer.scores[place.head])
+    assert_same(viewer.matrix("masked"), np.where(future, -np.inf, biased[place.head]))
+    assert_same(viewer.matrix("weights"), layer.weights[place.head])
+
+
+@shows("output")
+def check_output(viewer: Viewer, run: NumpyRun, place: Place) -> None:
+    table, logits = viewer.table("distribution"), run.logits[place.token]
+    order = [row[0] for row in table["rows"]]
+    assert sorted(order) == list(range(len(logits)))
+    assert_same([row[2] for row in table["rows"]], logits[order])
+    assert_same([row[3] for row in table["rows"]], run.probabilities[place.token, order])
+
+
+# --- tests of the views -----------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.parametrize("view", CHECKS)
+def test_a_view_shows_what_numpy_computes(view, viewer, seed):
+    place = Place()
+    with viewer.served.perturbed(seed) as model:
+        viewer.open(view, layer=place.layer, head=place.head, token=place.token)
+        run = NumpyGPT(model).run(viewer("loadContext().then(context => context.ids)"))
+        CHECKS[view](viewer, run, place)
+
+
+SWITCHES = [
+    dict(mask="after"),
+    dict(mask="off", scale=False),
+    dict(heads_off=((0, 1), (1, 0)), mlps_off=(0,)),
+]
+
+
+@in_browser
+@pytest.mark.parametrize("switches", SWITCHES, ids=str)
+def test_switches_change_the_numbers(switches, viewer):
+    """In the views of one head and of the output."""
+    state = {**switches}
+    if "heads_off" in state:
+        state |= dict(heads_off=",".join(f"{layer}.{head}" for layer, head in state["heads_off"]), mlps_off="0")
+    if "scale" in state:
+        state["scale"] = 0
+    place, model = Place(), viewer.served.provider.models[0].opened
+    viewer.open("looking-back", layer=place.layer, head=place.head, token=place.token, **state)
+    run = NumpyGPT(model, **switches).run(viewer("loadContext().then(context => context.ids)"))
+    CHECKS["looking-back"](viewer, run, place)
+    viewer.open("attention-table", layer=place.layer, head=place.head, token=place.token, **state)
+    assert_same(viewer.matrix("scores"), run.layer(place.layer).scores[place.head])
+    assert_same(viewer.matrix("weights"), run.layer(place.layer).weights[place.head])
+    viewer.open("attention-row", layer=place.layer, head=place.head, token=place.token, **state)
+    assert_same(viewer.column("attention-row", "weight"), run.layer(place.layer).weights[place.head, place.token])
+    if "mask" in switches:  # then the future is shown, because the softmax has seen it
+        assert np.isfinite(viewer.column("attention-row", "masked")).all()
+    viewer.open("output", token=place.token, **state)
+    CHECKS["output"](viewer, run, place)
+
+
+@in_browser
+def test_tables_on_the_page_are_those_of_their_pictures(char_viewer):
+    """What is read is what is exported, with four digits."""
+    compared = 0
+    for view in char_viewer.open("tokens").views():
+        for title, shown, exact in char_viewer.show(view, token=20, layer=1)(
+            """() => Array.from(document.querySelectorAll("#view figure")).flatMap(figure => {
+              const {columns, rows} = figure.table(), table = figure.querySelector("table");
+              const titles = table && Array.from(table.querySelectorAll("thead th"), th => th.textContent);
+              if (!table || titles.join() !== columns.join()) return [];
+              return Array.from(table.querySelectorAll("tbody tr")).flatMap((tr, i) => Array.from(tr.cells, (td, j) =>
+                [`${figure.dataset.testid}, ${columns[j]}`, td.textContent, rows[i][j]]));
+            })"""
+        ):
+            if isinstance(exact, str) or math.isnan(exact):
+                continue
+            text = shown.replace("\N{MINUS SIGN}", "-").replace("∞", "inf").replace(",", "")
+            assert text != "" and float(text) == pytest.approx(exact, rel=6e-4, abs=1e-30), title
+            compared += 1
+    assert compared > 500
+
+
+@in_browser
+def test_cells_of_heat_maps_have_the_colors_of_their_numbers(char_viewer):
+    """Read from the pixels of the page."""
+    char_viewer.open("attention-table", token=9)
+    for picture, scale in (("scores", "signed"), ("masked", "signed"), ("weights", "sequential")):
+        numbers = char_viewer.matrix(picture)
+        biased = np.abs(char_viewer.matrix("scores")).max()  # learned positions have no bias
+        values = numbers / biased if scale == "signed" else numbers
+        expected = np.where(np.isfinite(numbers), values, math.nan)
+        pixels, colors = char_viewer(
+            """([id, scale, rows]) => {
+              const canvas = document.querySelector(`figure[data-testid="${id}"] canvas`), {width, height} = canvas;
+              return [Array.from(canvas.getContext("2d").getImageData(0, 0, width, height).data),
+                rows.map(row => row.map(x => Number.isNaN(x) ? [225, 228, 233] : colorOf(scale, x)))];
+            }""",
+            [picture, scale, expected.tolist()],
+        )
+        T = len(numbers)
+        shown = np.array(pixels).reshape(T, T, 4)
+        assert (shown[..., 3] == 255).all() and np.abs(shown[..., :3] - np.array(colors)).max() <= 1
+
+
+@in_browser
+def test_two_tokens_and_one_are_enough(char_viewer):
+    views = char_viewer.open("tokens").views()
+    for ids in ("5,7", "5"):
+        for view in views:
+            char_viewer.show(view, ids=ids)
+            assert char_viewer.find("strip").locator(".token").count() == len(ids.split(","))
+            assert not char_viewer.page.locator("#view .error:not(:empty)").count(), char_viewer.page.locator(
+                "#view"
+            ).inner_text()
+    assert char_viewer.show("attention-table", ids="5").matrix("weights").tolist() == [[1.0]]
+
+
+# --- the surroundings -------------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.parametrize("color", ["loss", "rank", "entropy"])
+def test_the_strip_is_colored_by_what_is_chosen(color, char_viewer):
+    char_viewer.open("tokens")
+    char_viewer.find("color").select_option(color)
+    char_viewer.wait()
+    run = NumpyGPT(char_viewer.served.provider.models[0].opened).run(char_viewer.column("tokens", "id"))
+    values = {"loss": run.losses / 6, "rank": np.log2(1 + run.ranks) / 8, "entropy": run.entropies[:-1] / 4}[color]
+    shown = char_viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.style.background)")
+    expected = char_viewer("values => values.map(x => css(colorOf('sequential', x)))", values.tolist())
+    numbers = [list(map(int, re.findall(r"\d+", text))) for text in [*shown, *expected]]
+    assert numbers[0] == [255, 255, 255]  # nothing predicted the first token
+    assert np.abs(np.subtract(numbers[1 : len(shown)], numbers[len(shown) :])).max() <= 1
+
+
+@in_browser
+def test_hovering_over_a_token_shows_what_it_looks_at(char_viewer):
+    char_viewer.open("looking-back", layer=1, head=2, token=30, shade="sqrt")
+    weights = char_viewer.matrix("looking-back")
+    for query in (41, 7, 0):
+        char_viewer.find(f"token-{query}").hover()
+        text = char_viewer.find("looking-back-readout").text_content()
+        best = int(weights[query].argmax())
+        percent = re.search(rf"\s{best} \S+ ([\d.]+)%", text)[1]
+        assert text.startswith(f"{query} ") and float(percent) == pytest.approx(100 * weights[query, best], rel=6e-3)
+        shown = char_viewer("Array.from(document.querySelectorAll('#view .token'), token => token.style.background)")
+        expected = char_viewer("row => row.map(x => css(colorOf('sequential', Math.sqrt(x))))", weights[query].tolist())
+        assert [re.sub(r"\s", "", color) for color in shown] == expected
+
+
+@in_browser
+def test_a_link_reproduces_the_view(char_viewer, new_viewer, char):
+    char_viewer.open("tokens")
+    char_viewer.page.locator("#text").fill("To be? That is a question.")
+    char_viewer("document.getElementById('text').blur()")
+    char_viewer.page.wait_for_timeout(300)  # the page waits for the end of typing
+    char_viewer.wait()
+    char_viewer.find("strip-12").click()
+    char_viewer.wait().find("color").select_option("entropy")
+    char_viewer.wait().page.get_by_role("link", name="What a token looks at").click()
+    char_viewer.wait().find("head-0-2").click()
+    char_viewer.wait().page.get_by_label("hide the first token").check()
+    char_viewer.wait().page.get_by_label("colors:").select_option("row")
+    char_viewer.wait().press("ArrowDown", ",")
+    assert char_viewer.state("view", "layer", "head", "token", "step", "color", "shade", "hide_first") == [
+        "looking-back", 1, 2, 12, 100, "entropy", "row", 1,
+    ]  # fmt: skip
+    other = new_viewer(char).follow(char_viewer.page.url)
+    for part in ("#view", "#strip", "#menu", "#checkpoints", "#model-facts"):
+        assert other.page.locator(part).inner_html() == char_viewer.page.locator(part).inner_html()
+    assert other.page.locator("#text").input_value() == "To be? That is a question."
+    for picture in char_viewer.pictures():
+        assert other.table(picture) == char_viewer.table(picture)
+
+
+@in_browser
+def test_sliders_are_kept_when_another_view_is_chosen(char_viewer):
+    """Links of the menu had the values from before a slider was moved."""
+    char_viewer.open("output", token=5)
+    char_viewer.find("slider-temperature").fill("0.5")
+    char_viewer.find("slider-min_p").fill("0.1")
+    for go, view in (
+        (char_viewer.page.get_by_role("link", name="Tokens", exact=True).click, "tokens"),
+        (char_viewer.page.go_back, "output"),
+    ):
+        drawn = char_viewer("drawing")
+        go()
+        assert char_viewer.wait(drawn).state("view", "temperature", "min_p", "token") == [view, 0.5, 0.1, 5]
+
+
+@in_browser
+def test_the_first_text_is_shown_again_after_going_back(char_viewer):
+    """The address without a text stood for an empty one."""
+    char_viewer.follow(char_viewer.served.url)
+    char_viewer.page.get_by_role("link", name="The next token").click()
+    char_viewer.wait().page.go_back()
+    assert char_viewer.wait().page.locator("#text").input_value() == TEXT
+    assert char_viewer.find("strip").locator(".token").count() == len(TEXT)
+    char_viewer.page.locator("#text").fill("")
+    char_viewer.page.wait_for_timeout(300)
+    char_viewer.wait().follow(char_viewer.page.url)
+    assert char_viewer.page.locator("#text").input_value() == ""
+
+
+@in_browser
+def test_the_keyboard_moves_everything(char_viewer):
+    char_viewer.open("looking-back", token=3)
+    moves = {
+        "ArrowLeft": ("token", 2), "ArrowRight": ("token", 3), "ArrowDown": ("layer", 1), "ArrowUp": ("layer", 0),
+        "]": ("head", 1), "[": ("head", 0), ",": ("step", 100), ".": ("step", 200),
+    }  # fmt: skip
+    for key, (name, value) in moves.items():
+        assert char_viewer.press(key).state(name) == [value], key
+    assert char_viewer.press("ArrowUp", "[", ".", *["ArrowLeft"] * 5).state("layer", "head", "step", "token") == [
+        0, 0, 200, 0,
+    ]  # fmt: skip
+    assert char_viewer.press(*["ArrowDown"] * 3, *["]"] * 5, *[","] * 5).state("layer", "head", "step") == [1, 3, 0]
+    views = char_viewer.views()
+    char_viewer.press(*["PageUp"] * len(views))
+    seen = [char_viewer.state("view")[0], *(char_viewer.press("PageDown").state("view")[0] for _ in views)]
+    assert seen == [*views, views[-1]]
+    box = char_viewer.page.locator("#text")
+    box.focus()
+    before = char_viewer.state("token", "layer", "head", "step", "view")
+    char_viewer.press("ArrowLeft", "[", ".")
+    assert char_viewer.state("token", "layer", "head", "step", "view") == before  # typing is not navigation
+
+
+@in_browser
+def test_keys_before_the_model_is_known_do_nothing(char_viewer):
+    """They were an error."""
+    char_viewer.page.route("**/ask", lambda route: (time.sleep(0.2), route.continue_()))
+    char_viewer.page.goto(char_viewer.served.url)
+    char_viewer.page.keyboard.press("ArrowLeft")
+    char_viewer.wait()
+    char_viewer.page.unroute("**/ask")
+
+
+@in_browser
+def test_a_control_keeps_the_focus_when_the_page_is_drawn_again(char_viewer):
+    """It was lost, so that the keyboard could not change a setting twice."""
+    char_viewer.open("looking-back", layer=0)
+    char_viewer.page.get_by_label("layer").focus()
+    char_viewer.page.get_by_label("layer").select_option("1")
+    assert char_viewer.wait()("document.activeElement.labels[0].firstChild.data.trim()") == "layer"
+    char_viewer.find("head-1-2").focus()
+    char_viewer.press("Enter")
+    assert char_viewer.state("head") == [2]
+    assert char_viewer("document.activeElement.dataset.testid") == "head-1-2"
+    char_viewer.find("color").focus()
+    char_viewer.press("ArrowDown")
+    assert char_viewer("document.activeElement.dataset.testid") == "color"
+
+
+@in_browser
+def test_the_checkpoint_slider_goes_through_the_run(char_viewer):
+    char_viewer.open("tokens", token=5)
+    ids = char_viewer.column("tokens", "id")
+    for place, step in ((0, 0), (1, 10), (2, 100), (3, 200)):
+        char_viewer.find("checkpoint").fill(str(place))
+        assert char_viewer.wait().state("step") == [step]
+        shown = "step 200" if step == 200 else f"step {step} of 200"
+        assert char_viewer.page.locator("#checkpoints output").inner_text() == shown
+        run = NumpyGPT(build_model("char", seed=step)).run(ids)
+        assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
+    char_viewer.open("looking-back", step=10, layer=1)
+    assert_same(char_viewer.matrix("looking-back"), NumpyGPT(build_model("char", seed=10)).run(ids).layer(1).weights[0])
+
+
+@in_browser
+def test_the_newest_change_wins(char_viewer):
+    """Answers that arrive late do not replace newer ones."""
+    char_viewer.open("tokens")
+    for step in (0, 200, 10, 100) * 3:
+        char_viewer("step => void change({step})", step)
+    assert char_viewer.wait().page.locator("#checkpoints output").inner_text() == "step 100 of 200"
+    run = NumpyGPT(build_model("char", seed=100)).run(char_viewer.column("tokens", "id"))
+    assert_same(char_viewer.column("tokens", "loss (nats)"), [math.nan, *run.losses])
+
+
+@in_browser
+def test_the_page_forgets_old_answers(char_viewer):
+    """It kept 64 of any size, which are 540 MB of the heads of 1,024 tokens."""
+    sizes = char_viewer.open("tokens")(
+        """async () => {
+          let asked = 0;
+          provider = {ask: async ({size}) => (asked++, {facts: {}, tensors: {x: {data: new Uint8Array(size)}}})};
+          const kept = [];
+          for (const name of ["a", "b", "c", "b", "d", "b", "e"]) {
+            await ask({name, size: name === "e" ? 9e7 : 3e7});
+            kept.push(Array.from(answers.values()).reduce((sum, answer) => sum + answer.bytes, 0));
+          }
+          return [asked, ...kept];
+        }"""
+    )
+    asked, *kept = sizes
+    assert asked == 5 and max(kept[:-1]) <= 2**26 and 9e7 <= kept[-1] < 1e8  # "b" was asked once; "e" is the newest
+
+
+@in_browser
+def test_a_long_text_is_cut_with_a_note(char_viewer):
+    char_viewer.open("tokens", text=TEXT * 3 + "#€")
+    note = char_viewer.page.locator("#input-note").inner_text()
+    assert "2 characters are not in the vocabulary" in note
+    assert f"The first 48 of {3 * len(TEXT)} tokens are shown." in note
+    assert len(char_viewer.table("tokens")["rows"]) == 48
+    assert char_viewer.open("tokens", text=TEXT).page.locator("#input-note").inner_text() == ""
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        (dict(step=7), "has no checkpoint of step 7"),
+        (dict(ids="1,99"), "ids: it takes a list of token ids from 0 to"),
+        (dict(ids=",".join(["1"] * 49)), "ids: 49 tokens are more than 48"),
+        (dict(mask="on"), "mask='on': it takes"),
+        (dict(heads_off="9.9"), "the model has 2 layers of 4 heads"),
+    ],
+    ids=str,
+)
+def test_a_wrong_link_is_an_error_of_one_line(state, message, char_viewer):
+    char_viewer.open("tokens", **state)
+    assert message in char_viewer.page.get_by_role("alert").inner_text()
+    assert len(char_viewer.problems) == 1 and "400" in char_viewer.problems.pop()  # the browser reports the status
+    char_viewer.page.get_by_role("link", name="Show this view of the text").click()
+    char_viewer.page.get_by_test_id("view-tokens").wait_for()
+    char_viewer.page.get_by_role("link", name="The next token").wait_for()
+    assert char_viewer.open("tokens", layer=-3, head=99, token=10**9).find("tokens").count() == 1
+
+
+@in_browser
+def test_the_next_token_of_a_full_context_replaces_the_oldest(char_viewer):
+    """It asked for one token more than the context has, which ended every view."""
+    ids = [1 + i % 20 for i in range(48)]
+    char_viewer.open("output", ids=",".join(map(str, ids)))
+    best = char_viewer.table("distribution")["rows"][0][0]
+    before = char_viewer("drawing")
+    char_viewer.find("distribution").locator("tbody tr").first.click()
+    char_viewer.wait(before)
+    assert char_viewer.state("ids", "token") == [",".join(map(str, [*ids[24:], best])), 24]
+    before = char_viewer("drawing")
+    char_viewer.page.go_back()
+    char_viewer.wait(before)
+    assert char_viewer.state("ids") == [",".join(map(str, ids))]
+
+
+@in_browser
+def test_a_number_of_the_query_key_or_value_is_explained(char_viewer):
+    """A click on a key or a value explained the query."""
+    char_viewer.open("qkv", token=5)
+    char_viewer.find("qkv-numbers").locator("tbody tr").nth(3).locator("td").nth(2).click()
+    assert char_viewer.wait().state("qkv_part", "head_channel") == [1, 3]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_strange_text_is_shown_as_text(kind, new_viewer, servers):
+    viewer = new_viewer(servers(kind))
+    viewed = viewer.served.provider.models[0]
+    ids = viewed.tokenizer.encode(STRANGE).tolist()[:48]
+    scripts = viewer.open("tokens", text=STRANGE)("document.scripts.length")
+    assert viewer.column("tokens", "token") == [viewed.piece(token) for token in ids]
+    for view in viewer.views():
+        viewer.show(view, text=STRANGE, layer=1, token=1)
+        assert viewer("document.scripts.length") == scripts and not viewer.page.locator("b, #view script").count()
+        text = viewer("document.body.innerText")
+        assert not re.search(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e]", text), view
+    shown = viewer("Array.from(document.querySelectorAll('#strip .token'), token => token.textContent)")
+    assert len(shown) == len(ids) and all(shown)
+    for token, label in zip(ids, shown, strict=True):
+        piece = viewed.piece(token)
+        if piece.isascii() and piece.isprintable():
+            assert label == piece
+
+
+@in_browser
+def test_a_token_that_is_no_text_is_shown_by_its_bytes(new_viewer, servers):
+    """Its bytes were those of the text that stands for them."""
+    viewer = new_viewer(servers("bpe")).open("tokens", text="é")
+    assert viewer.column("tokens", "token") == ["\\xc3", "\\xa9"]
+    assert viewer.column("tokens", "bytes") == ["c3", "a9"]
+    viewer.open("tokens", ids="261,195,169")  # the end-of-text token, and é
+    assert viewer.column("tokens", "token")[0] == "<|endoftext|>" and viewer.column("tokens", "bytes")[0] == ""
+    assert viewer.page.locator("#text").input_value() == "<|endoftext|>é"
+    assert viewer("['constructor', 'toString'].map(visible)") == ["constructor", "toString"]  # were functions
+
+
+@in_browser
+def test_text_that_is_typed_is_shown(char_viewer):
+    char_viewer.open("tokens", text="To")
+    char_viewer.page.locator("#text").fill("</script>")
+    char_viewer.page.wait_for_timeout(300)
+    assert char_viewer.wait().column("tokens", "token") == list("</script>")
+    assert char_viewer.find("strip").inner_text() == "</script>"
+
+
+@in_browser
+def test_a_token_of_the_distribution_continues_the_text(viewer):
+    viewer.open("output", token=10)
+    ids = viewer("loadContext().then(context => context.ids)")
+    best = viewer.column("distribution", "id")[0]
+    viewer.find("distribution").locator("tbody tr").first.click()
+    assert viewer.wait().state("ids", "token") == [",".join(map(str, [*ids[:11], best])), 11]
+    run = NumpyGPT(viewer.served.provider.models[0].opened).run([*ids[:11], best])
+    CHECKS["output"](viewer, run, Place(token=11))
+
+
+# --- exports ----------------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_pictures_are_exported(char_viewer):
+    viewer, kinds = char_viewer, set()
+    for view in viewer.open("tokens").views():
+        viewer.show(view, text=STRANGE + TEXT[:20], layer=1, token=24)
+        assert viewer.pictures() or view in ("memorized", "run"), view  # which need files that the run lacks
+        for picture in viewer.pictures():
+            table = viewer.table(picture)
+            heads, *rows = csv.reader(io.StringIO(viewer.download(picture, "CSV").decode(), newline=""))
+            assert heads == list(map(str, table["columns"]))
+            for row, expected in zip(rows, table["rows"], strict=True):
+                for cell, value in zip(row, expected, strict=True):
+                    if isinstance(value, str):
+                        assert cell == value
+                    else:
+                        assert float(cell) == value or (math.isnan(float(cell)) and math.isnan(value))
+            buttons = viewer.find(picture).locator(".exports button").all_inner_texts()
+            kinds |= {*buttons}
+            if "SVG" in buttons:
+                root = xml.etree.ElementTree.fromstring(viewer.download(picture, "SVG"))
+                assert root.tag == "{http://www.w3.org/2000/svg}svg" and len(root) > 1
+            if "PNG" in buttons:
+                assert viewer.download(picture, "PNG").startswith(b"\x89PNG\r\n\x1a\n")
+    assert kinds == {"CSV", "SVG", "PNG"}
+
+
+@in_browser
+def test_a_view_is_exported_as_one_file_that_works_offline(char_viewer, browser, tmp_path):
+    viewer = char_viewer
+    testids = "Array.from(document.querySelectorAll('#view [data-testid]'), node => node.dataset.testid)"
+    context = browser.new_context(offline=True)
+    page, problems = context.new_page(), []
+    page.on("console", lambda message: message.type in ("error", "warning") and problems.append(message.text))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or problems.append(request.url))
+    for view in viewer.open("tokens").views():
+        viewer.show(view, text=STRANGE + TEXT[:20], layer=1, token=24)
+        with viewer.page.expect_download() as download:
+            viewer.page.get_by_role("link", name="this view as HTML").click()
+        file = tmp_path / f"{view}.html"
+        download.value.save_as(file)
+        page.goto(file.as_uri())
+        assert page.evaluate(testids) == viewer(testids) and page.evaluate("document.scripts.length") == 0
+        assert '<meta charset="utf-8">' in file.read_text(encoding="utf-8")  # was missing
+        assert page.locator("h2").inner_text() == viewer.page.locator("h2").inner_text()
+        drawn = "document.querySelectorAll('#view canvas, #view img').length"
+        assert page.evaluate(drawn) == viewer(drawn)
+        assert page.evaluate("Array.from(document.images).every(image => image.complete && image.naturalWidth > 0)")
+    context.close()
+    assert problems == []
+
+
+# --- how it looks -----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.parametrize("kind, text", [("char", TEXT), ("bpe", STRANGE)])
+def test_a_narrow_window_needs_no_horizontal_scrolling(kind, text, new_viewer, servers):
+    viewer = new_viewer(servers(kind), width=360)
+    for view in viewer.open("tokens").views():
+        viewer.show(view, text=text, layer=1)
+        width, widest = viewer(
+            """() => [document.documentElement.scrollWidth, Array.from(document.querySelectorAll("body *"))
+              .filter(node => node.getBoundingClientRect().right > 361 && !node.closest(".scroll"))
+              .map(node => `${node.tagName} ${node.id} ${node.className}`).slice(0, 5)]"""
+        )
+        assert width <= 360 and not widest, (view, widest)
+
+
+@in_browser
+def test_colors_are_monotone_in_luminance(char_viewer):
+    """By the definition of WCAG 2, so that a picture can be read without seeing hues."""
+    script = "([scale, first]) => Array.from({length: 1001}, (_, i) => colorOf(scale, first + (1 - first) * i / 1000))"
+    char_viewer.open("tokens")
+    for scale, first, sign in (("sequential", 0, -1), ("signed", -1, 1)):
+        colors = np.array(char_viewer(script, [scale, first])) / 255
+        linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+        luminance = sign * linear @ [0.2126, 0.7152, 0.0722]
+        smooth = luminance[::10]  # single steps are rounded to whole numbers
+        assert (np.diff(smooth) > 0).all() and (np.diff(luminance) > -2e-3).all()
+        assert abs(luminance[-1] - luminance[0]) > 0.8
+
+
+@in_browser
+def test_text_on_colors_can_be_read(char_viewer):
+    """The contrast of a token's text on its color is at least 4.5, as WCAG 2 asks."""
+    char_viewer.open("tokens")
+    for scale in ("sequential", "signed"):
+        pairs = char_viewer(
+            """scale => Array.from({length: 201}, (_, i) => {
+              const color = colorOf(scale, i / 100 - 1);
+              return [color, textColorOn(color) === "#fff" ? [255, 255, 255] : [0, 0, 0]];
+            })""",
+            scale,
+        )
+        pairs = np.array(pairs) / 255
+        linear = np.where(pairs <= 0.04045, pairs / 12.92, ((pairs + 0.055) / 1.055) ** 2.4)
+        light = np.sort(linear @ [0.2126, 0.7152, 0.0722], axis=-1)
+        assert ((light[:, 1] + 0.05) / (light[:, 0] + 0.05)).min() >= 4.5
+
+
+# --- sampling in JavaScript -------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_sampling_stages_are_those_of_generate(char_viewer, seed):
+    """For random logits and settings; half of the logits have ties."""
+    random = np.random.default_rng(seed)
+    cases = []
+    for case in range(300):
+        logits = random.normal(scale=random.choice([0.3, 3.0, 30.0]), size=random.integers(1, 300))
+        logits = np.round(logits) if case % 2 else logits.astype(np.float32).astype(np.float64)
+        cases.append(
+            dict(
+                logits=logits.tolist(),
+                temperature=random.choice([0.0, 0.05, 0.8, 1.0, 2.0], p=[0.1, 0.2, 0.3, 0.2, 0.2]),
+                top_k=int(random.choice([0, random.integers(1, 300)])),
+                top_p=float(random.choice([1.0, random.uniform(0.001, 0.999)])),
+                min_p=float(random.choice([0.0, random.uniform(0.001, 0.999), 1.0])),
+            )
+        )
+    answers = char_viewer.open("tokens")(
+        "cases => cases.map(({logits, ...settings}) => samplingStages(Float64Array.from(logits), settings)"
+        ".map(({name, probabilities}) => [name, Array.from(probabilities)]))",
+        cases,
+    )
+    for case, stages in zip(cases, answers, strict=True):
+        logits, settings = torch.tensor(case.pop("logits"), dtype=torch.float64), dict(temperature=case["temperature"])
+        expected = [logits.softmax(-1), next_token_probabilities(logits, Sampling(**settings))]
+        for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+            if case[name] != off and (name != "top_k" or case[name] < len(logits)):
+                settings[name] = case[name]
+                expected.append(next_token_probabilities(logits, Sampling(**settings)))
+        assert [name.split()[0] for name, _ in stages] == ["softmax"] + [name.replace("_", "-") for name in settings]
+        for (name, shown), probabilities in zip(stages, expected, strict=True):
+            shown, probabilities = np.array(shown), probabilities.numpy()
+            np.testing.assert_allclose(np.sort(shown), np.sort(probabilities), rtol=1e-9, atol=1e-12, err_msg=str(case))
+            others = ~np.isclose(shown, probabilities, rtol=1e-9, atol=1e-12)  # of equal logits, top-p may keep any
+            assert (logits.numpy()[others] == logits.numpy()[probabilities > 0].min()).all(), (name, case)
+        shown = char_viewer("p => entropyOf(Float64Array.from(p))", stages[-1][1])
+        assert shown == pytest.approx(entropy(expected[-1].numpy()), abs=1e-9)
+
+
+@in_browser
+def test_the_sliders_change_the_distribution(char_viewer):
+    char_viewer.open("output", token=8, temperature=1, top_k=0)
+    logits = np.array(char_viewer.column("distribution", "logit"))
+    for name, value in (("temperature", 0.5), ("top_k", 7), ("top_p", 0.9), ("min_p", 0.05)):
+        char_viewer.find(f"slider-{name}").fill(str(value))
+    settings = Sampling(temperature=0.5, top_k=7, top_p=0.9, min_p=0.05)
+    expected = next_token_probabilities(torch.from_numpy(logits), settings)
+    assert_same(char_viewer.column("distribution", "min-p 0.05"), expected)
+    text = char_viewer.find("distribution").inner_text()
+    assert f"{(expected > 0).sum()} of {len(logits)} tokens can be drawn" in text
+
+
+@in_browser
+def test_ids_that_the_tokenizer_lacks_are_never_drawn(new_viewer, servers):
+    """They were among the tokens that can be drawn; folio/decoding/sampling.py leaves them out."""
+    viewer = new_viewer(servers("rotary")).open("output", token=8, temperature=1, top_k=0)
+    table = viewer.table("distribution")
+    by_id = {row[0]: row for row in table["rows"]}
+    logits = torch.tensor([by_id[token][2] for token in range(260)])
+    expected = next_token_probabilities(logits[:257], Sampling())
+    assert_same([by_id[token][-1] for token in range(260)], [*expected, 0, 0, 0])
+    assert_same([by_id[token][3] for token in range(260)], logits.softmax(-1))  # the model's own
+    assert "257 of 260 tokens can be drawn" in viewer.find("distribution").inner_text()
+
+
+# --- a large model ----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+@pytest.mark.slow
+def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
+    model = GPT(GPTConfig(), seed).requires_grad_(False).eval()
+    run = save_run(tmp_path / "run", {1: model}, TOKENIZERS["bpe"], {})
+    ids = np.random.default_rng(seed).integers(TOKENIZERS["bpe"].vocab_size, size=1024)
+    with serving([run]) as served:
+        numpy = NumpyGPT(model, np.float32).run(ids)
+        viewer = new_viewer(served)
+        state = dict(ids=",".join(map(str, ids)), layer=5, head=7, token=900)
+        place = Place(layer=5, head=7, token=900)
+        viewer.open("tokens", **state)
+        assert_same(viewer.column("tokens", "loss (nats)"), [math.nan, *numpy.losses])
+        viewer.open("looking-back", **state)
+        weights = numpy.layer(5).weights[7]
+        assert_same(viewer.column("arcs", "head 7"), weights[900])
+        for view in ("attention-row", "output"):
+            viewer.open(view, **state)
+            CHECKS[view](viewer, numpy, place)
+        for head in range(12):  # the page keeps only some of them
+            viewer.press("[" if head < 7 else "]")
+        heap = viewer.page.context.new_cdp_session(viewer.page).send("Runtime.getHeapUsage")
+        assert heap["usedSize"] + heap.get("backingStorageSize", 0) < 300e6
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+@in_browser
+def test_the_benchmark_measures_everything(monkeypatch, capsys):
+    sizes = dict(vocab_size=257, n_layer=2, n_head=3, n_embd=12)
+    models = {"small": dict(block_size=24, **sizes), "large": dict(block_size=260, **sizes)}
+    monkeypatch.setattr(bench_view, "MODELS", models)
+    cfg = ViewBenchConfig(models="small,large", repeats=1, browser=CHROMIUM)
+    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
+        thread.submit(bench_view.main, cfg).result()
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("|")}
+    for name, bar in (
+        ("page usable", "1 s"),
+        ("trace of 24 tokens", "0.3 s"),
+        ("trace of 260 tokens", "4 s"),
+        ("another head at T = 260", "0.2 s"),
+        ("hovering at T = 24: and layout", "16 ms"),
+        ("JavaScript's memory after 4 heads", "300 MB"),
+    ):
+        median, worst, at_most = (cell.strip() for cell in rows[name])
+        assert 0 < float(median.split()[0]) <= float(worst.split()[0]) and at_most == bar, name
+
+
+def test_a_benchmark_without_a_browser_is_an_error_of_one_line(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="there is no chromium or google-chrome here; name one"):
+        bench_view.main(ViewBenchConfig())

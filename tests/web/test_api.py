@@ -1,0 +1,534 @@
+import http.client
+import json
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from email.message import Message
+from typing import Any, NamedTuple
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from folio.data.sources.pairs import CHAT_TEMPLATES
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.scheduler import Completion
+from folio.web import server
+from folio.web.api import Served, make_app
+from folio.web.chat import ChatTemplate
+from folio.web.completions import Limits
+from folio.web.engine import Engine
+from folio.web.server import listen, make_server, names_of
+from tests.support.decoding import random_model
+from tests.support.servers import running
+from tests.support.waiting import wait_until
+
+CONTEXT = 32
+ID, FINGERPRINT = "tiny", "fp_0123456789ab"
+ALPHABET = "\nabcdefgh é日"
+EOT = len(ALPHABET)
+FOREVER = {"max_tokens": 10**6, "context_stride": 16, "logit_bias": {str(EOT): -100}}
+PATIENCE = 60  # seconds
+
+
+class Response(NamedTuple):
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def error(self) -> dict[str, Any]:
+        """What an error says, in OpenAI's shape."""
+        assert self.headers["content-type"] == "application/json"
+        content = self.json()
+        assert list(content) == ["error"] and list(content["error"]) == ["message", "type", "param", "code"]
+        assert isinstance(content["error"]["message"], str) and content["error"]["message"]
+        return content["error"]
+
+    def events(self) -> list[dict]:
+        """Those of a stream, without [DONE]."""
+        assert self.status == 200 and self.headers["content-type"].startswith("text/event-stream")
+        assert self.headers["x-accel-buffering"] == "no"
+        *events, done, nothing = self.body.decode().split("\n\n")
+        assert (done, nothing) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+class Client:
+    def __init__(self, served: Served, port: int):
+        self.served, self.engine, self.port = served, served.engine, port
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
+        body = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        headers = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            connection.request(method, path, body, headers)
+            with connection.getresponse() as response:
+                return Response(response.status, response.headers, response.read())
+
+    def complete(self, **body: Any) -> Response:
+        return self.request("POST", "/v1/completions", body)
+
+    def texts(self, **body: Any) -> list[str]:
+        """The texts of the choices, which must be complete."""
+        response = self.complete(**body)
+        assert response.status == 200, response.body
+        return [choice["text"] for choice in response.json()["choices"]]
+
+    def connect(self, **body: Any) -> socket.socket:
+        """A connection on which a request for completions was sent."""
+        connection = socket.socket()
+        self.send(connection, **body)
+        return connection
+
+    def send(self, connection: socket.socket, **body: Any) -> None:
+        connection.settimeout(PATIENCE)
+        connection.connect(("127.0.0.1", self.port))
+        content = json.dumps(body)
+        lines = ["POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Content-Type: application/json"]
+        connection.sendall("\r\n".join([*lines, f"Content-Length: {len(content)}", "", content]).encode())
+
+
+def language_model(tokenizer: Tokenizer) -> LanguageModel:
+    model = random_model(3, vocab_size=tokenizer.vocab_size + 3, block_size=CONTEXT)
+    return LanguageModel(model, tokenizer, "cpu")
+
+
+@contextmanager
+def serving(
+    gpt: LanguageModel,
+    rows: int = 32,
+    max_waiting: int = 64,
+    key: str | None = None,
+    origins: frozenset[str] = frozenset(),
+    **settings: Any,
+) -> Iterator[Client]:
+    """A server in a thread, on a real socket. settings: of Served."""
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with closing(Engine(gpt, rows, max_waiting)) as engine:
+        served = Served(engine, ID, FINGERPRINT, limits=Limits(new_tokens=10**9), **settings)
+        with running(make_server(make_app(served, names_of(["127.0.0.1"], port), origins, key)), listener):
+            yield Client(served, port)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> LanguageModel:
+    return language_model(CharTokenizer(ALPHABET, eot=True))
+
+
+@pytest.fixture(scope="module")
+def client(gpt: LanguageModel) -> Iterator[Client]:
+    with serving(gpt) as client:
+        yield client
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+
+
+def test_choices_are_the_samples_of_sample_py(client, gpt):
+    settings = {"seed": 5, "temperature": 0.9, "top_k": 7, "repetition_penalty": 1.2, "context_stride": 5}
+    prompts, n = ["ab", "", "é日a"], 3
+    config = GenerationConfig(**settings, max_new_tokens=50)
+    requests = [(gpt.encode_prompt(prompt).ids, sample) for prompt in prompts for sample in range(n)]
+    expected = list(gpt.complete(requests, len(requests), config))
+    body = {"prompt": prompts, "n": n, "max_tokens": 50, **settings}
+    assert client.texts(**body) == expected
+    assert client.texts(**{**body, "prompt": [requests[0][0], [], requests[-1][0]]}) == expected
+    choices = client.complete(**body, stop=["b", "日"]).json()["choices"]
+    for index, (choice, text) in enumerate(zip(choices, expected, strict=True)):
+        ends = [text.index(stop) for stop in "b日" if stop in text]
+        assert choice["index"] == index and choice["text"] == text[: min(ends, default=None)]
+        assert ends == [] or choice["finish_reason"] == "stop"
+    assert len({client.texts(prompt="a")[0] for _ in range(8)}) > 1  # without a seed
+
+
+def test_what_completions_say(client, gpt):
+    response = client.complete(prompt="ab", model=ID, max_tokens=30, seed=1)
+    answer = response.json()
+    (choice,) = answer["choices"]
+    assert (answer["object"], answer["model"], answer["system_fingerprint"]) == ("text_completion", ID, FINGERPRINT)
+    assert response.headers["cache-control"] == "no-store"
+    tokens = answer["usage"]["completion_tokens"]
+    assert tokens == 30 if choice["finish_reason"] == "length" else tokens < 30
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": tokens, "total_tokens": 2 + tokens}
+    eot = {str(gpt.tokenizer.eot): 100}
+    (choice,) = client.complete(prompt="ab", logit_bias=eot).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
+
+
+def test_streams_have_the_pieces_of_the_whole_text(client):
+    body = {"prompt": ["ab", "日"], "n": 2, "max_tokens": 20, "seed": 9, "stop": "e", "echo": True, "logprobs": 1}
+    whole = client.complete(**body).json()
+    events = client.complete(**body, stream=True).events()
+    ids = {(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}
+    assert len(ids) == 1 and not any("usage" in event for event in events)
+    for expected in whole["choices"]:
+        chunks = [choice for event in events for choice in event["choices"] if choice["index"] == expected["index"]]
+        assert "".join(chunk["text"] for chunk in chunks) == expected["text"]
+        reasons = [chunk["finish_reason"] for chunk in chunks]
+        assert reasons == [None] * (len(chunks) - 1) + [expected["finish_reason"]]
+        for name, values in expected["logprobs"].items():
+            assert [value for chunk in chunks for value in chunk["logprobs"][name]] == values
+    *others, last = client.complete(**body, stream=True, stream_options={"include_usage": True}).events()
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert all(event["usage"] is None for event in others)
+
+
+def test_log_probabilities_are_the_models_own(client, gpt):
+    """Before the temperature and the filters. As lm-eval reads them, too."""
+    ids = gpt.encode_prompt("ab日é a").ids
+    settings = {"max_tokens": 5, "temperature": 0.3, "top_k": 2, "seed": 3, "logit_bias": {str(EOT): -100, "1": 5}}
+    (choice,) = client.complete(prompt=ids, echo=True, logprobs=3, **settings).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == len(ids) + 5 and "".join(logprobs["tokens"]) == choice["text"]
+    text_ids = gpt.encode_prompt(choice["text"]).ids
+    size = gpt.tokenizer.vocab_size
+    with torch.no_grad():
+        expected = gpt.model.logits(torch.tensor([text_ids]))[0].log_softmax(dim=-1)[:, :size]
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    for position, token in enumerate(text_ids[1:]):
+        given, top = logprobs["token_logprobs"][position + 1], logprobs["top_logprobs"][position + 1]
+        assert given == pytest.approx(expected[position, token].item(), abs=1e-4)
+        assert top[gpt.tokenizer.decode([token])] == given and 3 <= len(top) <= 4
+        is_greedy = expected[position].argmax().item() == token
+        assert (given == max(top.values())) == is_greedy
+    (scored,) = client.complete(prompt=ids, echo=True, logprobs=0, max_tokens=0).json()["choices"]
+    assert scored["text"] == "ab日é a" and scored["finish_reason"] == "length"
+    assert scored["logprobs"]["token_logprobs"][1:] == pytest.approx(logprobs["token_logprobs"][1 : len(ids)], abs=1e-5)
+    assert [*map(len, scored["logprobs"]["top_logprobs"][1:])] == [1] * 5
+
+
+def test_many_clients_at_once_get_what_they_would_get_alone(client, gpt, seed):
+    rng = random.Random(seed)
+
+    def ask(number: int) -> tuple[list[str], list[str]]:
+        settings = {"seed": number, "temperature": rng.choice([0, 0.7, 1.3]), "context_stride": 9}
+        prompt = "".join(rng.choices("abcd", k=rng.randint(1, 20)))
+        body = {"prompt": prompt, "max_tokens": rng.randint(1, 60), "n": 2, **settings}
+        config = GenerationConfig(**settings, max_new_tokens=body["max_tokens"], top_k=None)
+        ids = gpt.encode_prompt(prompt).ids
+        if rng.random() < 0.5:
+            texts = ["", ""]
+            for event in client.complete(**body, stream=True).events():
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["text"]
+        else:
+            texts = client.texts(**body)
+        return texts, list(gpt.complete([(ids, 0), (ids, 1)], 2, config))
+
+    with ThreadPoolExecutor(20) as pool:
+        for texts, expected in pool.map(ask, range(40)):
+            assert texts == expected
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method, path, body, status, code",
+    [
+        ("GET", "/", None, 404, None),
+        ("POST", "/v1/completions/", "{}", 404, None),
+        ("GET", "/v1/completions", None, 405, None),
+        ("PUT", "/v1/models", None, 405, None),
+        ("OPTIONS", "/v1/completions", None, 405, None),
+        ("GET", "/v1/models/other", None, 404, "model_not_found"),
+        ("GET", "/v1/models/a/b%2f..", None, 404, "model_not_found"),
+        ("POST", "/v1/completions", '{"model": "other"}', 404, "model_not_found"),
+        ("POST", "/v1/completions", '{"model": 5}', 400, None),
+        ("POST", "/v1/completions", "[]", 400, None),
+        ("POST", "/v1/completions", '{"prompt": NaN}', 400, None),
+        ("POST", "/v1/completions", '{"max_tokens": 100}', 400, "context_length_exceeded"),
+        ("POST", "/v1/completions", " " * (server.LARGEST_BODY + 1), 413, None),
+        ("POST", "/v1/chat/completions", '{"messages": []}', 404, "chat_not_supported"),
+        ("POST", "/tokenize", "{}", 400, None),
+        ("POST", "/tokenize", '{"prompt": "x"}', 400, None),
+        ("POST", "/detokenize", '{"tokens": [1, "a"]}', 400, None),
+        ("POST", "/detokenize", '{"tokens": [99]}', 400, None),
+    ],
+)
+def test_errors_have_openais_shape(client, method, path, body, status, code):
+    response = client.request(method, path, body)
+    assert response.status == status and response.error()["code"] == code
+
+
+def test_foreign_pages_and_other_types_are_refused(client):
+    body = {"prompt": "a"}
+    for headers in ({"origin": "http://example.com"}, {"origin": "null"}, {"host": "example.com"}):
+        response = client.request("POST", "/v1/completions", body, **headers)
+        assert response.status == 403 and response.error() and not response.headers["access-control-allow-origin"]
+    response = client.request("POST", "/v1/completions", body, content_type="text/plain")
+    assert response.status == 415 and response.error()
+
+
+def test_allowed_pages_may_ask(gpt):
+    origin = "https://allowed.example"
+    with serving(gpt, key="secret", origins=frozenset({origin})) as client:
+        asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,x-stainless"}
+        preflight = client.request("OPTIONS", "/v1/completions", origin=origin, **asked)
+        assert preflight.status == 200 and preflight.headers["access-control-allow-origin"] == origin
+        assert "x-stainless" in preflight.headers["access-control-allow-headers"]
+        for key, status in (("secret", 200), ("other", 401)):
+            response = client.request(
+                "POST", "/v1/completions", {"prompt": "a"}, origin=origin, authorization=f"Bearer {key}"
+            )
+            assert response.status == status and response.headers["access-control-allow-origin"] == origin
+            assert response.headers["access-control-allow-credentials"] is None
+        assert client.request("GET", "/health", origin=f"{origin}.example.com").status == 403
+
+
+def test_a_key_is_needed_for_everything_but_health(gpt):
+    with serving(gpt, key="sécret") as client:
+        right = "Bearer sécret".encode().decode("latin-1")
+        paths = ["/v1/models", "/tokenizer_info", "/nothing", "/health/", "//health"]
+        for headers in ({}, {"authorization": "Bearer "}, {"authorization": right + "x"}, {"authorization": "sécret"}):
+            for path in paths:
+                response = client.request("GET", path, **headers)
+                assert response.status == 401 and response.error()["code"] == "invalid_api_key"
+            assert client.request("POST", "/v1/completions", "{", **headers).status == 401
+            assert client.request("GET", "/health", **headers).status == 200
+        assert [client.request("GET", path, authorization=right).status for path in paths] == [200, 200, 404, 404, 404]
+        assert client.request("GET", "/v1/models", authorization=right.replace("Bearer", "bearer")).status == 200
+
+
+def test_too_many_requests_are_refused_for_now(gpt):
+    with serving(gpt, rows=1, max_waiting=1) as client, ExitStack() as stack:
+        stack.enter_context(client.connect(prompt="a", n=2, **FOREVER))
+        wait_until(lambda: client.engine.active == 1)
+        stack.enter_context(client.connect(prompt="a", **FOREVER))
+        wait_until(lambda: client.engine.waiting == 1)
+        for stream in (False, True):
+            response = client.complete(prompt="a", stream=stream)
+            assert response.status == 429 and response.headers["retry-after"] == "1"
+            assert response.error()["type"] == "rate_limit_error"
+
+
+def test_an_answer_that_takes_too_long_ends_with_an_error(gpt):
+    with serving(gpt, timeout=0.3) as client:
+        response = client.complete(prompt="a", **FOREVER)
+        assert response.status == 503 and response.headers["x-should-retry"] == "false"
+        assert response.error()["code"] == "timeout"
+        *texts, last = client.complete(prompt="a", stream=True, **FOREVER).events()
+        assert texts and last["error"]["code"] == "timeout" and not any("error" in event for event in texts)
+        wait_until(lambda: client.engine.active == 0)
+        assert client.texts(prompt="a", max_tokens=1)
+
+
+def test_rows_of_a_client_that_does_not_read_are_free_after_the_time_out(gpt, monkeypatch):
+    """The time-out was noticed only when the client read again."""
+
+    def listen_with_small_buffers(host: str, port: int) -> socket.socket:
+        listener = server.listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**12)
+        return listener
+
+    monkeypatch.setitem(globals(), "listen", listen_with_small_buffers)
+    with serving(gpt, timeout=3.0) as client, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        client.send(connection, prompt="a", stream=True, **FOREVER)
+        wait_until(lambda: client.engine.active == 1)
+        wait_until(lambda: client.engine.active == 0)
+        assert client.served.open  # it waits for the client
+
+
+def test_a_model_that_computes_nan_is_an_error_of_the_server():
+    gpt = language_model(ByteTokenizer())
+    gpt.model.transformer.ln_f.weight.data[:] = torch.nan
+    with serving(LanguageModel(gpt.model, gpt.tokenizer, "cpu")) as client:
+        for stream in (False, True):
+            response = client.complete(prompt="a", stream=stream)
+            assert response.status == 500 and "NaN" in response.error()["message"]
+            assert response.headers["x-should-retry"] == "false"
+
+
+# --- clients that disconnect ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_client_that_disconnects_frees_its_rows(client, monkeypatch, stream, resets, terminal):
+    submitted: list[Completion] = []
+    submit = client.engine.submit
+    monkeypatch.setattr(client.engine, "submit", lambda each: (submitted.extend(each), submit(each)))
+    connections = [client.connect(prompt=["a", "b"], n=2, stream=stream, **FOREVER) for _ in range(4)]
+    wait_until(lambda: len(submitted) == 16 and all(completion.tokens for completion in submitted))
+    for connection in connections:
+        if stream:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    wait_until(lambda: client.engine.active == 0)
+    assert {completion.finish_reason for completion in submitted} == {"cancelled"}
+    wait_until(lambda: not client.served.open)
+    assert client.texts(prompt="a", max_tokens=1) and terminal.readouterr().err == ""
+
+
+def test_a_client_that_disconnects_while_it_waits_is_forgotten(gpt):
+    with serving(gpt, rows=1) as client, client.connect(prompt="a", **FOREVER):
+        wait_until(lambda: client.engine.active == 1)
+        for stream in (False, True):
+            client.connect(prompt="a", stream=stream, **FOREVER).close()
+        wait_until(lambda: len(client.served.open) == 1)
+        wait_until(lambda: client.engine.waiting == 0)
+
+
+def test_a_stop_string_frees_the_row(client):
+    """Neither a stream nor a whole answer waits until max_tokens."""
+    for stream in (False, True):
+        began = time.monotonic()
+        assert client.complete(prompt="a", stop=[*ALPHABET], stream=stream, **FOREVER).status == 200
+        assert time.monotonic() - began < PATIENCE / 2
+        wait_until(lambda: client.engine.active == 0)
+
+
+def test_the_server_stops_while_requests_are_open(gpt):
+    with ExitStack() as connections, serving(gpt) as client:
+        for stream in (False, True):
+            connections.enter_context(client.connect(prompt="a", stream=stream, **FOREVER))
+        wait_until(lambda: client.engine.active == 2)
+
+
+# --- other routes -----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_listed(client):
+    (model,) = client.request("GET", "/v1/models").json()["data"]
+    assert model["id"] == ID and model["object"] == "model" and model["max_model_len"] == CONTEXT
+    assert client.request("GET", f"/v1/models/{ID}").json() == model
+
+
+def test_health(client):
+    wait_until(lambda: client.engine.active == 0)
+    assert client.request("GET", "/health").json() == {"status": "ok", "rows": 32, "active": 0, "waiting": 0}
+
+
+def test_the_tokenizer_as_lm_eval_uses_it(client, gpt):
+    info = client.request("GET", "/tokenizer_info").json()
+    assert info["eos_token"] == info["bos_token"] == "<|endoftext|>"
+
+    def encode(text: str) -> list[int]:
+        return client.request("POST", "/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"]
+
+    assert encode(info["eos_token"]) == [gpt.tokenizer.eot] and encode("") == []
+    text = "é日<|endoftext|>abc\n" * 3000  # is encoded in a thread
+    assert client.request("POST", "/detokenize", {"tokens": encode(text)}).json() == {"prompt": text}
+
+
+def test_chat_with_a_model_that_was_trained_for_it():
+    gpt = LanguageModel(random_model(3, vocab_size=ByteTokenizer.vocab_size, block_size=64), ByteTokenizer(), "cpu")
+    with serving(gpt, chat=ChatTemplate("chat", has_eot=True)) as client:
+        settings = {"seed": 2, "top_k": 5, "temperature": 0.9}
+        text = gpt.generate("User: ab\n\nAssistant:", stop="\nUser:", max_new_tokens=None, **settings)
+        expected = text.removeprefix(" ")
+        body = {"model": ID, "messages": [{"role": "user", "content": "ab"}], **settings}
+        answer = client.request("POST", "/v1/chat/completions", body).json()
+        assert answer["choices"][0]["message"]["content"] == expected and answer["object"] == "chat.completion"
+        first, *others = client.request("POST", "/v1/chat/completions", {**body, "stream": True}).events()
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(event["choices"][0]["delta"]["content"] for event in others) == expected
+        assert others[-1]["choices"][0]["finish_reason"] == answer["choices"][0]["finish_reason"]
+        response = client.request("POST", "/v1/chat/completions", {"messages": []})
+        assert response.status == 400 and response.error()["param"] == "messages"
+        assert client.request("GET", "/tokenizer_info").json()["chat_template"] == CHAT_TEMPLATES["chat"]
+
+
+# --- anything ---------------------------------------------------------------------------------------------------------
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([2**64, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+TEXT = st.text("ab é日", max_size=8)
+IDS = st.lists(st.integers(0, 12), max_size=5)
+SENSIBLE = {
+    "prompt": TEXT | IDS | st.lists(TEXT, min_size=1, max_size=3) | st.lists(IDS, min_size=1, max_size=3),
+    "model": st.sampled_from([ID, None]),
+    "max_tokens": st.integers(1, 12),
+    "n": st.integers(1, 3),
+    "stop": st.none() | st.text("ab", min_size=1, max_size=2) | st.lists(st.text("ab", min_size=1), max_size=3),
+    "stream": st.booleans(),
+    "stream_options": st.none() | st.just({"include_usage": True}),
+    "logprobs": st.none() | st.integers(0, 20),
+    "echo": st.booleans(),
+    "temperature": st.sampled_from([0, 1e-6, 0.8, 1e6]),
+    "top_p": st.sampled_from([1e-9, 0.5, 1]),
+    "top_k": st.none() | st.integers(1, 30),
+    "min_p": st.none() | st.sampled_from([1e-9, 0.5, 1]),
+    "repetition_penalty": st.sampled_from([1e-6, 1, 1.5, 1e6]),
+    "presence_penalty": st.sampled_from([-2, 0, 0.5]),
+    "frequency_penalty": st.sampled_from([-2, 0, 0.5]),
+    "logit_bias": st.dictionaries(st.integers(0, 12).map(str), st.integers(-100, 100), max_size=3),
+    "seed": st.none() | st.integers(0, 2**63 - 1),
+    "context_stride": st.none() | st.integers(1, 20),
+    "user": ANYTHING,
+}
+
+
+def bodies() -> st.SearchStrategy[dict]:
+    """Requests with sensible values, of which up to two are replaced by anything."""
+    odd = ANYTHING | st.sampled_from(["", -1, 3, 99, [[]], [""]])
+    return st.builds(
+        lambda sensible, odd: sensible | odd,
+        st.fixed_dictionaries({}, optional=SENSIBLE),
+        st.dictionaries(st.sampled_from([*SENSIBLE, "suffix", "best_of"]), odd, max_size=2),
+    )
+
+
+def test_any_body_is_answered_or_refused(client, seed):
+    statuses = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=300, deadline=None, database=None)
+    @hypothesis.given(bodies())
+    def is_answered_or_refused(body: dict) -> None:
+        response = client.complete(**body)
+        statuses.append(response.status)
+        if response.status != 200:
+            assert response.status in (400, 404) and response.error(), body
+        elif response.headers["content-type"] == "application/json":
+            assert {choice["finish_reason"] for choice in response.json()["choices"]} <= {"stop", "length"}
+        else:
+            assert not any("error" in event for event in response.events())
+
+    is_answered_or_refused()
+    assert 0.2 < statuses.count(200) / len(statuses) < 0.95
+    wait_until(lambda: client.engine.active == 0)
+
+
+def test_any_path_is_answered_or_refused(client, seed):
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=200, deadline=None, database=None)
+    @hypothesis.given(
+        st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"]),
+        st.text(st.characters(min_codepoint=33, max_codepoint=126))
+        | st.sampled_from(["v1/models/%", "%ff", "..", "*"]),
+    )
+    def is_answered_or_refused(method: str, path: str) -> None:
+        response = client.request(method, f"/{path}")
+        assert response.status in (200, 400, 404, 405)
+        if response.status != 200 and method != "HEAD":
+            assert response.error()
+
+    is_answered_or_refused()
+
+
+def test_bytes_that_are_no_request_are_refused_in_openais_shape(client):
+    for data in (b"\x16\x03\x01\x02\r\n\r\n", b"GET /" + b"\xff" + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"\0\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
+            connection.sendall(data)
+            received = b""
+            with suppress(ConnectionResetError):
+                while part := connection.recv(4096):
+                    received += part
+        assert received.startswith(b"HTTP/1.1 400 ") and b'{"error": {"message": ' in received

@@ -1,0 +1,228 @@
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from folio import UserError, load
+from folio.base.files import read_json, write_json
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import write_gguf, write_tokenizer
+from folio.data.shards import Dataset, DatasetError, open_dataset
+from folio.data.sources.pairs import split_pairs, write_pairs
+from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from folio.data.windows import Mixture
+from folio.decoding.language_model import LanguageModel, encode_prompt
+from folio.web.chat import ChatTemplate, chat_template
+from prepare import pairs, summaries
+from prepare.pairs import PairsConfig
+from tests.support.decoding import random_model
+from tests.support.tiny_tokenizers import trained
+from tests.support.viewed_models import save_random_run
+from train import train
+
+CHAT = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Who\nare you?"},
+    {"role": "assistant", "content": "Me."},
+    {"role": "user", "content": "And I?"},
+    {"role": "assistant", "content": "You."},
+]
+CHATS = [{"messages": [*CHAT[:3], {"role": "user", "content": f"{k} + 0?"}, *CHAT[4:]]} for k in range(30)]
+PAIRS = [{"prompt": f"{k} + 0 =", "completion": f" {k}"} for k in range(60)]
+CHARACTERS = "".join(sorted({*json.dumps([CHATS, PAIRS]), *"\nUser:Assistant:System:Romeo"}))
+
+
+def prepare(folder: Path, name: str, lines: list, tokenizer: str = "byte") -> Dataset:
+    """Prepare lines as the data set `name` in a folder."""
+    write_pairs(folder / f"{name}.jsonl", lines)
+    cfg = PairsConfig(inputs=(str(folder / f"{name}.jsonl"),), tokenizer=tokenizer, data_dir=str(folder))
+    pairs.main(cfg)
+    return open_dataset(folder / name)
+
+
+@pytest.fixture
+def train_on(tiny, tmp_path):
+    """A function that trains a tiny model on data sets and returns what its checkpoint is loaded as."""
+
+    def run(dataset: str, name: str = "out", **settings):
+        out_dir = str(tmp_path / name)
+        settings = dict(max_iters=2, eval_interval=2, warmup_iters=0, eval_iters=1) | settings
+        train(tiny(dataset=dataset, data_dir=str(tmp_path), out_dir=out_dir, **settings))
+        return load(out_dir)
+
+    return run
+
+
+# --- from JSON lines to a template ------------------------------------------------------------------------------------
+
+
+def test_a_model_of_chats_reads_the_prompts_that_it_was_trained_on(train_on, tmp_path):
+    dataset = prepare(tmp_path, "chats", CHATS)
+    template = chat_template(train_on("chats"))
+    assert template == ChatTemplate("chat", has_eot=True)
+    prompts = {prompt for shards in (dataset.train, dataset.val) for prompt, _ in split_pairs(shards, ByteTokenizer())}
+    first = "System: Be short.\n\nUser: Who\nare you?\n\nAssistant:"
+    assert template.prompt(CHAT[:2]) == first and first in prompts
+    assert template.prompt(CHAT[:4]) == f"{first} Me.<|endoftext|>User: And I?\n\nAssistant:"
+    assert "User: 7 + 0?\n\nAssistant:" in prompts
+    assert template.answer_prefix == " " and template.stop == ("\nUser:",)
+
+
+def test_a_prompt_has_the_tokens_of_training(tmp_path):
+    """The blank line before "Assistant:" was one token in training, and two in the same text as a prompt."""
+    tokenizer = BPETokenizer.train(["Who?\n\n"] * 9 + ["Assistant: You. And"] * 9, 300)
+    assert len(tokenizer.encode("\n\n")) == 1 and len(tokenizer.encode("\n\nA")) == 3
+    write_json(tmp_path / "tokenizer.json", tokenizer.to_json())
+    dataset = prepare(tmp_path, "chats", CHATS, str(tmp_path / "tokenizer.json"))
+    ids = [i for shard in (*dataset.train, *dataset.val) for i in shard.ids.tolist()]
+    for k in range(30):
+        prompt = ChatTemplate("chat", has_eot=True).prompt(CHATS[k]["messages"][:-1])
+        expected = encode_prompt(tokenizer, prompt).ids
+        assert any(ids[n : n + len(expected)] == expected for n in range(len(ids)))
+
+
+def test_a_model_of_pairs_reads_one_prompt_as_it_is(train_on, tmp_path):
+    prepare(tmp_path, "sums", PAIRS)
+    template = chat_template(train_on("sums"))
+    assert template == ChatTemplate("pairs", has_eot=True) and template.stop == () and template.answer_prefix == ""
+    assert template.prompt([{"role": "user", "content": "1 + 0 ="}]) == "1 + 0 ="
+    with pytest.raises(UserError, match="messages has 2 messages, and this model was trained on single prompts"):
+        template.prompt([{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 0 ="}])
+    with pytest.raises(UserError, match=r'messages\[0\].role: .* it must be "user"'):
+        template.prompt([{"role": "system", "content": "Add."}])
+
+
+def test_files_with_a_chat_are_chats(tmp_path):
+    assert prepare(tmp_path, "both", [*PAIRS, *CHATS]).prompt_format == "chat"
+
+
+def test_summaries_are_pairs_and_their_documents_are_text(tmp_path):
+    lines = [{"document": f"Document {k}. It is long.", "summary": f"Document {k}."} for k in range(40)]
+    write_pairs(tmp_path / "texts.jsonl", lines)
+    cfg = summaries.SummariesConfig(inputs=(str(tmp_path / "texts.jsonl"),), data_dir=str(tmp_path), tokenizer="byte")
+    for name, pretraining, expected in (("texts", False, "pairs"), ("texts-documents", True, None)):
+        summaries.main(cfg.replace(pretraining=pretraining))
+        assert open_dataset(tmp_path / name).prompt_format == expected
+
+
+# --- other data sets and checkpoints ----------------------------------------------------------------------------------
+
+
+def test_in_a_mixture_with_text_prompts_remain_prompts(train_on, data_dir, tmp_path):
+    for name in ("chats", "sums"):
+        prepare(tmp_path, name, CHATS if name == "chats" else PAIRS)
+    text = open_dataset(data_dir / "verse")
+    chats, sums = open_dataset(tmp_path / "chats"), open_dataset(tmp_path / "sums")
+    assert (text.prompt_format, chats.prompt_format, sums.prompt_format) == (None, "chat", "pairs")
+    for datasets, expected in (([chats, sums], "chat"), ([sums, chats], "chat"), ([sums], "pairs"), ([text], None)):
+        mixture = Mixture([(dataset, 1.0) for dataset in datasets], 8, 1337, "epoch")
+        assert mixture.prompt_format == expected
+    assert chat_template(train_on("chats:0.3,sums:0.7")).prompt_format == "chat"
+
+
+def test_the_last_training_counts_and_resuming_keeps_it(train_on, tmp_path, data_dir):
+    write_json(tmp_path / "tokenizer.json", CharTokenizer(CHARACTERS).to_json())
+    prepare(tmp_path, "chats", CHATS, str(tmp_path / "tokenizer.json"))
+    text = [{"prompt": "", "completion": json.dumps(chat)} for chat in CHATS]
+    prepare(tmp_path, "text", text, str(tmp_path / "tokenizer.json"))
+    meta = read_json(tmp_path / "text" / "meta.json")
+    assert meta.pop("prompt_format") == "pairs"
+    write_json(tmp_path / "text" / "meta.json", meta)  # as older versions wrote it
+    assert open_dataset(tmp_path / "text").prompt_format is None
+    template = chat_template(train_on("chats"))
+    assert template == ChatTemplate("chat", has_eot=True)
+    assert chat_template(train_on("chats", init_from="resume", max_iters=4)) == template
+    assert chat_template(train_on("text", "fine", init_from=str(tmp_path / "out"))) is None
+    assert chat_template(train_on("chats", "back", init_from=str(tmp_path / "fine"))) == template
+
+
+def test_a_model_of_older_data_may_have_no_end_of_text_token(tmp_path):
+    model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
+    gpt = LanguageModel(model, CharTokenizer(CHARACTERS))
+    gpt.prompt_format = "chat"
+    template = chat_template(gpt)
+    assert template == ChatTemplate("chat", has_eot=False) and template.stop == ("User:",)
+    assert template.prompt(CHAT[1:4]) == "User: Who\nare you?\n\nAssistant: Me.User: And I?\n\nAssistant:"
+
+
+@pytest.mark.parametrize("dataset", [{}, {"prompt_format": "a format of the future"}, {"prompt_format": ["chat"]}, 5])
+def test_a_checkpoint_that_does_not_name_a_known_format_continues_text(dataset, tmp_path):
+    assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"dataset": dataset}).prompt_format is None
+
+
+def test_models_of_older_checkpoints_and_of_other_programs_continue_text(tmp_path):
+    model = save_random_run(tmp_path, ByteTokenizer(), seed=1)
+    assert load(str(tmp_path)).prompt_format is None and chat_template(LanguageModel(model, ByteTokenizer())) is None
+    assert Checkpoint(tmp_path, {}, ByteTokenizer(), {"model": {}}).prompt_format is None
+
+
+def test_a_data_set_with_an_unknown_format_is_refused(tmp_path):
+    meta = tmp_path / "sums" / "meta.json"
+    prepare(tmp_path, "sums", PAIRS)
+    for value in ("other", ["chat"], 5):
+        write_json(meta, read_json(meta) | {"prompt_format": value})
+        with pytest.raises(DatasetError, match=r"not a valid meta.json of Folio .*prompt_format is"):
+            open_dataset(tmp_path / "sums")
+
+
+# --- exports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt_format, count", [("chat", 2), ("chat", 4), ("pairs", 1)])
+def test_exports_have_the_template_for_other_programs(prompt_format, count, tmp_path):
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer
+
+    tokenizer = trained()
+    model = random_model(1, vocab_size=tokenizer.vocab_size, block_size=64).requires_grad_(False)
+    state = {"model": asdict(model.config), "dataset": {"prompt_format": prompt_format}}
+    loaded = Checkpoint(tmp_path, dict(model.named_parameters()), tokenizer, state)
+    write_tokenizer(loaded, tmp_path / "hf")
+    messages = [{"role": "developer", "content": "Hi."}, *CHAT[1:4]][:count] if count > 1 else CHAT[1:2]
+    expected = ChatTemplate(prompt_format, has_eot=True).prompt(messages)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == expected
+    assert theirs(expected).input_ids == encode_prompt(tokenizer, expected).ids
+    write_gguf(loaded, tmp_path / "model.gguf")
+    assert GGUFReader(tmp_path / "model.gguf").fields["tokenizer.chat_template"].contents() == theirs.chat_template
+    write_tokenizer(replace(loaded, state={"model": state["model"]}), tmp_path / "text")
+    assert AutoTokenizer.from_pretrained(tmp_path / "text").chat_template is None
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def test_parts_become_lines_and_a_developer_is_the_system():
+    template = ChatTemplate("chat", has_eot=True)
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
+    expected = "System: Be kind.\n\nUser: Hello\nthere\n\nAssistant:"
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Be kind."}, {"role": "user", "content": parts, "name": "Ann"}]
+        assert template.prompt(messages) == expected
+        assert messages[1]["content"] == parts
+
+
+@pytest.mark.parametrize(
+    "messages, error",
+    [
+        ([], "messages must be a list of at least one"),
+        ("Hello", "messages must be a list of at least one"),
+        (["Hello"], r"messages\[0\] must be"),
+        ([HELLO, {"content": "x"}], r"messages\[1\].role must be one of system, developer, user, assistant"),
+        ([HELLO, {"role": "tool", "content": "x"}], r"messages\[1\].role must be one of"),
+        ([{"role": ["user"], "content": "x"}], r"messages\[0\].role must be one of"),
+        ([{"role": "user"}], r"messages\[0\].content must be text"),
+        ([{"role": "assistant", "content": None}], r"messages\[0\].content must be text"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\].content: this model reads only parts"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"\.content: this model reads only parts"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], r"\.content: this model reads only parts"),
+        ([{"role": "user", "content": "<|endoftext|>"}], r"messages\[0\].content must not contain <\|endoftext\|>"),
+    ],
+)
+@pytest.mark.parametrize("prompt_format", ["chat", "pairs"])
+def test_what_the_format_cannot_express_is_an_error(messages, error, prompt_format):
+    with pytest.raises(UserError, match=error):
+        ChatTemplate(prompt_format, has_eot=True).prompt(messages)

@@ -1,0 +1,405 @@
+import json
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import TokenLogprobs
+from folio.web import completions
+from folio.web.chat import ChatTemplate
+from folio.web.completions import ChatAnswer, ChoiceDelta, CompletionAnswer, Limits, Request, RequestError, read_request
+from tests.support.decoding import random_model
+from tests.support.tiny_tokenizers import bpe, trained
+
+CONTEXT = 24
+CHARACTERS = CharTokenizer("\nabcdefghij é日", eot=True)
+
+
+def language_model(tokenizer: Tokenizer) -> LanguageModel:
+    return LanguageModel(random_model(1, vocab_size=tokenizer.vocab_size + 3, block_size=CONTEXT), tokenizer, "cpu")
+
+
+GPT = language_model(CHARACTERS)
+GPT_BYTES = language_model(ByteTokenizer())
+
+
+CHATS, PAIRS = ChatTemplate("chat", has_eot=True), ChatTemplate("pairs", has_eot=True)
+MESSAGES = [{"role": "user", "content": "b"}]
+
+
+def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None, **limits: int) -> Request:
+    return read_request(body, gpt, Limits(**limits), print, chat)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_openais():
+    request = read({"prompt": "abc"})
+    (completion,) = request.completions
+    assert completion.sampling == Sampling() and completion.max_new_tokens == 16 and completion.logprobs is None
+    assert completion.prompt == [1, 2, 3] and completion.notify is print
+    assert not request.stream and not request.include_usage
+    null = read(dict.fromkeys([*completions.TextFields.__dataclass_fields__, "stop", "logit_bias", "stream_options"]))
+    assert null.completions[0].sampling == Sampling() and null.completions[0].max_new_tokens == 16
+    assert null.completions[0].prompt == [CHARACTERS.eot]  # the default prompt
+    assert len({read({}).completions[0].seed for _ in range(10)}) == 10
+    off = {"top_k": 0, "min_p": 0, "repetition_penalty": 1.0}
+    assert (
+        read(off).completions[0].sampling == read({**off, "top_k": -1}).completions[0].sampling == Sampling()
+    )  # vLLM's
+    assert read({"user": 5, "unknown": {"a": []}, "num_samples": "x"}).stream is False  # both are ignored
+
+
+def test_all_fields():
+    penalties = {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5}
+    filters = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1}
+    body = {"prompt": ["a", "b"], "n": 2, "best_of": 2, "max_tokens": 3, "seed": 7, "logprobs": 20, "echo": True}
+    body |= {"stop": ["x", "yz"], "stream": True, "stream_options": {"include_usage": True}, "context_stride": 4}
+    request = read({**body, **penalties, **filters, "logit_bias": {"1": -100, "2": 5.5}})
+    assert request.stream and request.include_usage and request.prompt_tokens == 2
+    for index, (choice, completion) in enumerate(zip(request.choices, request.completions, strict=True)):
+        assert choice.index == index and completion.prompt == [1 + index // 2] and completion.sample == index % 2
+        assert completion.sampling == Sampling(**penalties, **filters, logit_bias=((1, -100.0), (2, 5.5)))
+        assert (completion.seed, completion.max_new_tokens, completion.context_stride) == (7, 3, 4)
+        assert completion.logprobs == 20 and completion.prompt_logprobs
+        assert choice.text.stop == ("x", "yz")
+
+
+@pytest.mark.parametrize(
+    "prompt, ids",
+    [
+        ("ab", [[1, 2]]),
+        (["ab", "", "é"], [[1, 2], [14], [12]]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [], [13, 0]], [[1], [14], [13, 0]]),
+        ("a<|endoftext|>b", [[1, 14, 2]]),
+        ("", [[14]]),
+        (None, [[14]]),
+    ],
+)
+def test_prompts_are_texts_or_ids(prompt, ids):
+    assert [completion.prompt for completion in read({"prompt": prompt}).completions] == ids
+
+
+@pytest.mark.parametrize(
+    "body, param, message",
+    [
+        ([], None, "the body must be an object"),
+        ("prompt", None, "the body must be an object"),
+        ({"prompt": 5}, "prompt", "it takes a text"),
+        ({"prompt": []}, "prompt", "it takes a text"),
+        ({"prompt": {"a": 1}}, "prompt", "it takes a text"),
+        ({"prompt": ["a", 1]}, "prompt", "texts only"),
+        ({"prompt": [1, "a"]}, "prompt", "texts only"),
+        ({"prompt": [1, True]}, "prompt", "texts only"),
+        ({"prompt": [[1], 1]}, "prompt", "texts only"),
+        ({"prompt": [[1], [None]]}, "prompt", "texts only"),
+        ({"prompt": [1.5]}, "prompt", "texts only"),
+        ({"prompt": [15]}, "prompt", "there is no token 15; ids are from 0 to 14"),  # of the padding
+        ({"prompt": [[1], [-1]]}, "prompt", "there is no token -1"),
+        ({"prompt": [10**4000]}, "prompt", "there is no token 1000"),
+        ({"prompt": "axbyx本"}, "prompt", "not in the vocabulary of the model: 'x' 'y' '本'"),
+        ({"prompt": "\ud800"}, "prompt", r"'\ud800'"),
+        ({"max_tokens": "5"}, "max_tokens", "it takes an integer"),
+        ({"max_tokens": True}, "max_tokens", "it takes an integer"),
+        ({"max_tokens": -1}, "max_tokens", "at least 0"),
+        ({"max_tokens": 0}, "max_tokens", "or 0 with echo"),
+        ({"max_tokens": 2.5}, "max_tokens", "it takes an integer"),
+        ({"temperature": -0.1}, "temperature", "at least 0"),
+        ({"temperature": 1e-9}, "temperature", "1e-6"),
+        ({"temperature": [1]}, "temperature", "it takes a number"),
+        ({"temperature": math.inf}, "temperature", "finite"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"top_p": 1.1}, "top_p", "at most 1"),
+        ({"n": 0}, "n", "at least 1"),
+        ({"n": 2, "best_of": 3}, "best_of", "it must be n"),
+        ({"best_of": 2}, "best_of", "it must be n"),
+        ({"echo": 1}, "echo", "True or False"),
+        ({"stream": "true"}, "stream", "True or False"),
+        ({"stream_options": True}, "stream_options", "include_usage"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options", "include_usage"),
+        ({"logprobs": 21}, "logprobs", "at most 20"),
+        ({"logprobs": True}, "logprobs", "it takes an integer"),
+        ({"stop": ""}, "stop", "none of them empty"),
+        ({"stop": ["a", 1]}, "stop", "list of texts"),
+        ({"stop": 1}, "stop", "list of texts"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stop": ["a", "a" * 1001]}, "stop", "at most 1,000 characters"),
+        ({"seed": -1}, "seed", "at least 0"),
+        ({"seed": 2**63}, "seed", "2**63"),
+        ({"presence_penalty": 2.1}, "presence_penalty", "at most 2"),
+        ({"frequency_penalty": "1"}, "frequency_penalty", "it takes a number"),
+        ({"logit_bias": [1]}, "logit_bias", "it takes an object"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not the id of a token"),
+        ({"logit_bias": {"15": 1}}, "logit_bias", "'15' is not"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "'-1' is not"),
+        ({"logit_bias": {"²": 1}}, "logit_bias", "'²' is not"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is not"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+        ({"logit_bias": {"1": None}}, "logit_bias", "from -100 to 100"),
+        ({"logit_bias": {"1": True}}, "logit_bias", "from -100 to 100"),
+        ({"suffix": "a"}, "suffix", "continues text"),
+        ({"top_k": -2}, "top_k", "at least -1"),
+        ({"n": 10**4000}, "n", "less than 2**63"),
+        ({"n": "2" * 1000}, "n", "it takes an integer"),
+        ({"prompt": ["x"] * 129}, "prompt", "at most 128 prompts, and this one has 129"),
+        ({"min_p": 2}, "min_p", "at most 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "at least 1e-06"),
+        ({"context_stride": 0}, "context_stride", "at least 1"),
+    ],
+)
+def test_a_mistake_names_its_field(body, param, message):
+    with pytest.raises(RequestError) as caught:
+        read(body)
+    problem = caught.value
+    assert (problem.param, problem.status) == (param, 400) and message in str(problem)
+    assert "\n" not in str(problem) and len(str(problem)) < 600
+
+
+def test_the_prompt_and_the_new_tokens_must_fit_into_the_context():
+    """The last token is never read, so it needs no place."""
+    for length in range(1, CONTEXT + 3):
+        fits = CONTEXT + 1 - length
+        if fits > 0:
+            assert read({"prompt": "a" * length, "max_tokens": fits}).completions[0].max_new_tokens == fits
+        with pytest.raises(RequestError) as caught:
+            read({"prompt": ["a", "a" * length], "max_tokens": fits + 1 if fits > 0 else 1})
+        assert caught.value.code == "context_length_exceeded"
+        assert f"is {CONTEXT} tokens, and the prompt has {length}" in str(caught.value)
+        assert (f"at most {fits}, not {fits + 1}" in str(caught.value)) == (fits > 0)
+        assert read({"prompt": "a" * length, "max_tokens": 99, "context_stride": 8}).prompt_tokens == length
+    scored = {"echo": True, "logprobs": 0}
+    read({"prompt": "a" * CONTEXT, "max_tokens": 0, **scored})
+    for extra in ({"max_tokens": 0}, {"max_tokens": 0, "context_stride": 1}):
+        with pytest.raises(RequestError, match="the prompt has 25"):
+            read({"prompt": "a" * (CONTEXT + 1), **scored, **extra})
+
+
+def test_the_size_of_a_request_is_limited():
+    read({"prompt": ["a", "b"], "n": 3, "max_tokens": 5}, choices=6, new_tokens=30, prompt_tokens=2)
+    for limits, param in (({"choices": 5}, "n"), ({"new_tokens": 29}, "max_tokens"), ({"prompt_tokens": 1}, "prompt")):
+        with pytest.raises(RequestError) as caught:
+            read({"prompt": ["a", "b"], "n": 3, "max_tokens": 5}, **limits)
+        assert caught.value.param == param
+    scored = {"prompt": "abc", "max_tokens": 2, "echo": True, "logprobs": 4, "n": 2}
+    read(scored, log_probabilities=40)
+    with pytest.raises(RequestError, match="at most 39 log-probabilities, and this one has 40"):
+        read(scored, log_probabilities=39)
+    for n in (10**9, 2**62):
+        with pytest.raises(RequestError, match="at most 128"):
+            read({"n": n})
+
+
+def test_a_conversation_becomes_a_prompt():
+    request = read({"messages": MESSAGES, "stop": "x"}, GPT_BYTES, CHATS)
+    (completion,) = request.completions
+    assert bytes(completion.prompt) == b"User: b\n\nAssistant:" and completion.max_new_tokens is None
+    assert request.choices[0].text.stop == ("x", "\nUser:")
+    assert bytes(read({"messages": MESSAGES}, GPT_BYTES, PAIRS).completions[0].prompt) == b"b"
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert read({"messages": MESSAGES, name: 5}, GPT_BYTES, CHATS).completions[0].max_new_tokens == 5
+    top = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}, GPT_BYTES, CHATS)
+    assert top.completions[0].logprobs == 3
+    for wrong in (None, "a", [], [1], [{"role": "user"}], [{"role": "a", "content": "x"}], MESSAGES * 2):
+        with pytest.raises(RequestError, match="messages") as caught:
+            read({"messages": wrong}, GPT_BYTES, PAIRS)
+        assert caught.value.param == "messages"
+    with pytest.raises(RequestError, match="not in the vocabulary of the model: 'U'") as caught:
+        read({"messages": MESSAGES}, GPT, CHATS)
+    with pytest.raises(RequestError, match="logprobs=2: it takes True or False"):
+        read({"messages": MESSAGES, "logprobs": 2}, GPT_BYTES, CHATS)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def logprobs_of(token: int, gpt: LanguageModel) -> TokenLogprobs:
+    """Made up: the higher the id, the less likely is a token."""
+    most = gpt.tokenizer.vocab_size
+    return TokenLogprobs(-token / 7, [(other, -other / 7) for other in range(min(2, most))])
+
+
+def generate(
+    request: Request, tokens: list[int], gpt: LanguageModel, rng: random.Random
+) -> Iterator[list[ChoiceDelta]]:
+    """Let a completion have these tokens, a few at a time, and yield the pieces of its choice."""
+    (choice,) = request.choices
+    completion = choice.completion
+    if completion.prompt_logprobs:
+        completion.prompt_token_logprobs += [None, *(logprobs_of(token, gpt) for token in completion.prompt[1:])]
+    remaining = list(tokens)
+    while not choice.finish_reason:
+        for _ in range(rng.randint(1, 3)):
+            if remaining:
+                if completion.logprobs is not None:
+                    completion.token_logprobs.append(logprobs_of(remaining[0], gpt))
+                completion.tokens.append(remaining.pop(0))
+        if not remaining and rng.random() < 0.5:
+            completion.finish_reason = "length"
+        if choice.has_news:
+            yield choice.read()
+
+
+def events_of(data: bytes) -> list[dict]:
+    return [json.loads(line.removeprefix("data: ")) for line in data.decode().split("\n\n")[:-1]]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_text_and_log_probabilities_however_the_tokens_arrive(echo, seed):
+    """Streamed pieces are those of the whole answer. Tokens begin at their offsets, and end with the text."""
+    rng = random.Random(seed)
+    for _ in range(200):
+        text = "".join(rng.choices("aé日🎉 ", k=rng.randint(0, 6)))
+        stop = rng.choice([None, "é", "a ", "日🎉"])
+        prompt = rng.choice(["é", "a日", ""])
+        body = {"prompt": prompt, "echo": echo, "logprobs": 2, "stop": stop, "stream_options": {"include_usage": True}}
+        requests = [read({**body, "max_tokens": 1}, GPT_BYTES) for _ in range(2)]
+        tokens = [*text.encode()]
+        pieces = [list(generate(request, tokens, GPT_BYTES, rng)) for request in requests]
+        answers = [CompletionAnswer(request, "m", "fp_1", GPT_BYTES.tokenizer) for request in requests]
+        whole, streamed = (answer.to_json([parts]) for answer, parts in zip(answers, pieces, strict=True))
+        assert whole["choices"] == streamed["choices"]
+        (choice,) = whole["choices"]
+        expected = (prompt if echo else "") + (text.split(stop)[0] if stop else text)
+        assert choice["text"] == expected
+        assert choice["finish_reason"] == ("stop" if stop and stop in text else "length")
+
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"] == [token_text(token) for token in expected.encode()]
+        positions = [position for position, c in enumerate(expected) for _ in c.encode()]
+        assert logprobs["text_offset"] == positions
+        unscored = bool(echo and prompt)
+        scored = [-token / 7 for token in expected.encode()][unscored:]
+        assert logprobs["token_logprobs"] == [None] * unscored + scored
+        assert logprobs["top_logprobs"][:unscored] == [None] * unscored
+        for name, logprob, top in list(zip(*list(logprobs.values())[:3], strict=True))[unscored:]:
+            assert top[name] == logprob and list(top)[:2] == ["\x00", "\x01"]
+
+        usage = whole["usage"]
+        assert usage["prompt_tokens"] == max(1, len(prompt.encode()))
+        read_tokens = [n for n in range(len(tokens) + 1) if stop and stop.encode() in bytes(tokens[:n])] or [
+            len(tokens)
+        ]
+        assert usage["completion_tokens"] == read_tokens[0]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+        events = [answers[1].event(requests[1].choices[0], piece) for piece in pieces[1]]
+        chunks = [event["choices"][0] for event in events_of(b"".join(events))]
+        assert "".join(chunk["text"] for chunk in chunks) == expected
+        assert [offset for chunk in chunks for offset in chunk["logprobs"]["text_offset"]] == positions
+        (last,) = events_of(answers[1].usage_event())
+        assert last["choices"] == [] and last["usage"] == answers[1].to_json([pieces[1]])["usage"]
+
+
+def token_text(byte: int) -> str:
+    return chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}"
+
+
+def test_the_shape_of_an_answer():
+    request = read({"prompt": "ab", "max_tokens": 2, "stream_options": {"include_usage": True}})
+    answer = CompletionAnswer(request, "the model", "fp_0", CHARACTERS)
+    request.completions[0].tokens += [3, 4]
+    request.completions[0].finish_reason = "stop"
+    piece = request.choices[0].read()
+    whole = answer.to_json([[piece]])
+    assert whole.pop("id").startswith("cmpl-") and isinstance(whole.pop("created"), int)
+    assert whole == {
+        "object": "text_completion",
+        "model": "the model",
+        "system_fingerprint": "fp_0",
+        "choices": [{"index": 0, "text": "cd", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
+    }
+    (event,) = events_of(answer.event(request.choices[0], piece))
+    assert {name for name in event if name not in ("id", "created")} == {*whole}
+    assert event["usage"] is None and event["choices"] == whole["choices"] and event["object"] == "text_completion"
+
+
+def test_the_shape_of_a_chat_answer():
+    request = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}, GPT_BYTES, CHATS)
+    (choice,) = request.choices
+    answer = ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer)
+    piece = generate_all(request, [*" é".encode()])  # " " ends "Assistant:", and does not belong to the answer
+    whole = answer.to_json([[piece]])
+    assert whole["id"].startswith("chatcmpl-") and whole["object"] == "chat.completion"
+    (message,) = whole["choices"]
+    assert message["message"] == {"role": "assistant", "content": "é", "refusal": None}
+    _, first, second = message["logprobs"]["content"]
+    assert first["token"] == "bytes:\\xc3" and first["bytes"] == [0xC3] and first["logprob"] == -0xC3 / 7
+    assert [top["token"] for top in second["top_logprobs"]] == ["\x00", "\x01"]
+    begin, event = events_of(answer.begin(choice) + answer.event(choice, piece))
+    assert begin["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert event["choices"][0]["delta"] == {"content": "é"} and event["object"] == "chat.completion.chunk"
+    assert event["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stop", [None, "d", " b", "b"])
+def test_log_probabilities_of_a_chat_however_the_tokens_arrive(stop, seed):
+    """The last token before a stop text had none if it arrived together with the space before the answer."""
+    rng = random.Random(seed)
+    for answer in (" bcd", " ", "bcd", "  bd"):
+        text = answer.split(stop)[0] if stop else answer
+        for _ in range(20):
+            body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "stop": stop}
+            request = read(body, GPT_BYTES, CHATS)
+            pieces = list(generate(request, [*answer.encode()], GPT_BYTES, rng))
+            (choice,) = ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer).to_json([pieces])["choices"]
+            assert choice["message"]["content"] == text.removeprefix(" ")
+            assert [token["bytes"] for token in choice["logprobs"]["content"]] == [[byte] for byte in text.encode()]
+            assert all(piece.text or piece.finish_reason for piece in pieces if piece.tokens)  # others are not sent
+
+
+def generate_all(request: Request, tokens: list[int]) -> ChoiceDelta:
+    completion = request.completions[0]
+    completion.token_logprobs += [logprobs_of(token, GPT_BYTES) for token in tokens]
+    completion.tokens += tokens
+    completion.finish_reason = "length"
+    return request.choices[0].read()
+
+
+def test_tokens_with_the_same_text_do_not_hide_the_chosen_one():
+    """Keys of top_logprobs would collide, and lm-eval compares the largest with the chosen token's."""
+    tokenizer = CharTokenizer("a?\ud800")  # both are written as ?
+    request = read({"prompt": "a", "logprobs": 2, "max_tokens": 1}, language_model(tokenizer))
+    completion = request.completions[0]
+    completion.token_logprobs.append(TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]))
+    completion.tokens.append(2)
+    completion.finish_reason = "length"
+    answer = CompletionAnswer(request, "m", "fp_0", tokenizer).to_json([[request.choices[0].read()]])
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"?": -0.5}]
+
+
+def test_log_probabilities_of_impossible_tokens_are_numbers():
+    request = read({"prompt": "a", "logprobs": 1, "max_tokens": 1})
+    completion = request.completions[0]
+    completion.token_logprobs.append(TokenLogprobs(-math.inf, [(1, -math.inf)]))
+    completion.tokens.append(1)
+    completion.finish_reason = "length"
+    answer = CompletionAnswer(request, "m", "fp_0", CHARACTERS).to_json([[request.choices[0].read()]])
+    logprobs = json.loads(json.dumps(answer, allow_nan=False))["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"] == [-9999] and logprobs["top_logprobs"] == [{"a": -9999}]
+
+
+def test_an_error_of_the_engine_ends_an_answer():
+    for reason, error, status in (("error", "the model computes NaN", 500), ("cancelled", "stopping", 503)):
+        request = read({"prompt": "a"})
+        completion = request.completions[0]
+        completion.error, completion.finish_reason = error, reason
+        with pytest.raises(RequestError, match=error) as caught:
+            request.choices[0].read()
+        assert caught.value.status == status
+
+
+def test_texts_and_ids_are_each_others_inverse(seed):
+    rng = random.Random(seed)
+    for tokenizer in (bpe(), trained(), CHARACTERS, ByteTokenizer()):
+        for _ in range(50):
+            text = "".join(rng.choices(["a", "b", " ", "é", "日", "<|endoftext|>"], k=rng.randint(1, 9)))
+            ids = completions.encode(text, "prompt", tokenizer)
+            assert completions.decode(ids, tokenizer) == text
+            assert ids.count(tokenizer.eot) == text.count("<|endoftext|>")

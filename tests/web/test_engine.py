@@ -1,0 +1,149 @@
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.scheduler import Completion
+from folio.machine import memory
+from folio.web.engine import Engine, QueueFull, rows_that_fit
+from tests.support.decoding import GREEDY, random_model
+from tests.support.waiting import wait_until
+
+TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr", eot=True)
+FOREVER = 10**9  # tokens
+
+
+@pytest.fixture(scope="module")
+def gpt() -> LanguageModel:
+    return LanguageModel(random_model(5, vocab_size=TOKENIZER.vocab_size, block_size=32), TOKENIZER)
+
+
+@pytest.fixture
+def engine(gpt) -> Iterator[Engine]:
+    engine = Engine(gpt, rows=4, max_waiting=3)
+    yield engine
+    engine.close()
+
+
+def generate(engine: Engine, completion: Completion) -> Completion:
+    """Submit it, again and again while the queue is full, and wait for its end as a server does."""
+    progress = threading.Event()
+    completion.notify = progress.set
+    while True:
+        try:
+            engine.submit([completion])
+            break
+        except QueueFull:
+            time.sleep(0.001)
+    while completion.finish_reason is None:
+        assert progress.wait(60)
+        progress.clear()
+    return completion
+
+
+def test_clients_at_the_same_time_get_the_texts_of_the_sampler(engine, gpt, seed):
+    rng = random.Random(seed)
+    configs = [
+        GenerationConfig(
+            max_new_tokens=rng.randint(1, 40), temperature=rng.choice([0, 1.2]), top_k=None, seed=rng.randrange(9)
+        )
+        for _ in range(60)
+    ]
+    prompts = [[rng.randrange(5) for _ in range(rng.randint(1, 12))] for _ in configs]
+
+    def ask(index: int) -> list[int]:
+        config = configs[index]
+        completion = Completion(prompts[index], config.sampling, config.max_new_tokens, config.seed, index % 3)
+        return generate(engine, completion).tokens
+
+    with ThreadPoolExecutor(12) as pool:
+        actual = list(pool.map(ask, range(60)))
+    for index, config in enumerate(configs):
+        steps = gpt.steps([prompts[index]], [index % 3], config)
+        assert actual[index] == [step.tokens[0] for step in steps]
+    assert engine.active == engine.waiting == 0
+
+
+def test_completions_wait_for_rows_and_a_full_queue_refuses(engine):
+    running = [Completion([1], GREEDY, FOREVER, context_stride=16) for _ in range(4)]
+    engine.submit(running)
+    wait_until(lambda: engine.active == 4)
+    waiting = [Completion([2], GREEDY, 5) for _ in range(3)]
+    for completion in waiting:
+        engine.submit([completion])
+    assert engine.waiting == 3
+    with pytest.raises(QueueFull, match="3 texts are waiting already; try again later"):
+        engine.submit([Completion([3], GREEDY, 5)])
+    engine.cancel(running)
+    wait_until(lambda: all(completion.finish_reason == "length" for completion in waiting))
+    assert [completion.finish_reason for completion in running] == ["cancelled"] * 4
+    assert engine.active == engine.waiting == 0
+
+
+def test_cancelled_completions_end_wherever_they_are(engine):
+    """In a row, waiting for one, and when they have ended already."""
+    notified = threading.Event()
+    running = [Completion([1], GREEDY, FOREVER, context_stride=16) for _ in range(4)]
+    engine.submit(running)
+    wait_until(lambda: all(completion.tokens for completion in running))
+    first, second = [Completion([2], GREEDY, 5, notify=notified.set) for _ in range(2)], Completion([3], GREEDY, 5)
+    engine.submit(first)
+    engine.submit([second])
+    engine.cancel([*first, second])
+    wait_until(lambda: all(completion.finish_reason == "cancelled" for completion in (*first, second)))
+    assert notified.wait(60) and engine.active == 4
+    engine.cancel([*first, *running])
+    wait_until(lambda: engine.active == 0)
+    done = generate(engine, Completion([1], GREEDY, 3))
+    engine.cancel([done])
+    assert generate(engine, Completion([1], GREEDY, 3)).tokens == done.tokens and done.finish_reason == "length"
+
+
+def test_an_error_ends_what_was_being_generated_and_the_engine_goes_on(engine, monkeypatch, capsys):
+    completion = Completion([1, 99], GREEDY, 5)  # not an id of the vocabulary
+    assert generate(engine, completion).finish_reason == "error"
+    assert completion.error == "the engine failed; the server's terminal shows why"
+    assert "IndexError" in capsys.readouterr().err
+    assert len(generate(engine, Completion([1], GREEDY, 5)).tokens) == 5 and engine.active == 0
+
+
+def test_a_closed_engine_has_no_thread_and_takes_nothing(gpt):
+    """And those who wait for a completion are notified; they waited forever."""
+    engine, notified = Engine(gpt, rows=1), threading.Event()
+    completions = [Completion([n], GREEDY, FOREVER, context_stride=16) for n in range(3)]
+    completions[2].notify = notified.set
+    engine.submit(completions)
+    wait_until(lambda: bool(completions[0].tokens))
+    thread = engine.thread
+    engine.close()
+    assert not thread.is_alive() and engine.thread is None
+    assert [completion.finish_reason for completion in completions] == ["cancelled"] * 3 and notified.is_set()
+    with pytest.raises(QueueFull, match="closed"):
+        engine.submit([Completion([1], GREEDY, 1)])
+    engine.close()
+
+
+def test_an_engine_that_nobody_uses_goes(gpt, monkeypatch):
+    monkeypatch.setattr("folio.web.engine.IDLE", 0.01)
+    engine = Engine(gpt, rows=1)
+    assert len(generate(engine, Completion([1], GREEDY, 5)).tokens) == 5
+    reference = weakref.ref(engine)
+    wait_until(lambda: reference().thread is None)
+    assert len(generate(engine, Completion([1], GREEDY, 5)).tokens) == 5  # a new thread
+    del engine
+    wait_until(lambda: gc.collect() >= 0 and reference() is None)
+
+
+def test_rows_fit_into_memory(gpt, monkeypatch):
+    assert Engine(gpt).rows == 256
+    monkeypatch.setattr(memory, "free", lambda device: 20 * gpt.decoder.row_bytes)
+    assert rows_that_fit(gpt) == 10
+    monkeypatch.setattr(memory, "free", lambda device: 100)
+    assert rows_that_fit(gpt) == 1

@@ -1,0 +1,693 @@
+"""A model in an HTML file: what is written, and what it does in a browser, against torch, LanguageModel and NumPy."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import model as model_py
+from folio import UserError
+from folio.base import settings
+from folio.data.shards import Shard
+from folio.data.sources.pairs import make_pair, translation
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web import html_file
+from folio.web.html_file import find_languages, pack_weights, read_html, unpack_weights
+from model import GPT
+from tests.support.decoding import random_model
+from tests.support.music_models import SCORE, tokenizer_of
+from tests.support.numpy_gpt import NumpyGPT, assert_same
+from tests.support.tiny_tokenizers import bpe, trained
+from tests.support.viewed_models import STRANGE, TEXT, save_random_run
+from tests.support.viewers import Viewer, generate, in_browser
+from tests.support.waiting import wait_until
+from tools import export
+
+pytestmark = pytest.mark.architecture("folio/web/browser/gpt.js, which computes what model.py does, and html_file.py")
+
+NAME = "a </script><b>&\"'name"
+CHARACTERS = CharTokenizer.of(TEXT + STRANGE + "\n")
+PHRASES = CharTokenizer.of("abcdefghij: |", eot=True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model, and what its file stores."""
+
+    tokenizer: Tokenizer
+    dtype: str = "float32"
+    sizes: Any = None
+
+
+SIZES = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)
+KINDS = {
+    "char": Kind(CHARACTERS, sizes=dict(position="learned", n_head=4)),
+    "gpt2": Kind(bpe(), "float16", dict(position="relative", bias=False, n_layer=3, activation="gelu")),
+    "bpe": Kind(trained(), "int8", dict(position="alibi")),
+    "byte": Kind(ByteTokenizer(), "float16", dict(position="rotary", vocab_size=260)),
+    "midi": Kind(tokenizer_of(SCORE), sizes=dict(position="relative")),
+    "phrases": Kind(PHRASES, sizes=dict(position="sinusoidal")),
+}
+LOSSES = [{"of": "some </b>", "tokens": 1234, "before": 1.25, "after": 1.2504}]
+
+
+@dataclass
+class Exported:
+    """A file, and the model with the weights that it stores. It stands for a viewer's server."""
+
+    path: Path
+    model: GPT
+    tokenizer: Tokenizer
+
+    @property
+    def url(self) -> str:
+        return self.path.as_uri()
+
+    def language_model(self) -> LanguageModel:
+        return LanguageModel(self.model, self.tokenizer, "cpu", "float32")
+
+
+@pytest.fixture
+def seed() -> int:
+    """Not another one in each run: a draw so near to a boundary that the last digits of float32 decide is rare, but not
+    rare enough.
+    """
+    return 1337
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Callable[..., Exported]:
+    """A function that exports a model of one of KINDS."""
+    files: dict[str, Exported] = {}
+
+    def export_kind(kind: str, **header: Any) -> Exported:
+        """header: fields to change."""
+        key = f"{kind} {header}"
+        if key not in files:
+            folder, of = tmp_path_factory.mktemp("exported"), KINDS[kind]
+            model = save_random_run(folder / "run", of.tokenizer, 3, {"dataset": "none"}, **{**SIZES, **of.sizes})
+            viewed = html_file.ViewedModel(str(folder / "run"), "best", torch.device("cpu"))
+            weights = pack_weights(dict(model.named_parameters()), of.dtype)
+            stored = GPT.from_tensors(model.config, unpack_weights(weights)).eval()
+            text = "" if kind == "midi" else TEXT
+            written = html_file.make_header(viewed, stored, weights, of.dtype, text, LOSSES, None)
+            html_file.write_html(folder / "model.html", written | {"name": NAME} | header, weights.content)
+            files[key] = Exported(folder / "model.html", stored, of.tokenizer)
+        return files[key]
+
+    return export_kind
+
+
+def run_export(*arguments: object) -> None:
+    """The command, without its process."""
+    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def random_tensors(seed: int) -> dict[str, torch.Tensor]:
+    """With a row of zeros, a large value, and a subnormal one."""
+    random = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(5, 7, generator=random)
+    matrix[1], matrix[2, 3], matrix[3, 0] = 0, 1000.0, 3e-8
+    return {"a.weight": matrix, "a.bias": torch.randn(3, generator=random), "b": torch.randn(3, 3, generator=random)}
+
+
+def test_float16_is_rounded_as_torch_does(seed):
+    tensors = random_tensors(seed)
+    stored = unpack_weights(pack_weights(tensors, "float16"))
+    assert torch.equal(stored["a.weight"], tensors["a.weight"].half().float())
+    assert torch.equal(stored["a.bias"], tensors["a.bias"])  # vectors stay as they are
+    stored = unpack_weights(pack_weights(tensors, "float32"))
+    assert all(torch.equal(stored[name], tensor) for name, tensor in tensors.items())
+
+
+def test_int8_is_the_nearest_of_255_steps_per_row(seed):
+    tensors = random_tensors(seed)
+    stored = unpack_weights(pack_weights(tensors, "int8"))
+    for row, rounded in zip(tensors["a.weight"].tolist(), stored["a.weight"].tolist(), strict=True):
+        step = max(map(abs, row)) / 127
+        for weight, value in zip(row, rounded, strict=True):
+            nearest = min(range(-127, 128), key=lambda q, weight=weight, step=step: abs(q * step - weight))
+            assert value == pytest.approx(nearest * step, rel=1e-6)
+    assert torch.equal(stored["a.bias"], tensors["a.bias"])
+
+
+def test_every_parameter_is_aligned(seed):
+    for dtype in html_file.DTYPES:
+        weights = pack_weights(random_tensors(seed), dtype)
+        assert all(place % 4 == 0 for p in weights.parameters for place in (p["offset"], p.get("scales", 0)))
+
+
+def test_an_export_whose_weights_differ_is_noticed(seed):
+    tensors = random_tensors(seed)
+    for dtype in html_file.DTYPES:
+        weights = pack_weights(tensors, dtype)
+        export.check_weights(tensors, weights)
+        content = bytearray(weights.content)
+        content[weights.parameters[0]["offset"] + 1] ^= 0x20
+        with pytest.raises(UserError, match=r"^a\.weight was written wrongly"):
+            export.check_weights(tensors, replace_content(weights, bytes(content)))
+
+
+def replace_content(weights: html_file.Weights, content: bytes) -> html_file.Weights:
+    return weights._replace(content=content)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """The elements of a file with their attributes and their texts."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, Any], list[str]]] = [("", {}, [])]
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.found.append((tag, dict(attributes), []))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.found.append((f"/{tag}", {}, []))
+
+    def handle_data(self, data: str) -> None:
+        self.found[-1][2].append(data)
+
+    def texts(self, tag: str) -> list[str]:
+        """Of the elements without a type."""
+        return ["".join(texts) for name, attributes, texts in self.found if name == tag and "type" not in attributes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_read_back(kind, exported):
+    file = exported(kind)
+    read = read_html(file.path)
+    header, stored = read.header, unpack_weights(read.weights)
+    parameters = dict(file.model.named_parameters())
+    assert stored.keys() == parameters.keys()
+    assert all(torch.equal(stored[name], p) for name, p in parameters.items())
+    assert header["name"] == NAME and header["losses"] == LOSSES
+    assert header["tokenizer"] == file.tokenizer.to_json() | {"kind": file.tokenizer.kind}
+    assert header["config"]["position"] == KINDS[kind].sizes["position"]
+    run = NumpyGPT(file.model).run(header["check"]["ids"])
+    ids, logits = zip(*header["check"]["logits"], strict=True)
+    assert_same(logits, run.logits[-1][list(ids)])
+    assert len(set(ids)) >= 10 and len(header["check"]["ids"]) == 8
+
+
+def test_names_and_vocabularies_stay_text(exported):
+    """No element but the page's own, whatever the name of the run and the vocabulary contain."""
+    plain, strange = (Elements(exported("char", name=name).path) for name in ("run", NAME))
+    assert [tag for tag, _, _ in strange.found] == [tag for tag, _, _ in plain.found]
+    assert strange.texts("title") == [NAME] and "<b>" not in exported("char").path.read_text(encoding="utf-8")
+
+
+def test_the_policy_allows_the_scripts_of_the_file_and_nothing_else(exported):
+    elements, code = Elements(exported("char").path), read_html(exported("char").path).code
+    (policy,) = (a["content"] for tag, a, _ in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+
+    def hashes(texts: set[str]) -> set[str]:
+        return {f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts}
+
+    scripts = {*elements.texts("script"), code["page"], code["engine"]}
+    assert set(rules["script-src"].split()) == {*hashes(scripts), "'wasm-unsafe-eval'"}
+    assert set(rules["style-src"].split()) == hashes({*elements.texts("style")})
+    assert {rules[name] for name in ("default-src", "connect-src", "base-uri", "form-action")} == {"'none'"}
+    assert rules["worker-src"] == "blob:" and not any("src" in a for tag, a, _ in elements.found)
+
+
+def test_the_engine_is_one_scope(exported):
+    """A name that two scripts declare is an error of syntax; and its functions must not become the page's."""
+    source = "\n".join((html_file.ENGINE / name).read_text(encoding="utf-8") for name in html_file.ENGINE_SCRIPTS)
+    names = re.findall(r"^(?:async )?(?:function\*?|class|const|let) (\w+)", source, re.MULTILINE)
+    assert sorted(names) == sorted(set(names)) and {*html_file.ENGINE.glob("*.js")} == {
+        html_file.ENGINE / name for name in html_file.ENGINE_SCRIPTS
+    }
+    engine = read_html(exported("char").path).code["engine"]
+    assert engine.startswith('"use strict";\n{')  # so that its functions are not the page's
+
+
+@pytest.mark.parametrize("dtype", html_file.DTYPES)
+def test_a_file_is_hardly_larger_than_its_weights(dtype, tmp_path):
+    tensors = {"weight": torch.randn(1000, 1000)}
+    weights = pack_weights(tensors, dtype)
+    html_file.write_html(tmp_path / "model.html", {"name": "a", "parameters": weights.parameters}, weights.content)
+    size = (tmp_path / "model.html").stat().st_size
+    assert len(weights.content) == {"float32": 4_000_000, "float16": 2_000_000, "int8": 1_004_000}[dtype]
+    assert size <= 1.34 * len(weights.content) + 150_000
+    blocks = re.findall(r'data-kind="weights">([^<]*)<', (tmp_path / "model.html").read_text())
+    assert {len(block) for block in blocks[:-1]} == {2**20} and len(blocks[-1]) <= 2**20
+
+
+def test_scripts_hold_no_end_tag():
+    for path in (*html_file.PAGE.glob("*.js"), *html_file.ENGINE.glob("*.js")):
+        assert "</script" not in path.read_text(encoding="utf-8").lower(), path.name
+
+
+def test_something_else_is_not_a_file(tmp_path):
+    (tmp_path / "a.html").write_text("<!doctype html><p>hello")
+    with pytest.raises(UserError, match=r"^[^\n]*a\.html is not a model in an HTML file[^\n]*$"):
+        read_html(tmp_path / "a.html")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    save_random_run(tmp_path / "run", CHARACTERS, 3, **SIZES)
+    return tmp_path / "run"
+
+
+def refuse(message: str, *arguments: object) -> None:
+    """The export fails with one line, and leaves no file."""
+    with pytest.raises(UserError, match=rf"^[^\n]*{message}[^\n]*$"):
+        run_export(*arguments, "--to=html")
+
+
+def test_outputs_that_are_refused(run, tmp_path):
+    refuse("choose a name that ends in .html", run, tmp_path / "model.txt")
+    (tmp_path / "model.html").write_text("mine")
+    refuse("already exists", run, tmp_path / "model.html")
+    assert (tmp_path / "model.html").read_text() == "mine"
+    with pytest.raises(UserError, match="writes a folder; choose a name without \\.html"):
+        run_export(run, tmp_path / "other.html", "--to=hf")
+    with pytest.raises(UserError, match="dtype=int8: it needs --to=html"):
+        run_export(run, tmp_path / "other", "--dtype=int8")
+    (tmp_path / "file").write_text("")
+    refuse("cannot be written", run, tmp_path / "file" / "model.html")
+
+
+def test_models_that_are_refused(run, tmp_path, monkeypatch):
+    output = tmp_path / "model.html"
+    monkeypatch.setattr(html_file, "MOST_PARAMETERS", 1000)
+    refuse("at most 1,000 parameters, which need 2 GiB of memory in a browser, and the model has", run, output)
+    monkeypatch.undo()
+    viewed = html_file.ViewedModel(str(run), "best", torch.device("cpu"))
+    loaded = replace(viewed.saved, model=dict(viewed.opened.named_parameters()))
+
+    def refuse_changed(message: str, tensors: dict[str, torch.Tensor], **settings: Any) -> None:
+        changed = replace(loaded, model={**loaded.model, **tensors}, state={"model": loaded.state["model"] | settings})
+        with pytest.raises(UserError, match=rf"^[^\n]*{message}[^\n]*$"):
+            html_file.check_fits(changed)
+
+    bias = loaded.model["transformer.ln_f.bias"].clone()
+    html_file.check_fits(loaded)
+    refuse_changed("ln_f.bias contains NaN or infinity", {"transformer.ln_f.bias": bias * math.nan})
+    refuse_changed("ln_f.bias contains NaN or infinity", {"transformer.ln_f.bias": bias * math.inf})
+    refuse_changed("no place for the parameter transformer.gate", {"transformer.gate": bias})
+    refuse_changed("no place for the model's setting window=8", {}, window=8)
+    monkeypatch.setattr(model_py, "ACTIVATIONS", {**model_py.ACTIVATIONS, "relu": F.relu})
+    refuse_changed("no place for activation='relu', only for gelu_new, gelu", {}, activation="relu")
+    monkeypatch.setattr(model_py, "POSITIONS", (*model_py.POSITIONS, "fourier"))
+    refuse_changed("no place for position='fourier'", {}, position="fourier")
+    with pytest.raises(UserError, match=r"^wte has weights that float16 cannot hold; use --dtype=float32$"):
+        pack_weights({"wte": torch.full((2, 2), 70_000.0)}, "float16")
+    for parameter in viewed.opened.parameters():
+        parameter.data.fill_(3e38)  # finite, but not what it gives
+    with pytest.raises(UserError, match=r"^the model computes NaN or infinity: use another checkpoint$"):
+        html_file.expected_logits(viewed.opened, 20)
+    assert not output.exists()
+
+
+def test_a_changed_model_is_refused(run, tmp_path, monkeypatch):
+    """The engine would compute something else from its weights."""
+    monkeypatch.setattr(model_py, "ACTIVATIONS", {**model_py.ACTIVATIONS, "gelu_new": F.relu})
+    refuse("model.py does not compute GPT-2", run, tmp_path / "model.html")
+    assert not (tmp_path / "model.html").exists()
+
+
+def test_a_file_without_its_training_data(run, tmp_path, capsys):
+    """The loss is unknown, and the path of the run is not in the file."""
+    run_export(run, tmp_path / "model.html", "--to=html", "--text=To be", "--dtype=int8")
+    printed = capsys.readouterr().out
+    assert re.search(r"^the validation loss is not measured: .*the training data$", printed, re.MULTILINE)
+    assert re.search(r"^\S+model\.html: 0\.\d MB, 0\.0 MB of weights in int8$", printed, re.MULTILINE)
+    read = read_html(tmp_path / "model.html")
+    assert read.header["losses"] == [] and read.header["text"] == "To be" and read.header["name"] == "run"
+    assert str(tmp_path) not in json.dumps(read.header)
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
+    """Of a masked data set, with a context that begins every block_size tokens."""
+    model, random = random_model(seed), np.random.default_rng(seed)
+    stored = GPT.from_tensors(model.config, unpack_weights(pack_weights(dict(model.named_parameters()), "int8"))).eval()
+    ids, mask = random.integers(0, 20, 50), random.integers(0, 2, 50)
+    monkeypatch.setattr(export, "LOSS_TOKENS", 30)
+    monkeypatch.setattr(export, "LEAST_LOSS_TOKENS", 10)
+    tokenizer = CharTokenizer("abcdefghijklmnopqrst")
+    dataset = SimpleNamespace(folder=Path("some/data"), load_tokenizer=lambda: tokenizer, val=[Shard(ids, mask)])
+    measured = export.measure_losses(dataset, model.train(), stored.train())  # without dropout
+    for name, of in (("before", model), ("after", stored)):
+        losses = []
+        for start in range(0, 29, 8):
+            window = ids[start : min(start + 9, 30)]
+            of_window = -np.log(
+                NumpyGPT(of).run(window[:-1].tolist()).probabilities[range(len(window) - 1), window[1:]]
+            )
+            losses += [x for x, counts in zip(of_window, mask[start + 1 : start + 9], strict=False) if counts]
+        assert measured[name] == pytest.approx(np.mean(losses), rel=1e-5)
+    with pytest.raises(UserError, match=r"^some/data has no tokens for validation$"):
+        export.measure_losses(replace_val(dataset, Shard(ids, 0 * mask)), model, stored)
+    assert measured["tokens"] == mask[1:30].sum() and measured["of"] == "data"
+    line = export.describe_losses({"of": "x", "tokens": 1234, "before": 1.25, "after": 1.2512}, "int8")
+    assert line == "loss on 1,234 validation tokens of x: 1.2500 nats per token, 1.2512 as stored in int8 (+0.0012)"
+
+
+def replace_val(dataset: SimpleNamespace, shard: Shard) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(dataset), "val": [shard]})
+
+
+def test_languages_are_those_of_the_pairs():
+    assert find_languages([make_pair(translation("two: a | b", "u", "en", "pt-BR"))]) == {
+        "pairs": [["en", "pt-BR"]],
+        "template": "{source}: {text} | {target}:",
+        "example": {"source": "en", "target": "pt-BR", "text": "two: a | b"},
+    }
+    assert find_languages([]) is None
+    assert find_languages([make_pair({"prompt": "Q: 1 + 1", "completion": " 2"})]) is None
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+CLIPBOARD = "if (navigator.clipboard) navigator.clipboard.writeText = async text => { self.copied = text; }"
+NO_WORKER = "delete self.Worker"
+NO_WASM = "delete self.WebAssembly"
+LONG_TASKS = """
+self.longTasks = [];
+new PerformanceObserver(list => longTasks.push(...list.getEntries().map(entry => Math.round(entry.duration))))
+  .observe({type: "longtask", buffered: true});
+"""
+COUNT_STEPS = """
+(() => {
+  const receiveBefore = receive;
+  self.steps = {count: 0, done: false};
+  self.receive = message => {
+    steps.count += message.events?.length ?? 0;
+    steps.done ||= message.done;
+    receiveBefore(message);
+  };
+})()
+"""
+HOLD = """
+{
+  const {postMessage} = Worker.prototype, held = [];
+  Worker.prototype.postMessage = function (message, ...more) {
+    const send = () => postMessage.call(this, message, ...more);
+    (message.question?.kind ?? message.kind) === "KIND" && self.release ? held.push(send) : send();
+  };
+  self.heldCount = () => held.length;
+  self.release = () => {
+    delete self.release;
+    held.forEach(send => send());
+  };
+}
+"""  # keeps the messages of a kind from the engine until release() is called
+FOLLOW = """hash => new Promise(resolve => {
+  addEventListener("hashchange", resolve, {once: true}); // after the page's own
+  location.hash = hash;
+})"""
+STOP_EARLY = """
+new Promise(resolve => {
+  const timer = setInterval(() => {
+    if (!(playground.samples[0]?.tokens.length > 30)) return;
+    clearInterval(timer);
+    document.querySelector("[data-testid=stop]").click();
+    resolve();
+  });
+})
+"""
+LANGUAGES = {
+    "pairs": [["ab", "cd"], ["ab", "ef"], ["cd", "ab"]],
+    "template": "{source}: {text} | {target}:",
+    "example": {"source": "ab", "target": "cd", "text": "face"},
+}
+
+
+@pytest.fixture
+def open_file(new_viewer) -> Callable[..., Viewer]:
+    """A function that opens a file without a network, after the scripts, and waits until it is drawn."""
+
+    def open_file(file: Exported, *scripts: str, hash: str = "", fails: bool = False, waits: bool = True) -> Viewer:
+        """fails: it shows an error instead. waits: until it is drawn."""
+        viewer = new_viewer(file, offline=True)
+        for script in scripts:
+            viewer.page.add_init_script(script)
+        if not waits:
+            viewer.page.goto(file.url + hash)
+            return viewer
+        if fails:
+            viewer.page.goto(file.url + hash)
+            viewer.page.locator("#view .error").wait_for()
+            return viewer
+        return viewer.follow(file.url + hash)
+
+    return open_file
+
+
+@in_browser
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_generates_what_the_command_line_does(kind, exported, open_file, seed):
+    """From the same seed, whatever the tokenizer and the position method, also when the context is full."""
+    file = exported(kind)
+    viewer = open_file(file, hash=f"#view=playground&seed={seed}&max_new_tokens=70")
+    text = viewer("state.text")
+    assert text == ("" if kind == "midi" else TEXT)
+    settings = dict(num_samples=3, max_new_tokens=70, seed=seed, on_unknown="skip")
+    assert generate(viewer) == file.language_model().generate(text, **settings)
+    assert "tokens/s" in viewer.find("speed").inner_text()
+    assert viewer.page.title() == NAME
+    rounded = "" if KINDS[kind].dtype == "float32" else "; before rounding, it was 1.2500"
+    assert f"1.2504 nats per token{rounded}." in viewer.find("stored").inner_text()
+
+
+@in_browser
+@pytest.mark.parametrize("scripts", [[NO_WORKER], [NO_WASM, NO_WORKER]], ids=["in-page", "plain-javascript"])
+def test_a_browser_without_workers_or_webassembly(scripts, exported, open_file, seed):
+    file = exported("char")
+    viewer = open_file(file, LONG_TASKS, *scripts, hash=f"#view=playground&seed={seed}&temperature=0.9&top_p=0.9")
+    assert viewer("fileFacts.then(({simd}) => simd)") == (NO_WASM not in scripts)
+    settings = dict(num_samples=3, max_new_tokens=200, seed=seed, temperature=0.9, top_p=0.9)
+    assert generate(viewer) == file.language_model().generate(TEXT, **settings)
+    print(f"long tasks: {viewer('longTasks')} ms")
+
+
+@in_browser
+def test_a_link_restores_the_prompt_and_the_settings(exported, open_file, seed):
+    viewer = open_file(exported("char"), CLIPBOARD)
+    assert viewer("fileFacts.then(({simd}) => simd)") and viewer.state("view") == ["playground"]
+    settings = dict(samples=2, temperature=1.3, top_k=40, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=seed)
+    for name, value in {**settings, "max_new_tokens": 25, "stop": "q\\n"}.items():
+        viewer.find(f"setting-{name}").fill(str(value))
+    before = viewer("drawing")
+    viewer.page.locator("#text").fill("not to be:\n")
+    wait_until(lambda: viewer("drawing") > before and viewer("+document.body.dataset.drawn === drawing"))
+    texts = generate(viewer)
+    viewer.find("copy-link").click()
+    wait_until(lambda: viewer("self.copied !== undefined"))
+    other = open_file(exported("char"), hash=viewer("new URL(self.copied).hash"))
+    assert other("state") == viewer("state") and other.page.locator("#text").input_value() == "not to be:\n"
+    assert generate(other) == texts and len(texts) == 2
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "hash", ["#view=run", "#view=nothing", "#view=__proto__", "#%00&=&&&samples=x&text=%E2", "#token=1e9&layer=-7"]
+)
+def test_a_strange_address_shows_the_playground(hash, exported, open_file):
+    viewer = open_file(exported("char"), hash=hash)
+    assert viewer.state("view") == ["playground"] and viewer.find("generate").is_visible()
+
+
+@in_browser
+def test_settings_out_of_range_are_refused(exported, open_file):
+    viewer = open_file(exported("char"), hash="#samples=1e9&ids=1,2,3")
+    viewer.find("generate").click()
+    wait_until(lambda: "num_samples" in viewer.find("playground-error").inner_text())
+    viewer.show("playground", ids="1,99999")
+    assert "ids: it takes a list of token ids" in viewer.page.locator("#view .error").inner_text()
+
+
+@in_browser
+@pytest.mark.parametrize("ids", ["1,99999", "abc", "1.5,-2"])
+def test_wrong_ids_in_the_address_are_refused(ids, exported, open_file):
+    """Also when the page need not look inside the model."""
+    message = f"ids: it takes a list of token ids from 0 to {CHARACTERS.vocab_size - 1}"
+    for traced in (True, False):
+        viewer = open_file(exported("char", traced=traced), hash=f"#ids={ids}", fails=True)
+        assert viewer.page.locator("#view .error").inner_text() == message
+
+
+@in_browser
+def test_generating_does_not_wait_for_the_first_overview(exported, open_file):
+    """Views that need its numbers do."""
+    viewer = open_file(exported("char"), HOLD.replace("KIND", "overview"))
+    wait_until(lambda: viewer("heldCount() === 1"))
+    for view in ("all-heads", "tokens", "playground", "examples"):
+        before = viewer("drawing")
+        viewer(FOLLOW, f"#view={view}")
+        viewer("answerOf({kind: 'ask', question: {kind: 'tokens', text: 'x'}})")  # after those of the view
+        if view == "playground":
+            viewer.wait(before)
+        assert (viewer("+document.body.dataset.drawn") > before) == (view == "playground"), view
+        assert viewer.page.locator("#view .error:not(:empty)").count() == 0, view
+    before = viewer("drawing")
+    assert viewer("heldCount()") == 1
+    viewer("release()")
+    wait_until(lambda: viewer("+document.body.dataset.drawn === drawing"))
+    assert viewer.find("view-examples").is_visible()
+    assert viewer("drawing") == before
+
+
+@in_browser
+def test_an_error_of_the_first_overview_is_shown(exported, open_file):
+    viewer = open_file(exported("char"), hash="#heads_off=9.9", fails=True)
+    assert viewer.page.locator("#view .error").inner_text() == "the model has 2 layers of 4 heads"
+
+
+@in_browser
+def test_nothing_happens_before_the_model_is_loaded(exported, open_file):
+    """Its text cannot be typed yet, and the newest address counts."""
+    viewer = open_file(exported("char"), HOLD.replace("KIND", "load"), waits=False)
+    wait_until(lambda: viewer("heldCount() === 1"))
+    assert viewer.page.locator("#text").is_disabled()
+    viewer(FOLLOW, "#view=tokens&text=to")
+    viewer("release()")
+    viewer.wait()
+    assert viewer.state("view") == ["tokens"] and viewer.page.locator("#text").input_value() == "to"
+    before = viewer("drawing")
+    viewer.page.locator("#text").fill("be")
+    viewer.wait(before)
+    assert viewer.state("text") == ["be"]
+
+
+@in_browser
+@pytest.mark.parametrize("scripts", [[], [NO_WORKER]], ids=["worker", "in-page"])
+def test_the_stop_button_stops_the_engine(scripts, exported, open_file):
+    """Its computation too. In the page, this needs pauses; without them, the button would do nothing until the end."""
+    viewer = open_file(exported("char"), *scripts, hash="#max_new_tokens=4096")
+    viewer(COUNT_STEPS)
+    viewer.find("generate").click()
+    viewer(STOP_EARLY)
+    wait_until(lambda: viewer("playground.running.size === 0"))
+    wait_until(lambda: viewer("steps.done"))
+    assert 30 < viewer("steps.count") < 4096
+    assert viewer("requests.size") == 0
+    counts = viewer("playground.samples.map(sample => sample.tokens.length)")
+    assert len(counts) == 3 and 30 < min(counts) and max(counts) < 4096
+    settings = dict(num_samples=3, max_new_tokens=3)
+    viewer.find("setting-max_new_tokens").fill("3")
+    assert generate(viewer) == exported("char").language_model().generate(TEXT, **settings)
+
+
+@in_browser
+@pytest.mark.parametrize("kind", ["char", "gpt2", "midi"])
+def test_every_view_is_drawn(kind, exported, open_file):
+    """Those that need the folder of the run are not offered."""
+    viewer = open_file(exported(kind), LONG_TASKS)
+    views = viewer.views()
+    assert len(views) >= 17 and not {"checkpoints", "compare", "memorized", "run", "translate"} & {*views}
+    for view in views:
+        viewer.show(view)
+        assert viewer("document.querySelector('#view .error:not(:empty)')?.textContent ?? null") is None, view
+        assert viewer.find(f"view-{view}").is_visible() and len(viewer.find(f"view-{view}").inner_text()) > 50
+    print(f"long tasks: {viewer('longTasks')} ms")
+
+
+@in_browser
+def test_music_is_shown_as_a_piano_roll(exported, open_file):
+    file = exported("midi")
+    viewer = open_file(file, hash="")
+    assert viewer.state("view") == ["roll"]
+    before = viewer("byId('text').value")
+    viewer.page.get_by_role("button", name="Let the model continue").click()
+    wait_until(lambda: viewer("!writing && state.ids.includes(',')"))  # it may end the piece early
+    viewer.wait()
+    expected = file.language_model().generate("", max_new_tokens=48 - 1)
+    assert file.tokenizer.decode(viewer("state.ids.split(',').map(Number)")) == expected and before == ""
+
+
+@in_browser
+def test_a_translation(exported, open_file):
+    """The page writes the prompt, and the answer is the most likely one."""
+    file = exported("phrases", languages=LANGUAGES)
+    viewer = open_file(file)
+    assert viewer.state("view") == ["translate"] and viewer.find("phrase").input_value() == "face"
+    assert viewer.find("target").locator("option").all_inner_texts() == ["cd", "ef"]
+    viewer.find("target").select_option("ef")
+    viewer.wait()
+    viewer.find("phrase").fill("a bad idea? ")
+    viewer.find("translate").click()
+    prompt = "ab: a bad idea?  | ef:"
+    wait_until(lambda: viewer("state.text").startswith(prompt))
+    expected = file.language_model().generate(
+        prompt, temperature=0, on_unknown="skip", max_new_tokens=max(1, 48 - len(prompt) + 1)
+    )
+    assert viewer.find("translation").text_content() == expected.strip()
+    translated = viewer.find("translated").inner_text()
+    assert "tokens/s; 1 characters are not in the vocabulary, and were left out" in translated
+    assert viewer.find("stop").is_disabled()
+    again = open_file(file, hash=viewer("location.hash"))
+    assert again.find("target").input_value() == "ef" and again.find("phrase").input_value() == "a bad idea? "
+    assert viewer.state("text") == [prompt + expected]
+
+
+@in_browser
+def test_a_large_model_only_generates(exported, open_file, seed):
+    file = exported("char", traced=False)
+    viewer = open_file(file, hash=f"#view=tokens&seed={seed}")
+    assert viewer.views() == ["playground"] and not viewer.find("color").is_visible()
+    assert viewer.page.locator("#menu h3").all_inner_texts() == ["SAMPLING", "EXPORT"]
+    assert "too large to look inside" in viewer.find("too-large").inner_text()
+    assert viewer("!!kept({kind: 'tokens', text: state.text})")  # what was asked later did not replace it
+    assert generate(viewer) == file.language_model().generate(TEXT, num_samples=3, max_new_tokens=200, seed=seed)
+
+
+@in_browser
+def test_a_file_that_computes_something_else_says_so(exported, open_file):
+    header = read_html(exported("char").path).header
+    logits = [[token, 1.001 * logit] for token, logit in header["check"]["logits"]]
+    viewer = open_file(exported("char", check=header["check"] | {"logits": logits}), fails=True)
+    message = "The logits differ by 1.0e-3 of the largest from those of model.py."
+    assert viewer.page.locator("#view .error").inner_text() == message
+
+
+@in_browser
+def test_an_incomplete_file_says_so(exported, open_file, tmp_path):
+    """Wherever it ends."""
+    text = exported("char").path.read_text(encoding="utf-8")
+    blocks = [text.index(f'data-kind="{kind}"') for kind in ("code", "header", "weights")]
+    header = text.index("<header")
+    ends = {
+        **{"before the page": header, "in the page": header + 200},
+        **{f"in block {i}": at + 400 for i, at in enumerate(blocks)},
+        **{f"before block {i}": text.rindex("<script", 0, at) for i, at in enumerate(blocks)},
+        **{f"after the text of block {i}": text.index("<script>takeBlock", at) for i, at in enumerate(blocks)},
+    }
+    part = replace(exported("char"), path=tmp_path / "part.html")
+    part.path.write_text("", encoding="utf-8")
+    viewer = open_file(part, waits=False)
+    for name, end in ends.items():
+        print(name)
+        part.path.write_text(text[:end], encoding="utf-8")
+        viewer.page.goto(part.url)
+        wait_until(lambda: viewer("document.body.innerText").count("The file is incomplete") == 1)

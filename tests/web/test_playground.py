@@ -1,0 +1,198 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.checkpoints.snapshots import write_snapshot
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web import playground
+from folio.web.questions import TraceProvider
+from folio.web.viewed_model import ViewedModel
+from tests.support.decoding import random_model
+from tests.support.tiny_tokenizers import trained
+from tests.support.viewed_models import save_random_run
+from tests.support.waiting import wait_until
+
+SEED = 5  # of the weights
+CHARACTERS = "\n abcdefghijklmnopqr.,é日"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs: a character model whose vocabulary is padded, with a snapshot of step 10; and a BPE model."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_random_run(folder / "char", CharTokenizer(CHARACTERS, eot=True), SEED, vocab_size=32, block_size=16)
+    write_snapshot(folder / "char", 10, dict(early_model().named_parameters()))
+    save_random_run(folder / "bpe", trained(), SEED, block_size=16)
+    return [folder / "char", folder / "bpe"]
+
+
+def early_model() -> torch.nn.Module:
+    return random_model(SEED + 1, vocab_size=32, block_size=16)
+
+
+@pytest.fixture(scope="module")
+def provider(runs: list[Path]) -> TraceProvider:
+    return TraceProvider([ViewedModel(str(run), "best", torch.device("cpu")) for run in runs], "abc")
+
+
+def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
+    return list(provider.generate(fields))
+
+
+def texts_of(events: list[dict]) -> list[str]:
+    """The text of each sample, as the page shows it."""
+    steps = [event["samples"] for event in events[1:]]
+    return ["".join(entry[1] for entry in entries if entry) for entries in zip(*steps, strict=True)]
+
+
+def endings_of(events: list[dict]) -> list[list[str]]:
+    steps = [event["samples"] for event in events[1:]]
+    return [[entry[2] for entry in entries if entry and entry[0] is None] for entries in zip(*steps, strict=True)]
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0},
+    {"temperature": 1.5, "top_k": None, "seed": 7},
+    {"temperature": 1.2, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "seed": 2**63 - 1},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("model, prompt", [(0, "é"), (0, "abc. fed, " * 9), (1, "hello wörld"), (1, "日本" * 20)])
+def test_samples_are_those_of_generate(provider, runs, model, prompt, settings):
+    """The same seed gives the same text as folio.load(...).generate, also beyond the context, in bytes."""
+    tokens = provider.answer({"kind": "tokens", "text": prompt, "whole": True, "model": model}).facts
+    assert tokens["tokens"] == len(tokens["ids"])
+    settings = {"max_new_tokens": 50, **settings}
+    events = generate(provider, ids=tokens["ids"], model=model, num_samples=3, **settings)
+    gpt = LanguageModel.load(runs[model])
+    expected = gpt.generate(prompt, num_samples=3, **settings)
+    assert [text.encode() for text in texts_of(events)] == [text.encode() for text in expected]
+    alone = generate(provider, ids=tokens["ids"], model=model, num_samples=1, **settings)
+    assert texts_of(alone) == [gpt.generate(prompt, **settings)] == expected[:1]
+
+
+def test_a_snapshot_samples_its_own_text(runs):
+    """Also after it was traced: its weights were then tensors of inference mode, which a sampler cannot use."""
+    provider = TraceProvider([ViewedModel(str(runs[0]), "best", torch.device("cpu"))], "")
+    provider.answer({"kind": "overview", "ids": [1], "step": 10})
+    expected = LanguageModel(early_model(), CharTokenizer(CHARACTERS, eot=True)).generate("abc", num_samples=2)
+    ids = LanguageModel.load(runs[0]).encode_prompt("abc").ids
+    events = generate(provider, ids=ids, step=10, num_samples=2, max_new_tokens=500)
+    assert texts_of(events) == expected != LanguageModel.load(runs[0]).generate("abc", num_samples=2)
+
+
+@pytest.mark.parametrize("model", [0, 1])
+def test_ends_of_samples(provider, runs, model):
+    """What a stop string holds back is delivered when the sample ends, and each sample ends once, for a reason."""
+    gpt = LanguageModel.load(runs[model])
+    settings: dict[str, Any] = {"num_samples": 4, "max_new_tokens": 40, "temperature": 1.0, "top_k": None}
+    ids = gpt.encode_prompt("a").ids
+    texts = gpt.generate("a", **settings)
+    held_back = texts[0][-2:]
+    for stop in (f"{held_back}☃", texts[1][5:8], None):
+        events = generate(provider, ids=ids, model=model, stop=stop, **settings)
+        assert texts_of(events) == gpt.generate("a", stop=stop, **settings)
+        for text, (ending,), entries in zip(
+            texts, endings_of(events), zip(*(event["samples"] for event in events[1:]), strict=True), strict=True
+        ):
+            tokens = [entry for entry in entries if entry and entry[0] is not None]
+            if stop and stop in text:
+                assert ending == "stop"
+            else:
+                assert ending == ("max_new_tokens" if len(tokens) == 40 else "end of text")
+            assert all(entry is None for entry in entries[len(tokens) + 1 :])
+
+
+def test_a_row_ends_before_the_end_of_text(tmp_path):
+    """The other rows continue, and the text before is complete: half a character becomes U+FFFD, as in sample.py."""
+    tokenizer = trained()
+    save_random_run(tmp_path / "run", tokenizer, SEED, block_size=16)
+    viewed = ViewedModel(str(tmp_path / "run"), "best", torch.device("cpu"))
+    gpt = LanguageModel.load(tmp_path / "run")
+    settings = {"num_samples": 8, "max_new_tokens": 60, "temperature": 2.0, "top_k": None}
+    events = generate(TraceProvider([viewed], ""), ids=gpt.encode_prompt("a").ids, **settings)
+    assert texts_of(events) == gpt.generate("a", **settings)
+    assert {ending for (ending,) in endings_of(events)} == {"end of text", "max_new_tokens"}
+
+
+def test_probabilities_and_runners_up_are_those_of_the_model(provider, runs):
+    """Against a full forward pass for each token, and NumPy's softmax: before temperature and filters."""
+    viewed = ViewedModel(str(runs[0]), "best", torch.device("cpu"))
+    size = viewed.tokenizer.vocab_size
+    events = generate(provider, ids=[3, 4], num_samples=2, max_new_tokens=12, temperature=1.5, top_k=3)
+    for row in range(2):
+        ids = [3, 4]
+        for event in events[1:-1]:
+            token, _, probability, runners_up = event["samples"][row]
+            logits = viewed.opened(torch.tensor([ids]))[0][0, -1].detach().double().numpy()
+            expected = (np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum())[:size]
+            assert probability == pytest.approx(expected[token], abs=1e-6)
+            others = [i for i in np.argsort(-expected, kind="stable") if i != token][:10]
+            assert [i for i, _ in runners_up] == others
+            assert [p for _, p in runners_up] == pytest.approx(expected[others], abs=1e-6)
+            ids.append(token)
+
+
+def test_a_branch_begins_with_its_text(provider, runs):
+    """`begun` ids are text of the sample: characters and stop strings may begin in them."""
+    tokenizer = trained()
+    euro = [tokenizer.encoding.encode_single_token(bytes([b])) for b in "日".encode()]
+    events = generate(provider, ids=[1, *euro[:2]], begun=2, model=1, max_new_tokens=3)
+    assert events[0] == {"begun": ["", ""]}  # two thirds of a character
+    ids = [5, *euro, *tokenizer.encode("hel").tolist()]
+    events = generate(provider, ids=ids, begun=len(ids) - 1, model=1, max_new_tokens=3)
+    assert "".join(events[0]["begun"]) == "日hel"
+    gpt = LanguageModel.load(runs[0])
+    text = gpt.generate("ab", max_new_tokens=20, temperature=0)
+    ids = gpt.encode_prompt("ab" + text[:6]).ids
+    events = generate(provider, ids=ids, begun=6, max_new_tokens=14, temperature=0)
+    assert "".join(events[0]["begun"]) + texts_of(events)[0] == text
+    events = generate(provider, ids=ids, begun=6, max_new_tokens=14, temperature=0, stop=text[4:8])
+    assert "".join(events[0]["begun"]) + texts_of(events)[0] == text[: text.index(text[4:8])]
+    assert generate(provider, ids=ids, begun=99, max_new_tokens=1)[0] == {"begun": list("ab" + text[:6])}
+
+
+def test_a_model_that_computes_nan_samples_until_then(tmp_path, monkeypatch):
+    """If the engine was some steps ahead of the page, the error came before the tokens that it had sampled."""
+    wait_for_step = playground.wait_for_step
+
+    def wait_for_end(completions, *arguments):
+        wait_until(lambda: completions[0].finish_reason)
+        wait_for_step(completions, *arguments)
+
+    monkeypatch.setattr(playground, "wait_for_step", wait_for_end)
+    """If the engine was some steps ahead, the error came before the tokens that had been sampled."""
+    for index, value, steps in ((0, torch.nan, 0), (3 * 16, torch.nan, 3)):  # the first position, and the fourth
+        save_random_run(tmp_path / str(steps), CharTokenizer(CHARACTERS), SEED)
+        viewed = ViewedModel(str(tmp_path / str(steps)), "best", torch.device("cpu"))
+        viewed.opened.transformer.wpe.weight.flatten()[index] = value
+        events = TraceProvider([viewed], "").generate({"ids": [1]})
+        for _ in range(1 + steps):
+            next(events)
+        with pytest.raises(UserError, match=r"^the model computes NaN"):
+            next(events)
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ([], "a question is a JSON object"),
+        ({}, "ids: there must be at least one token"),
+        ({"ids": [1], "num_samples": 17}, "num_samples=17: it must be at least 1 and at most 16"),
+        ({"ids": [1], "max_new_tokens": 5000}, "max_new_tokens=5000: it must be at least 1 and at most 4096"),
+        ({"ids": [1], "temperature": -1}, "temperature=-1"),
+        ({"ids": [1], "stop": ""}, "stop"),
+        ({"ids": [1], "step": 7}, "has no checkpoint of step 7"),
+    ],
+)
+def test_a_mistake_in_sampling_is_one_line(provider, asked, message):
+    with pytest.raises(UserError) as raised:
+        next(provider.generate(asked))
+    assert message in str(raised.value) and "\n" not in str(raised.value)

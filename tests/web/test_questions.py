@@ -1,0 +1,384 @@
+import math
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.data.tokenizer import EOT_TEXT
+from folio.web import questions
+from folio.web.questions import Answer, TraceProvider
+from folio.web.viewed_model import ViewedModel
+from model import GPT, GPTConfig
+from tests.support.numpy_gpt import NumpyGPT, assert_same, assert_same_ranks
+from tests.support.questions import MISTAKES, read
+from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, N, build_model, planted_model, save_run
+
+CPU = torch.device("cpu")
+
+
+def ask(provider: TraceProvider, kind: str, **options) -> tuple[dict, dict[str, np.ndarray]]:
+    return read(provider.answer({"kind": kind, **options}).to_bytes())
+
+
+@pytest.fixture(params=SHAPES)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def model(kind, seed) -> GPT:
+    return build_model(kind, seed)
+
+
+@pytest.fixture
+def provider(kind, model, seed, tmp_path) -> TraceProvider:
+    """A run with checkpoints of steps 100 and 200, which is opened, and snapshots of 0 and 10."""
+    others = {step: build_model(kind, seed + step) for step in (100, 0, 10)}
+    snapshots = {step: others[step] for step in (0, 10)}
+    run = save_run(tmp_path / "run", {100: others[100], 200: model}, TOKENIZERS[kind], snapshots)
+    return TraceProvider([ViewedModel(run, "best", CPU)], TEXT)
+
+
+@pytest.fixture(scope="module")
+def char_provider(tmp_path_factory) -> TraceProvider:
+    """For tests that do not look at numbers."""
+    run = save_run(tmp_path_factory.mktemp("run"), {200: build_model("char", 1)}, TOKENIZERS["char"], {})
+    return TraceProvider([ViewedModel(run, "best", CPU)], TEXT)
+
+
+IDS = [5, 7, 5, 1, 12, 7, 5, 0, 20, 3]
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_can_be_read_back(seed):
+    torch.manual_seed(seed)
+    tensors = {
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "matrix": torch.randn(3, 5).T,  # not contiguous
+        "double": torch.randn(2, dtype=torch.float64),
+        "half": torch.tensor([1.5, -math.inf]).half(),
+        "long": torch.tensor([[-1, 2**31 - 1]]),
+        "flags": torch.tensor([True, False, True]),
+        "scalar": torch.tensor(2.5),
+        "nothing": torch.zeros(0, 4),
+        "last": torch.tensor([9], dtype=torch.uint8),
+    }
+    for name in ("", "é", "日本", "🎉"):  # headers of several lengths
+        facts, read_back = read(Answer({"text": name + STRANGE, "list": [1, None]}, tensors).to_bytes())
+        assert facts == {"text": name + STRANGE, "list": [1, None]}
+        assert list(read_back) == list(tensors)
+        for key, tensor in tensors.items():
+            assert_same(read_back[key], tensor.double())
+    assert read(Answer({}).to_bytes()) == ({}, {})
+    facts, _ = read(Answer({"a": [math.nan, (1.5, -math.inf)], "b": {"c": 2}}).to_bytes())
+    assert facts == {"a": [None, [1.5, None]], "b": {"c": 2}}
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_question_has_an_answer(provider):
+    for name in provider.questions.keys() - {"notes"}:  # which models of text do not have
+        provider.answer({"kind": name, "ids": IDS, "name": "transformer.wte.weight", "text": TEXT}).to_bytes()
+
+
+def test_a_model_is_described(provider, model, kind):
+    facts, _ = ask(provider, "models")
+    (described,) = facts["models"]
+    assert facts["text"] == TEXT and described["config"]["n_embd"] == 32 and described["tokenizer"]
+    assert described["step"] == 200 and described["checkpoints"] == [0, 10, 100, 200]
+    assert described["num_params"]["total"] == sum(math.prod(p["shape"]) for p in described["parameters"])
+    assert [p["name"] for p in described["parameters"]] == [name for name, _ in model.named_parameters()]
+    tokenizer = TOKENIZERS[kind]
+    assert len(facts["pieces"]) == model.config.vocab_size
+    for token, piece in enumerate(facts["pieces"]):
+        if token >= tokenizer.vocab_size:
+            assert (piece, facts["bytes"][str(token)]) == ("", "")
+        elif token == tokenizer.eot:
+            assert (piece, facts["bytes"][str(token)]) == (EOT_TEXT, "")
+        else:
+            content = tokenizer.token_bytes(token)
+            try:
+                assert piece == content.decode()
+                assert str(token) not in facts["bytes"]
+            except UnicodeDecodeError:
+                assert piece == f"\\x{content.hex()}" and facts["bytes"][str(token)] == content.hex(" ")
+
+
+def test_all_tokens_that_either_model_predicts_have_a_text(tmp_path):
+    """The second of two models may have more padding."""
+    runs = [save_run(tmp_path / kind, {1: build_model(kind, 1)}, TOKENIZERS["char"], {}) for kind in ("char", "rotary")]
+    facts, _ = ask(TraceProvider([ViewedModel(run, "last", CPU) for run in runs], ""), "models")
+    assert len(facts["pieces"]) == SHAPES["rotary"]["vocab_size"] and facts["pieces"][-1] == ""
+
+
+def test_a_text_becomes_tokens(provider, model, kind):
+    tokenizer = TOKENIZERS[kind]
+    for text in (TEXT, STRANGE, TEXT * 3):
+        facts, _ = ask(provider, "tokens", text=text)
+        ids = tokenizer.encode(text).tolist()
+        assert facts == {"ids": ids[:48], "tokens": len(ids), "unknown": 0}
+    facts, _ = ask(provider, "tokens", text="")
+    assert facts["ids"] == [tokenizer.eot if tokenizer.eot is not None else tokenizer.encode("\n")[0]]
+    facts, _ = ask(provider, "tokens", text="To\ud83d be")  # half an emoji
+    assert facts["tokens"] >= 5 and facts["unknown"] == (1 if kind == "char" else 0)
+
+
+def test_an_overview_is_that_of_numpy(provider, model):
+    run = NumpyGPT(model).run(IDS)
+    facts, tensors = ask(provider, "overview", ids=IDS)
+    assert facts["mean_loss"] == pytest.approx(run.losses.mean(), rel=1e-5)
+    assert_same(tensors["loss"], run.losses)
+    assert_same(tensors["entropy"], run.entropies)
+    assert_same_ranks(tensors["rank"], run)
+    assert_same(tensors["norms"], np.linalg.norm(run.stream, axis=-1))
+    weights = np.stack([run.layer(index).weights for index in range(model.config.n_layer)])
+    assert_same(tensors["score_previous"], np.diagonal(weights, -1, axis1=2, axis2=3).mean(-1))
+    assert np.abs(tensors["thumbnails"] / 255 - np.sqrt(weights)).max() <= 0.5 / 255 + 1e-5
+
+
+def test_a_thumbnail_keeps_a_thin_diagonal(provider, model):
+    """Each of its cells is the largest weight there."""
+    ids = torch.randint(20, (40,)).tolist()
+    thumbnails = ask(provider, "overview", ids=ids)[1]["thumbnails"]
+    run = NumpyGPT(model).run(ids)
+    weights = np.stack([run.layer(index).weights for index in range(model.config.n_layer)])
+    assert thumbnails.shape == (*weights.shape[:2], 32, 32)
+    begin, end = [i * 40 // 32 for i in range(32)], [-(-(i + 1) * 40 // 32) for i in range(32)]
+    for i in range(32):
+        for j in range(32):
+            block = weights[:, :, begin[i] : end[i], begin[j] : end[j]].max((2, 3))
+            assert np.abs(thumbnails[:, :, i, j] / 255 - np.sqrt(block)).max() <= 0.5 / 255 + 1e-5
+
+
+def test_a_head_and_its_switches_are_those_of_numpy(provider, model):
+    switches = dict(mask="off", scale=False, heads_off=((0, 0),), mlps_off=(0,))
+    asked = {**switches, "heads_off": "0.0", "mlps_off": "0"}
+    for numpy, options in ((NumpyGPT(model), {}), (NumpyGPT(model, **switches), asked)):
+        layer = numpy.run(IDS).layer(1)
+        _, tensors = ask(provider, "head", ids=IDS, layer=1, head=1, **options)
+        assert ("bias" in tensors) == (layer.bias is not None)
+        for name, tensor in tensors.items():
+            assert_same(tensor, getattr(layer, name)[1])
+
+
+def test_what_an_answer_looks_at_in_its_source_is_that_of_numpy(provider, model):
+    run, (L, H) = NumpyGPT(model).run(IDS), (model.config.n_layer, model.config.n_head)
+    facts, tensors = ask(provider, "alignment", ids=IDS, layer=1, head=1, token=6, source=4)
+    assert_same(tensors["weights"], run.layer(1).weights[1, 6:, :4])
+    coverage = np.array([[max(run.layer(i).weights[h, 6:, s]) for s in range(4)] for i in range(L) for h in range(H)])
+    order = np.argsort(-coverage.mean(-1))
+    assert [row[:2] for row in facts["heads"]] == [list(divmod(int(i), H)) for i in order]
+    assert_same([row[2] for row in facts["heads"]], coverage.mean(-1)[order])
+
+
+def test_a_layer_is_that_of_numpy(provider, model):
+    run = NumpyGPT(model).run(IDS)
+    layer, token = run.layer(1), 4
+    facts, tensors = ask(provider, "layer", ids=IDS, layer=1, token=token)
+    for name in ("ln_1", "qkv", "attention", "ln_2", "preactivation", "hidden", "mlp"):
+        assert_same(tensors[name], getattr(layer, name)[token])
+    for name in ("q", "k", "v", "z", "weights", "head_outputs"):
+        assert_same(tensors[name], getattr(layer, name)[:, token])
+    for index, name in enumerate(("before", "between", "after")):
+        assert_same(tensors[name], run.stream[2 + index, token])
+    written = layer.hidden[token] * run.gpt.parameters["h.1.mlp.c_proj.weight"]  # (C, 4C)
+    norms = np.linalg.norm(written, axis=0)
+    strongest = [neuron["index"] for neuron in facts["neurons"]]
+    assert strongest == np.argsort(-norms)[: len(strongest)].tolist()
+    final, gains = run.stream[-1, token], run.gpt.parameters["ln_f.weight"]
+    assert len(facts["heads"]) == model.config.n_head
+
+    def assert_pushed(pushes: dict[str, list], added: np.ndarray) -> None:
+        """They are the largest and the smallest changes of a logit."""
+        normed = (added - added.mean()) / np.sqrt(final.var() + 1e-5) * gains
+        effect = run.gpt.parameters["wte.weight"] @ normed
+        order = np.argsort(effect)
+        assert [token for token, _ in pushes["up"]] == order[::-1][:5].tolist()
+        assert [token for token, _ in pushes["down"]] == order[:5].tolist()
+        for token, value in pushes["up"] + pushes["down"]:
+            assert value == pytest.approx(effect[token], rel=1e-4, abs=1e-4)
+
+    assert_pushed(facts["heads"][0], layer.head_outputs[0, token])
+    assert_pushed(facts["neurons"][2], written[:, strongest[2]])
+
+
+def test_a_token_and_its_logits_are_those_of_numpy(provider, model):
+    run, token = NumpyGPT(model).run(IDS), 6
+    _, tensors = ask(provider, "token", ids=IDS, token=token)
+    assert_same(tensors["states"], run.stream[:, token])
+    assert_same(tensors["embedding"], run.embeddings[token])
+    assert_same(tensors["embedding"] + tensors["position"], run.stream[0, token])
+    assert tensors["lens_ids"][:, 0].tolist() == run.logits_of(run.stream[:, token]).argmax(-1).tolist()
+    assert_same(ask(provider, "logits", ids=IDS, token=token)[1]["logits"], run.logits[token])
+
+
+def test_a_parameter_is_averaged_and_counted(provider, model):
+    values = model.transformer.h[0].mlp.c_fc.weight.numpy()
+    facts, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight")
+    assert_same(tensors["picture"], values)  # 128 x 32, which is small enough
+    assert facts["mean"] == pytest.approx(values.mean(), abs=1e-6)
+    assert facts["deviation"] == pytest.approx(values.std(), rel=1e-5)
+    assert sum(facts["counts"]) == values.size and len(facts["edges"]) == len(facts["counts"]) + 1
+    _, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight", row=7)
+    assert_same(tensors["row"], values[7])
+
+
+def test_a_large_parameter_is_averaged_over_blocks(seed, tmp_path):
+    model = GPT(GPTConfig(block_size=8, vocab_size=512, n_layer=1, n_head=1, n_embd=16), seed)
+    run = save_run(tmp_path, {1: model}, TOKENIZERS["char"], {})
+    _, tensors = ask(TraceProvider([ViewedModel(run, "last", CPU)], ""), "parameter", name="transformer.wte.weight")
+    table = model.transformer.wte.weight.detach().numpy()
+    assert_same(tensors["picture"], table.reshape(256, 2, 16).mean(1))
+
+
+def test_neighbors_and_the_map_of_the_vocabulary(provider, model, kind):
+    size = TOKENIZERS[kind].vocab_size
+    table = model.transformer.wte.weight.numpy()[:size].astype(np.float64)
+    _, tensors = ask(provider, "vocabulary", row=3)
+    cosines = table @ table[3] / np.linalg.norm(table, axis=1) / np.linalg.norm(table[3])
+    assert tensors["nearest"].tolist() == np.argsort(-cosines)[:13].tolist()
+    assert_same(tensors["similarity"], np.sort(cosines)[::-1][:13])
+    centered = table - table.mean(0)
+    left, singular, _ = np.linalg.svd(centered, full_matrices=False)
+    assert_same(np.abs(tensors["map"]), np.abs(left[:, :2] * singular[:2]), 1e-4)
+    assert_same(tensors["share"], (singular**2 / (singular**2).sum())[:2], 1e-4)
+
+
+def test_positions_are_those_of_numpy(provider, model, kind):
+    facts, tensors = ask(provider, "positions")
+    assert facts["method"] == model.config.position
+    numpy = NumpyGPT(model)
+    if kind == "char":
+        table = numpy.positions(48)
+        normed = table / np.linalg.norm(table, axis=1, keepdims=True)
+        assert_same(tensors["table"], table)
+        assert_same(tensors["similarity"], normed @ normed.T)
+    elif kind == "bpe":
+        assert_same(tensors["bias"], numpy.bias(48)[:, -1, ::-1])
+    else:
+        assert_same(tensors["angles"], np.outer(np.arange(48), 10000.0 ** (-np.arange(0, 16, 2) / 16)), 1e-5)
+
+
+def test_prefix_scores_are_measured_on_random_tokens(tmp_path):
+    run = save_run(tmp_path, {1: planted_model()}, TOKENIZERS["char"], {})
+    viewed = ViewedModel(run, "last", CPU)
+    viewed.tokenizer.vocab_size = N
+    _, tensors = ask(TraceProvider([viewed], ""), "overview", ids=[1, 2, 3])
+    prefix = tensors["score_prefix"]
+    assert prefix[1, 1] >= 0.99 and np.delete(prefix, 4).max() <= 0.05
+
+
+def test_a_context_of_one_token_is_enough(seed, tmp_path):
+    """Its probe of repeated tokens was empty, which failed."""
+    model = GPT(GPTConfig(block_size=1, vocab_size=9, n_layer=1, n_head=1, n_embd=4), seed)
+    provider = TraceProvider([ViewedModel(save_run(tmp_path, {1: model}, TOKENIZERS["char"], {}), "last", CPU)], "")
+    facts, tensors = ask(provider, "overview", ids=[3])
+    assert facts["mean_loss"] is None and tensors["loss"].shape == (0,) and np.isfinite(tensors["score_prefix"]).all()
+
+
+@pytest.mark.parametrize("kind", ["char"])
+def test_values_that_hardly_differ_are_counted(provider, model):
+    """Of the gains after a first step, which are close to 1, there was no histogram: its bins were equal in float32."""
+    gains = provider.models[0].opened.transformer.ln_f.weight
+    gains.copy_(1 + torch.arange(len(gains)) % 2 * torch.finfo().eps)
+    facts, _ = ask(provider, "parameter", name="transformer.ln_f.weight")
+    assert facts["counts"] == [16] + 62 * [0] + [16]
+
+
+@pytest.mark.parametrize("kind", ["char"])
+def test_weights_that_are_not_numbers_are_shown(provider, model):
+    """The mean loss of NaN is not JSON, and a histogram of NaN failed."""
+    viewed = provider.models[0]
+    viewed.opened.transformer.h[0].mlp.c_fc.weight[3, 4] = math.nan
+    facts, tensors = ask(provider, "overview", ids=IDS)
+    assert facts["mean_loss"] is None and np.isnan(tensors["loss"]).all()
+    facts, tensors = ask(provider, "parameter", name="transformer.h.0.mlp.c_fc.weight")
+    assert np.isnan(tensors["picture"][3, 4]) and sum(facts["counts"]) == 128 * 32 - 1
+    assert facts["mean"] == pytest.approx(np.nanmean(tensors["picture"]), abs=1e-6)
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["char"])
+def test_a_text_is_traced_once(provider, monkeypatch):
+    traced = []
+
+    class CountedTrace(questions.ViewedTrace):
+        def __init__(self, *arguments):
+            traced.append(arguments[1:])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(questions, "ViewedTrace", CountedTrace)
+    for kind in ("overview", "head", "layer", "token", "logits"):
+        ask(provider, kind, ids=IDS, heads_off="1.1,0.0")
+        ask(provider, kind, ids=IDS, heads_off="0.0,1.1,0.0", step=200)  # which is the one that was opened
+    assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 1  # the other one is the probe
+    ask(provider, "head", ids=IDS)
+    ask(provider, "head", ids=IDS, step=10)
+    assert len([ids for ids, _ in traced if ids == tuple(IDS)]) == 3
+
+
+@pytest.mark.parametrize("kind", ["char"])
+def test_no_answer_is_about_a_checkpoint_that_was_replaced(provider, seed):
+    """A run that was started again had the traces, scores, maps and samples of the one before."""
+    asked = [(kind, {"ids": IDS}) for kind in ("overview", "logits")] + [("vocabulary", {})]
+
+    def everything() -> list:
+        tensors = [ask(provider, kind, step=10, **options)[1] for kind, options in asked]
+        samples = list(provider.generate({"ids": IDS, "step": 10, "max_new_tokens": 9, "temperature": 0}))
+        return [tensors[0]["loss"], tensors[0]["score_prefix"], tensors[1]["logits"], tensors[2]["map"], samples]
+
+    before = everything()
+    viewed = provider.models[0]
+    save_run(viewed.run, {}, viewed.tokenizer, {10: build_model("char", seed + 1)})
+    os.utime(viewed.checkpoints()[10], (1, 1))  # another time, however coarse the clock is
+    for old, new in zip(before, everything(), strict=True):
+        assert not np.array_equal(old, new)
+
+
+def test_traces_are_in_full_precision(char_provider):
+    """A sampler on a GPU lets matrix products of float32 be less precise, for the whole process."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        ask(char_provider, "overview", ids=[1, 2])
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("kind", ["rotary"])
+def test_many_threads_may_ask(provider, model):
+    texts = [[n, *IDS] for n in range(6)]
+    expected = {text[0]: NumpyGPT(model).run(text).losses for text in texts}
+    answers: dict[int, list] = {text[0]: [] for text in texts}
+
+    def ask_often(text: list[int]) -> None:
+        for _ in range(3):
+            answers[text[0]].append(ask(provider, "overview", ids=text)[1]["loss"])
+
+    threads = [threading.Thread(target=ask_often, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for first, losses in answers.items():
+        assert len(losses) == 3
+        for loss in losses:
+            assert_same(loss, expected[first])
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked, message", MISTAKES)
+def test_a_mistake_is_one_line(char_provider, asked, message):
+    with pytest.raises(UserError) as raised:
+        char_provider.answer(asked)
+    assert message in str(raised.value) and "\n" not in str(raised.value)

@@ -1,0 +1,294 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from folio.web.trace import Heads, Switches, Trace, captured, head_scores, repeated_random_ids
+from model import ACTIVATIONS, GPT, POSITIONS
+from tests.support.decoding import random_model
+from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
+from tests.support.viewed_models import N, planted_model
+from tools.bench.baselines import transformers_model
+
+T = 70  # more than the tokens whose logits are computed together
+
+
+def traced(seed: int, switches: Switches | None = None, **settings) -> tuple[Trace, NumpyRun]:
+    """A trace of a random model over T random ids, and the same in NumPy."""
+    model = random_model(seed, **{"block_size": T, "n_layer": 3, "n_head": 3, "n_embd": 24, **settings})
+    model.requires_grad_(False)
+    ids = torch.randint(20, (T,))
+    switches = switches or Switches()
+    return Trace(model, ids, switches), NumpyGPT(model, **vars(switches)).run(ids.tolist())
+
+
+def assert_same_run(trace: Trace, run: NumpyRun) -> None:
+    """Everything that the trace holds is as in NumPy."""
+    assert_same(trace.stream, run.stream)
+    assert_same(trace.logits(trace.stream[-1]), run.logits)
+    for index in range(trace.model.config.n_layer):
+        ours, theirs = trace.layer(index), run.layer(index)
+        for name in ("ln_1", "qkv", "attention", "ln_2", "preactivation", "hidden", "mlp"):
+            assert_same(getattr(ours, name), getattr(theirs, name))
+        for name in Heads._fields:
+            if getattr(theirs, name) is None:
+                assert getattr(ours.heads, name) is None
+            else:
+                assert_same(getattr(ours.heads, name), getattr(theirs, name))
+        assert_same(trace.head_outputs(index, token=5), theirs.head_outputs[:, 5])
+
+
+# --- a trace is what the model computes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_trace_is_what_the_model_and_numpy_compute(position, seed):
+    trace, run = traced(seed, position=position)
+    assert_same_run(trace, run)
+    ids = trace.ids[None]
+    _, loss = trace.model(ids[:, :-1], ids[:, 1:])
+    assert_same(trace.logits(trace.stream[-1]), trace.model.logits(ids)[0])
+    assert trace.predictions.loss.mean().item() == pytest.approx(loss.item(), rel=1e-5)
+    for index in range(3):
+        weights = trace.layer(index).heads.weights
+        assert_close(weights.sum(-1), torch.ones(3, T), atol=1e-6, rtol=0)
+        assert not weights.triu(1).any()  # exactly 0
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_biases_and_activations_are_traced(activation, bias, seed):
+    assert_same_run(*traced(seed, activation=activation, bias=bias))
+
+
+@pytest.mark.architecture("tests/numpy_gpt.py, and transformers_model in folio/checkpoints/export_formats.py")
+def test_a_trace_is_what_transformers_computes(seed):
+    trace, _ = traced(seed)
+    theirs = transformers_model(trace.model).eval()
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = theirs(trace.ids[None], output_attentions=True, output_hidden_states=True)
+    *states, last = output.hidden_states  # the last one after the last norm
+    assert len(states) == len(output.attentions) == 3
+    assert_same(trace.stream[0:-1:2], torch.cat(states))
+    assert_same(trace.model.transformer.ln_f(trace.stream[-1]), last[0])
+    for index, weights in enumerate(output.attentions):
+        assert_same(trace.layer(index).heads.weights, weights[0])
+    assert_same(trace.logits(trace.stream[-1]), output.logits[0])
+
+
+def test_the_parts_of_a_layer_add_up(seed):
+    trace, _ = traced(seed)
+    before, between = trace.stream[0:-1:2], trace.stream[1::2]
+    for index, block in enumerate(trace.model.transformer.h):
+        layer = trace.layer(index)
+        assert_close(before[index] + layer.attention, between[index])
+        assert_close(between[index] + layer.mlp, trace.stream[2 * index + 2])
+        heads = torch.stack([trace.head_outputs(index, token) for token in range(T)], dim=1)  # (H, T, C)
+        assert_same(heads.sum(0) + block.attn.c_proj.bias, layer.attention)
+        assert_same(layer.hidden @ block.mlp.c_proj.weight.T + block.mlp.c_proj.bias, layer.mlp)
+        assert_close(layer.heads.weights @ layer.heads.v, layer.heads.z)
+
+
+def test_heads_are_given_once_for_each_layer_and_layers_are_computed_again(seed, monkeypatch):
+    given: list[tuple[int, Heads]] = []
+    model = random_model(seed, n_layer=4)
+    trace = Trace(model, torch.arange(8), on_heads=lambda layer, heads: given.append((layer, heads)))
+    assert [layer for layer, _ in given] == [0, 1, 2, 3]
+    for index, heads in given:
+        assert torch.equal(trace.layer(index).heads.weights, heads.weights)
+    assert len(given) == 4
+    newest = trace.layer(3)
+    assert trace.layer(3) is newest
+    trace.layer(0)
+    assert trace.layer(3) is not newest
+
+
+# --- switches ---------------------------------------------------------------------------------------------------------
+
+CHANGES = [
+    Switches(mask="after"),
+    Switches(mask="off"),
+    Switches(scale=False),
+    Switches(heads_off=((0, 1), (2, 0), (2, 2))),
+    Switches(mlps_off=(0, 2)),
+    Switches("off", False, ((1, 0),), (1,)),
+]
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary", "relative", "alibi"])
+@pytest.mark.parametrize("switches", CHANGES, ids=str)
+def test_switches_change_what_numpy_changes(position, switches, seed):
+    trace, run = traced(seed, switches, position=position)
+    assert_same_run(trace, run)
+    plain = Trace(trace.model, trace.ids)
+    assert (trace.stream[-1] - plain.stream[-1]).abs().max() > 1e-3
+    sums = trace.layer(0).heads.weights.sum(-1)
+    is_distribution = torch.allclose(sums, torch.ones(()), atol=1e-6)
+    assert is_distribution == (switches.mask != "after")  # zeroed after the softmax, the rows sum to less than 1
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 64, 65, T])
+def test_predictions_are_those_of_numpy(length, seed):
+    model = random_model(seed, block_size=T)
+    ids = torch.randint(20, (length,))
+    predictions, run = Trace(model, ids).predictions, NumpyGPT(model).run(ids.tolist())
+    assert_same(predictions.loss, run.losses)
+    assert_same_ranks(predictions.rank, run)
+    assert_same(predictions.entropy, run.entropies)
+    assert predictions.best.tolist() == run.probabilities.argmax(-1).tolist()
+    assert_same(predictions.best_probability, run.probabilities.max(-1))
+
+
+def test_the_lens_reads_every_state(seed):
+    trace, run = traced(seed)
+    lens = trace.lens(trace.stream[:, 7], k=4)
+    logits = run.logits_of(run.stream[:, 7])
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    order = np.argsort(-probabilities)[:, :4]
+    assert lens.ids.tolist() == order.tolist()
+    assert_same(lens.probabilities, np.take_along_axis(probabilities, order, axis=-1))
+    assert trace.lens(trace.stream[0, 0], k=100).ids.shape == (20,)  # the whole vocabulary
+
+
+def test_direct_effects_add_up_to_the_logits(seed):
+    """Embeddings, heads, biases, and MLPs together are the stream, and the last norm's bias is the rest."""
+    trace, _ = traced(seed)
+    token, model = 9, trace.model
+    parts = [trace.stream[0, token][None]]
+    for index, block in enumerate(model.transformer.h):
+        parts += [trace.head_outputs(index, token), block.attn.c_proj.bias[None], trace.layer(index).mlp[token][None]]
+    effects = trace.effect(torch.cat(parts), token)
+    rest = model.lm_head(model.transformer.ln_f.bias)
+    assert_same(effects.sum(0) + rest, trace.logits(trace.stream[-1, token]))
+
+
+def test_a_small_change_has_its_direct_effect(seed):
+    """A change that keeps the mean and the deviation of the final state, to first order, has exactly this effect."""
+    trace, run = traced(seed)
+    token, step = 4, 1e-6
+    final = run.stream[-1, token]
+    centered = final - final.mean()
+    change = np.random.default_rng(seed).normal(size=final.shape)
+    change -= change.mean() + centered * (change @ centered) / (centered @ centered)
+    difference = run.logits_of(final + step * change) - run.logits_of(final - step * change)
+    effect = trace.effect(torch.from_numpy(change).float(), token)
+    assert_same(effect, difference / (2 * step))
+
+
+# --- a trace changes nothing ------------------------------------------------------------------------------------------
+
+
+def hooks(model: GPT) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_a_trace_leaves_the_model_as_it_was(seed):
+    model = random_model(seed)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    attend, ids = model.attend, torch.arange(8)
+    logits = model(ids[None])[0]
+    trace = Trace(model, ids, Switches("off", False, ((0, 0),), (0, 1)))
+    trace.layer(1), trace.head_outputs(0, 3), trace.predictions, trace.lens(trace.stream, 3)
+    assert not hooks(model) and model.attend is attend
+    assert all(torch.equal(before[name], p) and p.requires_grad for name, p in model.named_parameters())
+    assert torch.equal(model(ids[None])[0], logits)
+
+
+def test_no_hooks_remain_after_an_exception(seed):
+    def fail(layer: int, heads: Heads) -> None:
+        raise KeyboardInterrupt
+
+    model = random_model(seed)
+    with pytest.raises(KeyboardInterrupt):
+        Trace(model, torch.arange(8), Switches(mlps_off=(1,)), fail)
+    assert not hooks(model)
+    with pytest.raises(ZeroDivisionError), captured({model.lm_head: lambda x, y: None}):
+        raise ZeroDivisionError
+    assert not hooks(model)
+
+
+# --- head scores ------------------------------------------------------------------------------------------------------
+
+
+def test_head_scores_are_means_over_queries(seed):
+    """Against loops over queries and keys."""
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(6, size=30)
+    weights = generator.random((2, 30, 30)) * np.tri(30)
+    weights /= weights.sum(-1, keepdims=True)
+    scores = head_scores(torch.from_numpy(weights), torch.from_numpy(ids))
+    prefix = [[k for k in range(1, t + 1) if ids[k - 1] == ids[t]] for t in range(30)]
+    for h, w in enumerate(weights):
+        queries = range(1, 30)
+        expected = {
+            "previous": np.mean([w[t, t - 1] for t in queries]),
+            "first": np.mean([w[t, 0] for t in queries]),
+            "itself": np.mean([w[t, t] for t in queries]),
+            "prefix": np.mean([w[t, keys].sum() for t, keys in enumerate(prefix) if keys]),
+            "entropy": np.mean([-sum(p * math.log(p) for p in w[t] if p) for t in queries]),
+            "distance": np.mean([sum((t - k) * w[t, k] for k in range(t)) for t in queries]),
+        }
+        assert {name: score[h].item() for name, score in scores.items()} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ids", [[3], [3, 4]])
+def test_head_scores_of_short_texts_are_numbers(ids):
+    weights = torch.ones(2, len(ids), len(ids)).tril()
+    assert all(score.isfinite().all() for score in head_scores(weights, torch.tensor(ids)).values())
+
+
+def test_repeated_random_ids_repeat():
+    ids = repeated_random_ids(50, 64)
+    assert len(ids) == 64 and torch.equal(ids[:32], ids[32:]) and 0 <= ids.min() and ids.max() < 50
+    assert torch.equal(ids, repeated_random_ids(50, 64)) and not torch.equal(ids, repeated_random_ids(50, 64, seed=1))
+
+
+# A model of two layers whose weights are written by hand. It copies: after the second A of "A B ... A", it predicts B.
+#
+# The residual stream has three parts of N channels, which hold one-hot vectors: the token, its position, and (after the
+# first layer) the previous token. There are N tokens and N positions, and heads have N channels.
+#
+#   layer 0, head 0: a previous-token head. Its query is the position t, its key the position after the key's own; they
+#                    match for the key t - 1. It copies that token to the third part.
+#   layer 1, head 1: an induction head. Its query is the token, its key the token before the key; they match for keys
+#                    that follow an earlier occurrence of the token. It adds the token at the key to the first part, so
+#                    that the output matrix, which is the embedding table, predicts it.
+#
+# All other heads have the score 0 for every key, so that their weights are uniform, and they write nothing.
+
+
+def scores_by_head(model: GPT, ids: Tensor, name: str) -> dict[tuple[int, int], float]:
+    """A score of every head, by layer and head."""
+    by_head = {}
+
+    def score(layer: int, heads: Heads) -> None:
+        for head, value in enumerate(head_scores(heads.weights, ids)[name].tolist()):
+            by_head[layer, head] = value
+
+    Trace(model, ids, on_heads=score)
+    return by_head
+
+
+def test_planted_heads_have_their_scores():
+    model, ids = planted_model(), repeated_random_ids(N, N)
+    for name, planted in (("previous", (0, 0)), ("prefix", (1, 1))):
+        scores = scores_by_head(model, ids, name)
+        assert scores.pop(planted) >= 0.99 and len(scores) == 5
+        assert all(score <= 0.05 for score in scores.values()), (name, scores)
+
+
+def test_the_planted_induction_head_copies(seed):
+    """A random permutation that is repeated is predicted from its second token of the repetition on."""
+    torch.manual_seed(seed)
+    ids = torch.randperm(N)[: N // 2].repeat(2)
+    loss = Trace(planted_model(), ids).predictions.loss  # of the tokens 1 to N - 1
+    assert loss[N // 2 :].max() < 0.01 and loss[: N // 2 - 1].min() > 2.0
+    without = Trace(planted_model(), ids, Switches(heads_off=((0, 0),))).predictions.loss
+    assert without[N // 2 :].mean() > 2.0

@@ -1,0 +1,509 @@
+import base64
+import hashlib
+import http.client
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from email.message import Message
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from folio import UserError
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.language_model import LanguageModel
+from folio.web import viewer
+from folio.web.playground import GenerationQuestion
+from folio.web.questions import Answer, Question, TraceProvider
+from folio.web.server import LARGEST_BODY, make_server
+from folio.web.viewed_model import ViewedModel
+from folio.web.viewer import make_app, read_page
+from tests.support.servers import running
+from tests.support.viewed_models import save_random_run
+
+SEED = 5  # of the weights
+JSON = {"content-type": "application/json"}
+
+# --- a server on a real socket ----------------------------------------------------------------------------------------
+
+
+class Response(NamedTuple):
+    status: int
+    headers: Message
+    body: bytes
+
+
+class Client:
+    """Requests to a server on this computer."""
+
+    def __init__(self, port: int):
+        self.port, self.host = port, f"127.0.0.1:{port}"
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Response:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, {**JSON, **{k.replace("_", "-"): v for k, v in headers.items()}})
+            with connection.getresponse() as response:
+                return Response(response.status, response.headers, response.read())
+
+    def ask(self, path: str = "/ask", body: Any = b"", **fields: Any) -> tuple[int, Any]:
+        """The status, and the answer: {"error": ...}, the header of an answer, or a list of lines."""
+        status, headers, content = self.request("POST", path, body or json.dumps(fields))
+        if headers["content-type"] == "application/octet-stream":
+            return status, json.loads(content[4 : 4 + int.from_bytes(content[:4], "little")])
+        if headers["content-type"] == "application/x-ndjson":
+            return status, [json.loads(line) for line in content.splitlines()]
+        return status, json.loads(content)
+
+    def generate(self, **fields: Any) -> list[dict]:
+        status, events = self.ask("/generate", **fields)
+        assert status == 200, events
+        return events
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def post_head(self, path: str, *headers: str) -> bytes:
+        lines = [f"POST {path} HTTP/1.1", f"Host: {self.host}", "Content-Type: application/json", *headers, "", ""]
+        return "\r\n".join(lines).encode()
+
+
+@contextmanager
+def serving(provider: Any) -> Iterator[Client]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = Client(listener.getsockname()[1])
+    server = make_server(make_app(provider, frozenset({client.host})))
+    with running(server, listener):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a character model whose vocabulary is padded."""
+    folder = tmp_path_factory.mktemp("run")
+    save_random_run(folder, CharTokenizer("\n abcdefghijklmnopqr.,é日", eot=True), SEED, vocab_size=32, block_size=16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def provider(run: Path) -> TraceProvider:
+    return TraceProvider([ViewedModel(str(run), "best", torch.device("cpu"))], "abc")
+
+
+@pytest.fixture(scope="module")
+def client(provider: TraceProvider) -> Iterator[Client]:
+    with serving(provider) as client:
+        yield client
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+def texts_of(events: list[dict]) -> list[str]:
+    """The text of each sample, as the page shows it."""
+    steps = [event["samples"] for event in events[1:]]
+    return ["".join(entry[1] for entry in entries if entry) for entries in zip(*steps, strict=True)]
+
+
+def test_two_streams_and_questions_at_once(client, run):
+    gpt = LanguageModel.load(run)
+    expected = [gpt.generate("abc", num_samples=n, max_new_tokens=300, seed=n) for n in (1, 3)]
+    _, tokens = client.ask(kind="tokens", text="abc")
+    _, overview = client.ask(kind="overview", ids=tokens["ids"])
+    lines: list[list[str]] = [[], []]
+    with client.connect() as one, client.connect() as two:
+        for connection, n in ((one, 1), (two, 3)):
+            question = {"ids": tokens["ids"], "num_samples": n, "max_new_tokens": 300, "seed": n}
+            body = json.dumps(question).encode()
+            connection.sendall(client.post_head("/generate", f"Content-Length: {len(body)}") + body)
+        streams = [http.client.HTTPResponse(one), http.client.HTTPResponse(two)]
+        for stream in streams:
+            stream.begin()
+        while not all(stream.isclosed() for stream in streams):
+            for stream, received in zip(streams, lines, strict=True):
+                received.append(stream.readline())
+            if len(lines[0]) % 50 == 0:
+                assert client.ask(kind="overview", ids=tokens["ids"]) == (200, overview)
+    events = [[json.loads(line) for line in received if line] for received in lines]
+    assert [texts_of(stream) for stream in events] == expected
+
+
+class Scripted:
+    """A provider whose streams wait for the test before each step, or pause, and may fail after two of them."""
+
+    MOST = 500  # steps
+
+    def __init__(self, problem: Exception | None = None, pause: float | None = None):
+        self.problem, self.pause = problem, pause
+        self.step, self.closed, self.steps = threading.Semaphore(0), threading.Event(), 0
+
+    def answer(self, asked: Any) -> Answer:
+        raise self.problem or RuntimeError("no answer")
+
+    def generate(self, asked: Any) -> Iterator[dict]:
+        try:
+            yield {}
+            while self.steps < self.MOST:
+                if self.problem and self.steps == 2:
+                    raise self.problem
+                if self.pause is None:
+                    self.step.acquire()
+                else:
+                    time.sleep(self.pause)
+                self.steps += 1
+                yield {"step": self.steps}
+        finally:
+            self.closed.set()
+
+
+def test_a_stream_stops_within_a_step_when_the_page_goes_away(monkeypatch):
+    monkeypatch.setattr(viewer, "SENDING_INTERVAL", 0)
+    provider = Scripted()
+    with serving(provider) as client:
+        with client.connect() as connection:
+            connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
+            provider.step.release()
+            received = b""
+            while b'{"step": 1}' not in received:
+                received += connection.recv(4096)
+        assert client.request("GET", "/").status == 200  # the server has noticed both
+        provider.step.release(1)
+        assert provider.closed.wait(60) and provider.steps == 2
+
+
+def test_questions_are_answered_while_many_streams_wait():
+    """Each stream kept one of the 40 threads that answer questions, also while it waited for a row."""
+    provider = Scripted(UserError("the answer"))
+    with serving(provider) as client, ExitStack() as streams:
+        streams.callback(provider.step.release, 41 * Scripted.MOST)
+        for _ in range(41):
+            connection = streams.enter_context(client.connect())
+            connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        assert client.ask(kind="positions") == (400, {"error": "the answer"})
+
+
+def test_stopping_the_server_ends_streams():
+    """It waited for them, and for requests that were not complete."""
+    provider = Scripted(pause=0.02)
+    with socket.socket() as stream, socket.socket() as unfinished:
+        with serving(provider) as client:
+            for connection, path, body in ((stream, "/generate", b"{}"), (unfinished, "/ask", b"{")):
+                connection.connect(("127.0.0.1", client.port))
+                connection.sendall(client.post_head(path, "Content-Length: 2") + body)
+            assert stream.recv(4096).startswith(b"HTTP/1.1 200")
+        assert provider.closed.is_set() and provider.steps < Scripted.MOST
+
+
+def test_an_error_in_the_middle_is_the_last_line(capfd):
+    for problem, message in ((UserError("the reason"), "the reason"), (RuntimeError("a secret"), viewer.FAILURE)):
+        provider = Scripted(problem)
+        provider.step.release(2)
+        with serving(provider) as client:
+            assert client.generate() == [{}, {"step": 1}, {"step": 2}, {"error": message}]
+        assert ("RuntimeError: a secret" in capfd.readouterr().err) == isinstance(problem, RuntimeError)
+
+
+# --- who may ask, and what --------------------------------------------------------------------------------------------
+
+
+def test_only_its_own_page_may_ask(client):
+    question = json.dumps({"kind": "positions"})
+    own = f"http://{client.host}"
+    assert client.request("POST", "/ask", question).status == 200
+    assert client.request("POST", "/ask", question, Origin=own, Host=client.host).status == 200
+    foreign = [
+        {"Origin": "http://example.com"},
+        {"Origin": "null"},
+        {"Origin": own.replace("http", "https")},
+        {"Origin": f"{own}0"},
+        {"Origin": f"http://localhost:{client.port}"},  # another origin than that of Host
+        {"Host": "example.com"},
+        {"Host": "127.0.0.1"},
+        {"Host": f"example.com:{client.port}", "Origin": f"http://example.com:{client.port}"},  # DNS rebinding
+        {"Host": ""},
+    ]
+    for headers in foreign:
+        for method, path in (("POST", "/ask"), ("POST", "/generate"), ("GET", "/")):
+            response = client.request(method, path, question, **headers)
+            assert response.status == 403 and json.loads(response.body)["error"], headers
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", ""):
+        response = client.request("POST", "/ask", question, content_type=kind)
+        assert response.status == 415 and json.loads(response.body)["error"]
+    assert client.request("POST", "/ask", question, content_type="Application/JSON; charset=utf-8").status == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [["Host: {own}", "Host: example.com"], ["Origin: http://{own}", "Origin: null"], []]
+)
+def test_a_header_that_is_missing_or_doubled(client, headers):
+    headers = [header.format(own=client.host) for header in headers]
+    if headers and headers[0].startswith("Origin"):
+        headers.append(f"Host: {client.host}")
+    with client.connect() as connection:
+        version = "1.1" if headers else "1.0"  # which does without Host
+        lines = [f"POST /ask HTTP/{version}", *headers, "Content-Type: application/json", "Content-Length: 2", "", "{}"]
+        connection.sendall("\r\n".join(lines).encode())
+        assert re.match(rb"HTTP/1.1 (400|403) ", connection.recv(4096))
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("GET", "/ask", 405),
+        ("POST", "/", 405),
+        ("PUT", "/generate", 405),
+        ("OPTIONS", "/ask", 405),
+        ("DELETE", "/", 405),
+        ("GET", "/core.js", 404),
+        ("GET", "/favicon.ico", 404),
+        ("GET", "/../README.md", 404),
+        ("GET", "/%2e%2e/%2e%2e/README.md", 404),
+        ("GET", "//etc/passwd", 404),
+        ("POST", "/ask/", 404),
+        ("POST", "/docs", 404),
+    ],
+)
+def test_errors_have_one_shape(client, method, path, status):
+    response = client.request(method, path)
+    assert (response.status, response.headers["content-type"]) == (status, "application/json")
+    assert isinstance(json.loads(response.body)["error"], str)
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_headers_of_every_answer(client, provider, monkeypatch):
+    monkeypatch.setitem(provider.questions, "positions", lambda question: 1 / 0)
+    requests = [("GET", "/", ""), ("POST", "/ask", '{"kind": "models"}'), ("POST", "/ask", "{"), ("GET", "/x", "")]
+    requests += [("POST", "/generate", '{"ids": [1]}'), ("POST", "/ask", '{"kind": "positions"}')]
+    statuses = []
+    for method, path, body in requests:
+        response = client.request(method, path, body)
+        statuses.append(response.status)
+        assert response.headers.get_all("cache-control") == ["no-store"], path
+        assert response.headers.get_all("x-content-type-options") == ["nosniff"], path
+        assert response.headers["access-control-allow-origin"] is None
+    assert statuses == [200, 200, 400, 404, 200, 500]
+
+
+def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(terminal):
+    with serving(Scripted(RuntimeError("a secret"))) as client:
+        assert client.ask(kind="models") == (500, {"error": viewer.FAILURE})
+    printed = terminal.readouterr().err
+    assert "RuntimeError: a secret" in printed and "Traceback" in printed
+
+
+def test_the_policy_allows_what_the_page_contains(client):
+    """Each script and style by its hash; nothing inline in attributes, nothing from elsewhere."""
+    response = client.request("GET", "/")
+    page, policy = response.body.decode(), response.headers["content-security-policy"]
+    blocks: dict[str, list[str]] = {"script": [], "style": []}
+    inside = ""
+
+    class Reader(HTMLParser):
+        CDATA_CONTENT_ELEMENTS = ("script", "style")
+
+        def handle_starttag(self, tag: str, attributes: list) -> None:
+            nonlocal inside
+            inside = tag
+            names = {name for name, _ in attributes}
+            assert not names & {"style", "src"} and not any(name.startswith("on") for name in names), attributes
+            if tag in blocks:
+                blocks[tag].append("")
+
+        def handle_endtag(self, tag: str) -> None:
+            nonlocal inside
+            inside = ""
+
+        def handle_data(self, data: str) -> None:
+            if inside in blocks:
+                blocks[inside][-1] += data
+
+    Reader().feed(page)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    for tag, contents in blocks.items():
+        digests = [base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() for content in contents]
+        assert rules[f"{tag}-src"].split() == [f"'sha256-{digest}'" for digest in digests] and digests
+    assert "\r" not in page
+
+
+def test_the_page_needs_nothing_else():
+    assert not re.search(r"<link|<script [^>]*src|@import|//[a-z]+\.(com|org|net)(?!/(2000|1999))", read_page())
+
+
+def test_the_page_contains_its_scripts_without_comments():
+    """Dropping comments changes nothing as long as no text in a script has several lines, or a comment's beginning."""
+    lines, of_file = read_page().splitlines(), {*viewer.PAGE.glob("file*.js")}
+    for file in {*viewer.PAGE.glob("*.js")} - of_file:
+        script = file.read_text(encoding="utf-8").splitlines()
+        assert all(line.count("`") % 2 == 0 and "/*" not in line for line in script), file.name
+        program = [line.split(" // ")[0].strip() for line in script if not re.match(r"\s*(//|$)", line)]
+        comments = [line for line in script if " // " in line.strip()]
+        assert all(line.split(" // ")[0].count('"') % 2 == 0 for line in comments), file.name
+        assert any(lines[i : i + len(program)] == program for i in range(len(lines))), file.name
+    assert lines.count("<script>") == lines.count("</script>") == 1
+    assert lines[lines.index("<script>") + 1] == '"use strict";'  # of all of them
+
+
+def test_the_page_is_small():
+    assert len(read_page().encode()) <= 150_000
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_that_are_too_large_are_answered_and_not_read(client):
+    assert client.ask(body=b'"' + b"x" * LARGEST_BODY)[0] == 413
+    assert client.ask(body=b" " * (LARGEST_BODY - 2) + b"{}")[0] == 400  # no kind
+    with client.connect() as connection:  # a body without an end
+        connection.sendall(client.post_head("/ask", "Transfer-Encoding: chunked"))
+        chunk = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+        with pytest.raises(ConnectionError):
+            for _ in range(100 * LARGEST_BODY // 2**16):
+                connection.sendall(chunk)
+    with client.connect() as connection:
+        connection.sendall(client.post_head("/generate", "Transfer-Encoding: chunked") + chunk * 16)
+        connection.sendall(b"1\r\nx\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    with client.connect() as connection:  # refused by its head
+        connection.sendall(b"POST /ask HTTP/1.1\r\nHost: example.com\r\nContent-Length: 1000000000\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        '{"a":' * 50_000 + "1" + "}" * 50_000,
+        '{"seed": NaN, "ids": [1]}',
+        '{"temperature": Infinity}',
+        '{"kind": "positions", "unknown": -Infinity}',
+        '{"seed": ' + "9" * 5000 + "}",
+        '{"temperature": 1e999}',
+        "[]",
+        "null",
+        '"text"',
+        "1",
+        b"\xff\xfe\x00",
+        b'{"kind": "\xff"}',
+        '{"kind": "\\ud800"}',
+        '{"kind": "models\\u0000"}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/ask", "/generate"])
+def test_bodies_that_are_no_question(client, path, body):
+    response = client.request("POST", path, body)
+    assert response.status == 400 and isinstance(json.loads(response.body)["error"], str)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(2**64) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+SMALL = st.integers(0, 1)
+SENSIBLE = {  # of most of them, a question is answered
+    "ids": st.lists(st.integers(0, 24), min_size=2, max_size=16),
+    "text": st.text(max_size=10),
+    "name": st.sampled_from(["transformer.wte.weight", "transformer.ln_f.weight"]),
+    "heads_off": st.sampled_from(["", "0.0", "1.1,0.1,1.1"]),
+    "mlps_off": st.sampled_from(["", "0", "1,0,1"]),
+    "mask": st.sampled_from(["before", "after", "off"]),
+    "scale": st.booleans(),
+    "whole": st.booleans(),
+    "model": st.just(0),
+    "step": st.sampled_from([None, 20]),
+    "num_samples": st.integers(1, 3),
+    "max_new_tokens": st.integers(1, 5),
+    "stop": st.none() | st.text(min_size=1, max_size=2),
+    "temperature": st.sampled_from([0, 1e-6, 0.8, 1e6]),
+    "top_k": st.none() | st.integers(1, 30),
+    "top_p": st.none() | st.sampled_from([1e-9, 0.5, 1]),
+    "min_p": st.none() | st.sampled_from([1e-9, 0.5, 1]),
+    "repetition_penalty": st.sampled_from([1e-6, 1, 1.5, 1e6]),
+    "context_stride": st.none() | st.integers(1, 20),
+    "batch_size": st.integers(1, 3),
+    "on_unknown": st.sampled_from(["error", "skip", "replace"]),
+}
+
+
+def fields_of(question: type, kinds: st.SearchStrategy) -> st.SearchStrategy[dict]:
+    """A question with sensible values, of which up to two are replaced by anything."""
+    names = list(question.__dataclass_fields__)
+    values = {name: SENSIBLE.get(name, SMALL) for name in names}
+    odd = st.dictionaries(st.sampled_from(names), ANYTHING | st.sampled_from(["", "..", "0.", -1, 3, 99]), max_size=2)
+    return st.builds(lambda *parts: parts[0] | parts[1], st.fixed_dictionaries({**values, "kind": kinds}), odd)
+
+
+@pytest.mark.parametrize("path, question", [("/ask", Question), ("/generate", GenerationQuestion)])
+def test_any_question_is_answered_or_refused(client, path, question, seed):
+    """Never an error of the server."""
+    answered = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=150, deadline=None, database=None)
+    @hypothesis.given(fields_of(question, st.sampled_from(list(TraceProvider([], "").questions))))
+    def is_answered_or_refused(fields: dict) -> None:
+        response = client.request("POST", path, json.dumps(fields))
+        body = response.body
+        assert response.status in (200, 400), body
+        answered.append(response.status == 200)
+        if response.status == 400:
+            assert list(json.loads(body)) == ["error"]
+        elif path == "/generate":
+            events = [json.loads(line) for line in body.splitlines()]
+            assert not any("error" in event for event in events)
+
+    is_answered_or_refused()
+    assert 0.2 < sum(answered) / len(answered) < 0.9
+
+
+# --- slow and broken connections --------------------------------------------------------------------------------------
+
+
+def test_slow_senders_do_not_block_others(client):
+    beginnings = [
+        b"POST /ask HT",
+        b"POST /ask HTTP/1.1\r\nHost: " + client.host.encode() + b"\r\nX: ",
+        client.post_head("/ask", "Content-Length: 100") + b'{"kind": ',
+        client.post_head("/generate", "Transfer-Encoding: chunked") + b"5\r\n{",
+        b"",
+    ]
+    connections = [client.connect() for _ in range(8) for _ in beginnings]
+    for connection, beginning in zip(connections, beginnings * 8, strict=True):
+        connection.sendall(beginning)
+    assert client.ask(kind="positions")[0] == 200
+    for connection in connections:
+        connection.close()
+
+
+def test_connections_that_break_leave_nothing_in_the_terminal(terminal):
+    """A page that is closed while it sends or receives is not an error, nor are requests of other programs.
+
+    A page of another server that was on this port may ask for a WebSocket every second.
+    """
+    provider = Scripted(pause=0.001)
+    with serving(provider) as client:
+        whole = client.post_head("/generate", "Content-Length: 2") + b"{}"
+        for beginning in (client.post_head("/ask", "Content-Length: 100") + b'{"kind": ', whole, whole[:-1]):
+            for resets in (False, True):
+                with client.connect() as connection:
+                    connection.sendall(beginning)
+                    if resets:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert client.request("GET", "/", Upgrade="websocket", Connection="Upgrade").status == 200
+        with client.connect() as connection:
+            connection.sendall(b"\x16\x03\x01\x02\r\n\r\n")  # TLS
+            assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    assert terminal.readouterr().err == ""

@@ -1,0 +1,215 @@
+"""Measure how fast tokens are generated, against the baselines, alternating in one run.
+
+    python tools/bench/sampling.py --models="char 10.7M" --peer=../nanoGPT
+    python tools/bench/sampling.py --models="GPT-2 124M" --llama=../llama --temperature=0 --prompt_tokens=1000
+    python tools/bench/sampling.py --models="GPT-2 124M" --device=cuda --rows=1,64
+
+The models have random weights. Measured are Folio, transformers' `generate` on the same weights, and the baseline: one
+text after another, with the whole context recomputed for each token. Where --peer names a checkout of nanoGPT, the
+baseline is nanoGPT's own `generate`. --llama names a folder with llama.cpp (npm install --prefix FOLDER
+node-llama-cpp), which gets the same weights. The last column compares the speed of the first number of rows, per text,
+with the speed at which the memory of this machine can deliver the weights once per token.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio.base.settings import NonNegativeFloat, NonNegativeInt, comma_separated, run_script  # noqa: E402
+from folio.data.tokenizer import CharTokenizer  # noqa: E402
+from folio.decoding.language_model import GenerationConfig, LanguageModel  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
+from tools.bench import baselines  # noqa: E402
+from tools.bench.timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    describe_device,
+    not_integers,
+    time_calls,
+    unknown_names,
+)
+
+MODELS = {  # name -> (arguments of GPTConfig, tokens to generate)
+    "char 0.8M": (dict(block_size=64, vocab_size=65, n_layer=4, n_head=4, n_embd=128, bias=False), 400),
+    "char 10.7M": (dict(block_size=256, vocab_size=65, n_layer=6, n_head=6, n_embd=384, bias=False), 255),
+    "GPT-2 124M": (dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768), 64),
+}
+FOLIO_DTYPES = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 18 / 32}  # bytes per weight
+SHORTEST = 0.5  # seconds that a measurement takes
+LLAMA_MATRICES = ("F16", "Q8_0", "Q4_0")
+
+
+@dataclass(frozen=True)
+class SampleBenchConfig(BenchConfig):
+    # --- what is measured ---
+    models: str = "char 0.8M,char 10.7M,GPT-2 124M"  # separated by commas
+    rows: str = "1,10"  # texts at a time, separated by commas
+    prompt_tokens: NonNegativeInt = 0  # measure the time to the first token after such a prompt, too; 0: off
+    temperature: NonNegativeFloat = 0.8  # with top_k=200; 0: always the most likely token
+    llama: str | None = None  # folder of an installation of node-llama-cpp to compare with; None: without one
+    llama_threads: str = "1,2"  # numbers of threads that llama.cpp is measured with, separated by commas
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The models are known, the rows are numbers, and llama.cpp is compared on a CPU."""
+        problems = [
+            *super().problems(),
+            *unknown_names("models", self.models, MODELS),
+            *not_integers("rows", self.rows, at_least=1),
+            *not_integers("llama_threads", self.llama_threads, at_least=1),
+        ]
+        if self.llama and self.device != "cpu":
+            problems.append(("llama", "llama.cpp is measured on a CPU; leave it out, or use --device=cpu"))
+        return problems
+
+
+class Case(NamedTuple):
+    """A column of the table: how many texts at a time, their prompt, and how many tokens follow."""
+
+    prompt: tuple[int, ...]
+    rows: int
+    count: int
+
+    @property
+    def title(self) -> str:
+        if self.count == 1:
+            return f"first token after {len(self.prompt):,}, ms"
+        return f"{self.rows} at a time, tokens/s"
+
+    def format(self, speed: float) -> str:
+        """speed: tokens per second."""
+        return f"{1000 / speed:,.0f}" if self.count == 1 else f"{speed:,.0f}"
+
+
+class Method(NamedTuple):
+    """A way to generate."""
+
+    speed: Callable[[Sequence[int], int, int], float]  # from a Case's fields to tokens per second
+    bytes_per_token: float  # of the weights
+    needs_warmup: bool = True
+
+
+def main(cfg: SampleBenchConfig) -> None:
+    bandwidth = memory_bandwidth(cfg.device)
+    print(f"memory is read at {bandwidth / 1e9:,.0f} GB/s on {describe_device(cfg.device)}\n")
+    for name in comma_separated(cfg.models):
+        shape, count = MODELS[name]
+        cases = [Case((1,), int(rows), count) for rows in comma_separated(cfg.rows)]
+        if 0 < cfg.prompt_tokens < shape["block_size"]:
+            cases.append(Case(tuple(k % shape["vocab_size"] for k in range(cfg.prompt_tokens)), 1, 1))
+        model = GPT(GPTConfig(**shape)).eval().to(cfg.device)
+        with TemporaryDirectory() as folder, busy_processes(cfg.busy):
+            baseline, methods = make_methods(model, shape, cfg, Path(folder))
+            speeds = measure_speeds(methods, cases, cfg.repeats)
+        limits = {name: bandwidth / method.bytes_per_token for name, method in methods.items()}
+        print_speeds(f"{name}, {count} tokens", speeds, baseline, limits)
+
+
+def memory_bandwidth(device: str) -> float:
+    """Bytes per second at which large tensors are read."""
+    ones = torch.ones(300_000_000, device=device)
+    return max(ones.nbytes / time_calls(lambda: ones.sum().item(), 1) for _ in range(5))
+
+
+def make_methods(
+    model: GPT, shape: dict[str, Any], cfg: SampleBenchConfig, folder: Path
+) -> tuple[str, dict[str, Method]]:
+    """The name of the baseline, and all methods by name. folder: for the files of llama.cpp."""
+    parameters = model.num_params()
+    weights = parameters["total"] - parameters["positions"]  # read once per token
+    methods = {}
+    tokenizer = CharTokenizer("".join(map(chr, range(shape["vocab_size"]))))
+    for dtype, size in FOLIO_DTYPES.items():
+        if dtype in ("float32", "bfloat16") or cfg.device == "cpu":
+            ours = LanguageModel(model, tokenizer, cfg.device, dtype)
+            methods[f"Folio, {dtype}"] = timed(partial(generate_folio, ours, cfg.temperature), size * weights)
+    if cfg.llama:
+        for matrices in LLAMA_MATRICES:
+            file = folder / f"{matrices}.gguf"
+            size = baselines.write_llama_model(model, file, matrices)
+            for threads in map(int, comma_separated(cfg.llama_threads)):
+                run = partial(baselines.run_llama, Path(cfg.llama), file, threads, cfg.temperature)
+                method = Method(partial(llama_speed, run), size, needs_warmup=False)  # each process has its own
+                methods[f"llama.cpp, {matrices}, {threads} threads"] = method
+    for dtype in (torch.float32, torch.bfloat16):
+        theirs = baselines.transformers_model(model).to(cfg.device, dtype)
+        name = f"transformers, {str(dtype).removeprefix('torch.')}"
+        generate = partial(baselines.generate_transformers, theirs, cfg.temperature)
+        methods[name] = timed(generate, dtype.itemsize * weights)
+    if cfg.peer:
+        baseline, recomputing = "nanoGPT, float32", baselines.nanogpt_model(Path(cfg.peer), shape).to(cfg.device)
+    else:
+        baseline, recomputing = "baseline, float32", model
+    generate = partial(baselines.generate_recomputed, recomputing, cfg.temperature)
+    methods[baseline] = timed(generate, 4 * weights)._replace(needs_warmup=False)  # it is slow
+    return baseline, methods
+
+
+def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_per_token: float) -> Method:
+    """The method of a function that returns the ids that it generated. Short texts are generated several times."""
+
+    def speed(prompt: Sequence[int], rows: int, count: int) -> float:
+        began, tokens = time.perf_counter(), 0
+        while (seconds := time.perf_counter() - began) < SHORTEST:
+            tokens += sum(map(len, generate(prompt, rows, count)))
+        return tokens / seconds
+
+    return Method(speed, bytes_per_token)
+
+
+def generate_folio(
+    model: LanguageModel, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> list[list[int]]:
+    """The ids that follow in each row, as from the methods of bench_baselines."""
+    config = GenerationConfig(max_new_tokens=count, temperature=temperature, top_k=baselines.TOP_K)
+    steps = [step.tokens for step in model.steps([list(prompt)] * rows, range(rows), config)]
+    return [list(ids) for ids in zip(*steps, strict=True)]
+
+
+def llama_speed(run: Callable[..., dict[str, Any]], prompt: Sequence[int], rows: int, count: int) -> float:
+    """Tokens per second of llama.cpp, without starting its process and loading the file. run: of run_llama."""
+    result = run(prompt, rows, count)
+    return rows * len(result["ids"]) / result["seconds"]
+
+
+def measure_speeds(methods: dict[str, Method], cases: list[Case], repeats: int) -> dict[str, dict[Case, float]]:
+    """Tokens per second by method and case: medians after one unmeasured round."""
+    speeds: dict[str, dict[Case, list[float]]] = {name: {case: [] for case in cases} for name in methods}
+    for method in methods.values():
+        for case in cases:
+            if method.needs_warmup:
+                method.speed(*case)
+    for _ in range(repeats):
+        for name, method in methods.items():
+            for case in cases:
+                speeds[name][case].append(method.speed(*case))
+    return {
+        name: {case: statistics.median(values) for case, values in by_case.items()} for name, by_case in speeds.items()
+    }
+
+
+def print_speeds(title: str, speeds: dict[str, dict[Case, float]], baseline: str, limits: dict[str, float]) -> None:
+    """Print a row per method; limits: tokens per second of one text at which the memory delivers the weights."""
+    cases = list(speeds[baseline])
+    heads = "".join(f" {case.title} | ratio |" for case in cases)
+    print(f"| {title} |{heads} of the memory limit |\n|{'---|' * (2 * len(cases) + 2)}")
+    for method, by_case in speeds.items():
+        cells = "".join(
+            f" {case.format(speed)} | {speed / speeds[baseline][case]:.1f} |" for case, speed in by_case.items()
+        )
+        print(f"| {method} |{cells} {by_case[cases[0]] / cases[0].rows / limits[method]:.0%} |")
+    print()
+
+
+if __name__ == "__main__":
+    run_script(main, SampleBenchConfig)

@@ -1,0 +1,72 @@
+"""Measure how often a sweep's test calls identical settings different, and how often it finds a real difference.
+
+    python tools/sweep.py config/shakespeare_char.py learning_rate=8e-3,6e-3 --max_iters=100 --seeds=600 --out_dir=many
+    python tools/bench/sweeps.py many
+
+The runs of a sweep with many seeds are divided into comparisons that share no run. Identical settings: all runs of a
+comparison have the same settings, and each "setting" in it is a group of runs with other seeds. Different settings: the
+sweep's combinations, with the same seeds.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import UserError  # noqa: E402
+from folio.base.files import read_json  # noqa: E402
+from folio.base.settings import PositiveInt, Settings, run_script  # noqa: E402
+from folio.evaluation.intervals import differences_to_best  # noqa: E402
+
+
+@dataclass(frozen=True)
+class SweepBenchConfig(Settings):
+    sweep: tuple[str, ...] = ()  # the folder of a sweep with many seeds
+    seeds: PositiveInt = 3  # per setting in a comparison
+
+    def problems(self) -> list[tuple[str, str]]:
+        """There is one folder, with results."""
+        if len(self.sweep) != 1:
+            return [("sweep", "name the folder of one sweep, as in python tools/bench/sweeps.py many")]
+        return [] if Path(self.sweep[0], "results.json").is_file() else [("sweep", "it has no results.json")]
+
+
+def main(cfg: SweepBenchConfig) -> None:
+    path = Path(cfg.sweep[0], "results.json")
+    try:
+        combinations = read_json(path)["combinations"]
+        losses = {str(row["params"]): row["losses"] for row in combinations if row["losses"]}  # by settings, by seed
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); repeat the sweep's command to write it again") from None
+    shared = sorted(set.intersection(*map(set, losses.values())) if losses else [], key=int)
+    if len(shared) < cfg.seeds:
+        raise UserError(f"{cfg.sweep[0]}: its combinations share {len(shared)} seeds; a comparison needs {cfg.seeds}")
+    table = np.array([[of_seed[seed] for seed in shared] for of_seed in losses.values()])  # (combinations, seeds)
+    print(f"{len(shared)} seeds, {cfg.seeds} per setting in a comparison")
+    for name, values in zip(losses, table, strict=True):
+        print(f"{name}: mean {values.mean():.4f}, standard deviation {values.std(ddof=1):.4f}")
+    for settings in (2, 3, 6):
+        report(f"{settings} identical settings", [c for values in table for c in split(values, settings, cfg.seeds)])
+    if len(table) > 1:
+        pairs = [table[:, i : i + cfg.seeds] for i in range(0, len(shared) - cfg.seeds + 1, cfg.seeds)]
+        report("different settings, the same seeds", pairs)
+
+
+def split(values: np.ndarray, settings: int, seeds: int) -> list[np.ndarray]:
+    """The runs of one combination, (n,), as comparisons that share no run: (settings, seeds) each."""
+    n = len(values) // (settings * seeds)
+    return list(values[: n * settings * seeds].reshape(n, settings, seeds))
+
+
+def report(name: str, comparisons: list[np.ndarray]) -> None:
+    called = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in comparisons)
+    if comparisons:
+        print(f"{name}: {called} of {len(comparisons)} comparisons ({called / len(comparisons):.1%}) find a difference")
+
+
+if __name__ == "__main__":
+    run_script(main, SweepBenchConfig)

@@ -1,0 +1,368 @@
+"""Measure training against nanoGPT: the commands of both, one after the other, in one run.
+
+    python tools/bench/training.py --peer=../nanoGPT
+    python tools/bench/training.py --peer=../nanoGPT --parts=speed --models="GPT-2 124M" --device=cuda
+
+speed:   tokens per second on the same model and batch, alternating.
+race:    the time of whole processes, from their start to the first evaluation at or below a loss: the loss that
+         nanoGPT's recipe for a CPU ends with, and the loss that its README gives for an A100. A third race is for the
+         lowest loss in the time that nanoGPT's recipe takes. Each saved checkpoint is evaluated again over the whole
+         validation set.
+profile: where the time of one of Folio's training steps goes.
+"""
+
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import folio.machine.openmp  # noqa: E402, F401  (the processes that are started inherit its variable, nanoGPT's too)
+from folio.base.files import read_json  # noqa: E402
+from folio.base.settings import comma_separated, run_script  # noqa: E402
+from folio.base.workers import child_options  # noqa: E402
+from folio.data.find_data import find_datasets  # noqa: E402
+from folio.data.shards import data_root, open_dataset  # noqa: E402
+from folio.machine.kernels import adapt, compile_loss  # noqa: E402
+from folio.machine.runtime import resolve_runtime  # noqa: E402
+from folio.training.optim import make_optimizer  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
+from tools.bench.baselines import (  # noqa: E402
+    NANOGPT_A100_LOSS,
+    NANOGPT_CPU_LOSS,
+    NANOGPT_CPU_RECIPE,
+    copy_checkout,
+)
+from tools.bench.timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    describe_device,
+    not_integers,
+    time_calls,
+    unknown_names,
+)
+
+MODELS = {  # name -> (data set, settings of both programs); the other settings are those of their config files
+    "char 0.6M": (  # the model of config/shakespeare_char.py
+        "shakespeare_char",
+        dict(n_layer=3, n_head=4, n_embd=128, block_size=128, batch_size=32, dropout=0.0),
+    ),
+    "char 0.8M": ("shakespeare_char", dict(n_layer=4, n_head=4, n_embd=128, block_size=64, batch_size=12, dropout=0.0)),
+    "char 10.7M": (
+        "shakespeare_char",
+        dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, dropout=0.2),
+    ),
+    "char 10.7M without dropout": (
+        "shakespeare_char",
+        dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=16, dropout=0.0),
+    ),
+    "GPT-2 124M": ("shakespeare", dict(n_layer=12, n_head=12, n_embd=768, block_size=1024, batch_size=16, dropout=0.0)),
+}
+RACE_DATASET = "shakespeare_char"
+# a smaller model than that of our recipe: in such a short time more text is worth more than more weights
+SMALLER = "--n_layer=1 --n_embd=96 --block_size=64 --muon_learning_rate=0.05 --max_iters=310 --wsd_decay_iters=217"
+RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time; changes of our recipe)
+    f"to {NANOGPT_CPU_LOSS}": (NANOGPT_CPU_LOSS, [*SMALLER.split(), "--eval_interval=310"]),
+    "in nanoGPT's time": (None, []),
+    f"to {NANOGPT_A100_LOSS}": (NANOGPT_A100_LOSS, []),
+}
+IMPORT_SECONDS = 1.5  # from the start of a process to the start of its --minutes
+PARTS = ("speed", "race", "profile")
+
+
+@dataclass(frozen=True)
+class TrainBenchConfig(BenchConfig):
+    # --- what is measured ---
+    parts: str = "speed,race,profile"  # some of these, separated by commas
+    models: str = (
+        "char 0.8M,char 10.7M"  # separated by commas; others: char 0.6M, char 10.7M without dropout, GPT-2 124M
+    )
+    seeds: str = "1337,1,2"  # of the races, separated by commas
+    data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Parts and models are known, and the seeds are numbers."""
+        return [
+            *super().problems(),
+            *unknown_names("parts", self.parts, PARTS),
+            *unknown_names("models", self.models, MODELS),
+            *not_integers("seeds", self.seeds, at_least=0),
+        ]
+
+    @property
+    def data_root(self) -> Path:
+        """The folder of the data sets, also for programs that run in another folder."""
+        return data_root(self.data_dir).resolve()
+
+
+def main(cfg: TrainBenchConfig) -> None:
+    print(f"{describe_device(cfg.device)}\n")
+    parts, models = comma_separated(cfg.parts), comma_separated(cfg.models)
+    with tempfile.TemporaryDirectory() as scratch, busy_processes(cfg.busy):
+        folder = Path(scratch)
+        datasets = {MODELS[name][0] for name in models}
+        if "race" in parts:
+            datasets.add(RACE_DATASET)
+        for dataset in datasets:  # prepared before anything is timed
+            find_datasets(dataset, cfg.data_dir)
+        if cfg.peer:
+            copy_checkout(Path(cfg.peer), folder / "peer", cfg.data_root, datasets)
+        if "speed" in parts:
+            for name in models:
+                bench_speed(name, folder, cfg)
+        if "race" in parts:
+            bench_races(folder, cfg)
+        if "profile" in parts:
+            for name in models:
+                profile(name, cfg)
+
+
+def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
+    """Run a Python script in a folder. Returns each line that it prints, with the seconds since the start."""
+    began = time.perf_counter()
+    lines = []
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **child_options(PYTHONUNBUFFERED="1"),
+    ) as process:
+        for line in process.stdout:
+            lines.append((time.perf_counter() - began, line.rstrip()))
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n" + "\n".join(line for _, line in lines[-20:]))
+    return lines
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def bench_speed(name: str, folder: Path, cfg: TrainBenchConfig) -> None:
+    """Measure the training speed of both programs on the same model and the matmul rate, alternating; print a table."""
+    dataset, settings = MODELS[name]
+    B, T = settings["batch_size"], settings["block_size"]
+    shape = {key: settings[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
+    vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
+    flops = GPTConfig(vocab_size=vocab_size, **shape).flops_per_token()["total"]
+    steps = 60 if flops * B * T < 1e11 else 10
+    same = [f"--{key}={value}" for key, value in settings.items()]
+    same += [f"--device={cfg.device}", f"--dataset={dataset}", f"--compile={cfg.device != 'cpu'}"]
+    same += ["--eval_iters=1", "--log_interval=1", f"--max_iters={steps}"]
+    optimizers = {"Folio, AdamW": "adamw", "Folio, Muon": "muon"}
+    speeds: dict[str, list[float]] = {"nanoGPT": []} if cfg.peer else {}
+    speeds |= {program: [] for program in optimizers}
+    rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    for _ in range(cfg.repeats):
+        for dtype, dtype_rates in rates.items():
+            dtype_rates.append(matmul_rate(dtype, cfg.device))
+        if cfg.peer:
+            speeds["nanoGPT"].append(nanogpt_speed(same, folder / "peer", B * T))
+        for program, optimizer in optimizers.items():
+            ours = [*same, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}", f"--optimizer={optimizer}"]
+            speeds[program].append(folio_speed(ours, folder))
+    medians = {program: statistics.median(values) for program, values in speeds.items()}
+    single, half = (statistics.median(rates[dtype]) for dtype in (torch.float32, torch.bfloat16))
+    print_speeds(f"{name}, {B} x {T}", medians, flops, half)
+    print(f"\nA matmul of 2,048 x 2,048: {half / 1e9:,.0f} GFLOP/s in bfloat16, {single / 1e9:,.0f} in float32.\n")
+
+
+def nanogpt_speed(settings: list[str], checkout: Path, tokens: int) -> float:
+    """Train with nanoGPT. Returns the median of its tokens per second, `tokens` being the tokens per step."""
+    lines = run_timestamped(["train.py", "config/train_shakespeare_char.py", *settings], checkout)
+    milliseconds = [float(match[1]) for _, line in lines if (match := re.search(r"time ([\d.]+)ms", line))]
+    return 1000 * tokens / statistics.median(without_warmup(milliseconds))
+
+
+def folio_speed(settings: list[str], folder: Path) -> float:
+    """Train with Folio. Returns the median of its tokens per second."""
+    out_dir = folder / "ours"
+    words = [str(ROOT / "train.py"), "config/nanogpt_char.py", *settings, f"--out_dir={out_dir}"]
+    run_timestamped([*words, "--warmup_iters=1", "--sample_tokens=0", "--overwrite=True"], folder)
+    speeds = [line["tokens_per_second"] for line in read_metrics(out_dir) if line["tokens_per_second"]]
+    return statistics.median(without_warmup(speeds))
+
+
+def without_warmup(steps: list[float]) -> list[float]:
+    """The measurements of a run's steps without those of the first few steps."""
+    return steps[5:] if len(steps) > 10 else steps[2:]
+
+
+def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def matmul_rate(dtype: torch.dtype, device: str) -> float:
+    """FLOP/s of this machine in a large matmul, with torch's default settings."""
+    torch.set_float32_matmul_precision("highest")
+    n = 2048 if device == "cpu" else 8192
+    a = torch.ones(n, n, dtype=dtype, device=device)
+
+    def multiply() -> None:
+        a @ a
+        if a.is_cuda:
+            torch.cuda.synchronize()
+
+    multiply()
+    return 2 * n**3 / min(time_calls(multiply, 1) for _ in range(5))
+
+
+def print_speeds(title: str, medians: dict[str, float], flops: int, matmul: float) -> None:
+    """Print a row per program; flops: per token; matmul: this machine's FLOP/s in bfloat16."""
+    print(f"| {title} | tokens/s | ratio | GFLOP/s | of bf16 matmul |")
+    print("|---|---|---|---|---|")
+    for program, speed in medians.items():
+        ratio = f"{speed / medians['nanoGPT']:.2f}" if "nanoGPT" in medians else ""
+        print(f"| {program} | {speed:,.0f} | {ratio} | {speed * flops / 1e9:,.0f} | {speed * flops / matmul:.0%} |")
+
+
+# --- races ------------------------------------------------------------------------------------------------------------
+
+
+class Evaluation(NamedTuple):
+    """A validation loss that a run printed, with the seconds since the process started."""
+
+    seconds: float
+    loss: float
+
+
+class Result(NamedTuple):
+    """One run in a race: the evaluation that counts, and the saved checkpoint's loss over the whole validation set."""
+
+    program: str
+    race: str
+    seconds: float
+    loss: float
+    full_loss: float
+
+
+def bench_races(folder: Path, cfg: TrainBenchConfig) -> None:
+    """Run all races, one process after another, once per seed; print a table."""
+    results: list[Result] = []
+    seconds = 60.0  # of nanoGPT's recipe; this value is for races without a peer
+    for seed in map(int, comma_separated(cfg.seeds)):
+        if cfg.peer:
+            results.append(race_nanogpt(folder / "peer", cfg))
+            seconds = results[-1].seconds
+        for race in RACES:
+            results.append(race_folio(race, seed, seconds, folder, cfg))
+            print(f"seed {seed}, {race}: {results[-1].seconds:.1f} s, loss {results[-1].loss:.4f}", flush=True)
+    print_races(results)
+
+
+def race_nanogpt(checkout: Path, cfg: TrainBenchConfig) -> Result:
+    """Run nanoGPT's recipe for a CPU to its end."""
+    words = ["train.py", *NANOGPT_CPU_RECIPE, f"--device={cfg.device}", "--compile=False", "--out_dir=out-race"]
+    evaluation = parse_evaluations(run_timestamped(words, checkout), r"^step .* val loss ([\d.]+)")[-1]
+    full_loss = evaluate_checkpoint(checkout / "out-race" / "ckpt.pt", cfg)
+    return Result("nanoGPT", "its recipe for a CPU", *evaluation, full_loss)
+
+
+def race_folio(race: str, seed: int, nanogpt_seconds: float, folder: Path, cfg: TrainBenchConfig) -> Result:
+    """Run our recipe with the changes of one race."""
+    target, changes = RACES[race]
+    out_dir = folder / "race"
+    words = [str(ROOT / "train.py"), str(ROOT / "config" / "shakespeare_char.py"), f"--seed={seed}"]
+    words += [f"--device={cfg.device}", f"--out_dir={out_dir}", f"--data_dir={cfg.data_root}", "--overwrite=True"]
+    if target is None:
+        words.append(f"--minutes={(nanogpt_seconds - IMPORT_SECONDS) / 60:.4f}")
+    evaluations = parse_evaluations(run_timestamped([*words, *changes], folder), r"^step .* val ([\d.]+)")
+    return Result("Folio", race, *finish(evaluations, target), evaluate_checkpoint(out_dir, cfg))
+
+
+def parse_evaluations(lines: list[tuple[float, str]], pattern: str) -> list[Evaluation]:
+    """The evaluations that a program printed; the pattern's group is the loss."""
+    return [Evaluation(seconds, float(match[1])) for seconds, line in lines if (match := re.search(pattern, line))]
+
+
+def finish(evaluations: list[Evaluation], target: float | None) -> Evaluation:
+    """The first evaluation at or below the target; without a target, the last one.
+
+    A run that does not reach its target takes infinite seconds.
+    """
+    if target is None:
+        return evaluations[-1]
+    for evaluation in evaluations:
+        if evaluation.loss <= target:
+            return evaluation
+    return Evaluation(math.inf, evaluations[-1].loss)
+
+
+def evaluate_checkpoint(path: Path, cfg: TrainBenchConfig) -> float:
+    """The loss of a checkpoint over the whole validation set in windows of its block size, by tools/evaluate.py."""
+    output = path.with_name("scored.json")
+    words = [str(ROOT / "tools" / "evaluate.py"), str(path), f"--dataset={RACE_DATASET}", f"--data_dir={cfg.data_root}"]
+    run_timestamped([*words, f"--device={cfg.device}", f"--json={output}"], path.parent)
+    return next(row["value"] for row in read_json(output)["results"] if row["measure"].startswith("loss"))
+
+
+def print_races(results: list[Result]) -> None:
+    """Print a row per program and race, over the seeds."""
+    nanogpt_times = [result.seconds for result in results if result.program == "nanoGPT"]
+    nanogpt_median = statistics.median(nanogpt_times) if nanogpt_times else math.nan
+    print("\n| | seconds of the whole process | nanoGPT's time / this time | loss | loss, whole validation set |")
+    print("|---|---|---|---|---|")
+    for program, race in dict.fromkeys((result.program, result.race) for result in results):
+        runs = [result for result in results if (result.program, result.race) == (program, race)]
+        times = [run.seconds for run in runs]
+        median = statistics.median(times)
+        losses = " / ".join(f"{run.loss:.4f}" for run in runs)
+        full_loss = statistics.median(run.full_loss for run in runs)
+        seconds = f"{median:.1f} ({min(times):.1f} to {max(times):.1f})"
+        ratio = f"{nanogpt_median / median:.1f}"
+        print(f"| {program}, {race} | {seconds} | {ratio} | {losses} | {full_loss:.4f} |")
+    print()
+
+
+# --- profile ----------------------------------------------------------------------------------------------------------
+
+
+def profile(name: str, cfg: TrainBenchConfig) -> None:
+    """Print the share of a training step that each of torch's operations takes, for Folio with Muon."""
+    dataset, settings = MODELS[name]
+    vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
+    B, T = settings["batch_size"], settings["block_size"]
+    shape = {key: value for key, value in settings.items() if key != "batch_size"}
+    runtime = resolve_runtime(cfg.device, "auto", False)
+    model = GPT(GPTConfig(vocab_size=vocab_size, bias=False, activation="gelu", **shape)).to(runtime.device)
+    optimizer = make_optimizer(model, "muon", 1e-3, (0.9, 0.99), 0.1, 0.02, runtime.dtype)
+    adapt(model, runtime)
+    loss_fn = compile_loss(model, runtime)
+    x, y = torch.randint(vocab_size, (2, B, T), device=runtime.device)
+
+    def step() -> None:
+        loss_fn(x, y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    time_calls(step, 3)  # warmup
+    steps = 3
+    with torch.profiler.profile() as profiler:
+        time_calls(step, steps)
+    on_cpu = cfg.device == "cpu"
+    microseconds = {
+        event.key: event.self_cpu_time_total if on_cpu else event.self_device_time_total
+        for event in profiler.key_averages()
+    }
+    total = sum(microseconds.values())
+    print(f"| {name}, Muon: share of a step of {total / steps / 1e3:,.0f} ms | |\n|---|---|")
+    for operation, spent in sorted(microseconds.items(), key=lambda item: -item[1])[:12]:
+        print(f"| `{operation}` | {spent / total:.1%} |")
+    print()
+
+
+if __name__ == "__main__":
+    run_script(main, TrainBenchConfig)

@@ -1,0 +1,202 @@
+"""Measure how fast the viewer is, in headless Chromium: opening the page, traces, heads, hovering, the page's memory.
+
+    python tools/bench/viewer.py                             a small model, and random weights of GPT-2's 124M shape
+    python tools/bench/viewer.py --models="char 0.8M" --repeats=10
+
+The models have random weights. It needs Chromium, and playwright of requirements-dev.txt. Measure on a quiet machine.
+Opening is measured from outside of the page, and everything else inside: from a question, a change, or an event on.
+"""
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from folio import UserError  # noqa: E402
+from folio.base.settings import comma_separated, run_script  # noqa: E402
+from folio.base.workers import child_options  # noqa: E402
+from folio.checkpoints import checkpoint  # noqa: E402
+from folio.data.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
+from tools.bench.timing import (  # noqa: E402
+    BenchConfig,
+    busy_processes,
+    describe_device,
+    headless_chromium,
+    unknown_names,
+)
+
+MODELS = {  # name -> arguments of GPTConfig
+    "char 0.8M": dict(block_size=256, vocab_size=257, n_layer=4, n_head=4, n_embd=128, bias=False),
+    "GPT-2 124M": dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768),
+}
+SHORT = 128  # tokens of a short text
+HOVER_TOKENS = 256  # of the largest text for which hovering has a bar
+HOVERS = 60  # tokens that the pointer moves over
+HEADS = 12  # at most so many heads of a layer, and layers, are looked at
+
+# Each of these returns milliseconds. A question from the page to the server:
+ASK = """async question => {
+  const began = performance.now();
+  await provider.ask(question);
+  return performance.now() - began;
+}"""
+# The pointer enters a token: until its handler has run, until styles and layout are computed, and until the next frame.
+HOVER = """token => new Promise(done => {
+  const node = document.querySelector(`#view [data-testid="token-${token}"]`);
+  requestAnimationFrame(() => {
+    const began = performance.now();
+    node.dispatchEvent(new PointerEvent("pointerenter"));
+    const handled = performance.now();
+    node.getBoundingClientRect(); // computes styles and layout
+    const laidOut = performance.now();
+    requestAnimationFrame(() => done([handled - began, laidOut - began, performance.now() - began]));
+  });
+})"""
+# A change of the state, until the view is drawn:
+CHANGE = """async changes => {
+  const began = performance.now();
+  await change(changes);
+  return performance.now() - began;
+}"""
+DRAWN = "typeof drawing === 'number' && drawing > 0 && Number(document.body.dataset.drawn) === drawing"
+
+
+@dataclass(frozen=True)
+class ViewBenchConfig(BenchConfig):
+    # --- what is measured ---
+    models: str = "char 0.8M,GPT-2 124M"  # separated by commas
+    browser: str | None = None  # the program; None: chromium or google-chrome, where the system finds it
+
+    def problems(self) -> list[tuple[str, str]]:
+        """The models are known."""
+        return [*super().problems(), *unknown_names("models", self.models, MODELS)]
+
+
+def main(cfg: ViewBenchConfig) -> None:
+    with headless_chromium(cfg.browser) as browser, tempfile.TemporaryDirectory() as folder:
+        print(f"{describe_device(cfg.device)}, Chromium {browser.version}\n")
+        for name in comma_separated(cfg.models):
+            run = write_run(Path(folder) / "run", MODELS[name], ByteTokenizer())
+            with busy_processes(cfg.busy), serving(run, cfg) as url:
+                print_table(name, measure(browser, url, MODELS[name]["block_size"], cfg.repeats))
+            shutil.rmtree(run)
+
+
+def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    """A run's folder with random weights of that shape. shape: arguments of GPTConfig."""
+    config = GPTConfig(**{"vocab_size": tokenizer.vocab_size, **shape})
+    weights = dict(GPT(config).named_parameters())
+    best = dict(best_val_loss=None, best_step=0, evaluations_since_best=0)
+    progress = dict(next_sequence=0, guard={}, grad_scaler={}, **best)
+    resolved = dict(device="cpu", dtype="float32", compile=False)
+    about = dict(config={}, resolved=resolved, dataset=dict(folder="", hash=""), versions={})
+    state = {"model": asdict(config), **progress, **about}
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state)
+    return folder
+
+
+@contextmanager
+def serving(run: Path, cfg: ViewBenchConfig) -> Iterator[str]:
+    """The address of tools/view.py while it runs."""
+    options = [str(run), "--open=False", "--port=0", f"--device={cfg.device}", "--text=To be"]
+    command = [sys.executable, str(ROOT / "tools" / "view.py"), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **child_options())
+    try:
+        address = process.stdout.readline().split()
+        if not address:
+            raise UserError("tools/view.py did not start; its output is above")
+        yield address[0]
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row of the table."""
+
+    what: str
+    values: list[float]
+    bar: float | None  # at most
+    unit: str = "s"
+
+
+def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurement]:
+    """Every measurement of a model, with its bar if it has one. context: of the model, in tokens."""
+    is_large = context > HOVER_TOKENS
+    full, short = ([1 + i % 250 for i in range(count)] for count in (context, min(SHORT, context)))
+    page = browser.new_page()
+    rows = [Measurement("page usable", [open_page(page, url) for _ in range(repeats)], 1.0)]
+
+    def trace(ids: list[int]) -> list[float]:
+        """Seconds until an overview is known. Each text differs from the others, so that it must be traced."""
+        texts = ([1 + repeat, *ids[1:]] for repeat in range(repeats))
+        return [page.evaluate(ASK, {"kind": "overview", "ids": text}) / 1000 for text in texts]
+
+    trace(short)  # warms up
+    rows.append(Measurement(f"trace of {len(short)} tokens", trace([2, 2, *short[2:]]), None if is_large else 0.3))
+    if is_large:
+        rows.append(Measurement(f"trace of {context:,} tokens", trace(full), 4.0))
+    open_page(page, f"{url}#view=looking-back&ids={','.join(map(str, full))}")
+    heads = range(1, min(HEADS, page.evaluate("described.models[0].config.n_head")))
+    changes = [page.evaluate(CHANGE, {"head": head}) / 1000 for head in heads]
+    rows.append(Measurement(f"another head at T = {context:,}", changes, 0.2 if is_large else None))
+    layers = range(1, min(HEADS, page.evaluate("described.models[0].config.n_layer")))
+    changes = [page.evaluate(CHANGE, {"layer": layer}) / 1000 for layer in layers]
+    rows.append(Measurement(f"another layer at T = {context:,}", changes, None))
+    tokens = range(0, context, max(1, context // HOVERS))
+    hovers = zip(*(page.evaluate(HOVER, token) for token in tokens), strict=True)
+    for values, what in zip(hovers, ("handler", "and layout", "until the next frame"), strict=True):
+        bar = 16.0 if what == "and layout" and not is_large else None  # the next frame comes every 16.7 ms
+        rows.append(Measurement(f"hovering at T = {context:,}: {what}", list(values), bar, "ms"))
+    count = len(heads) + len(layers) + 1
+    rows.append(Measurement(f"JavaScript's memory after {count} heads", [heap(page)], 300.0, "MB"))
+    page.close()
+    return rows
+
+
+def open_page(page: Any, url: str) -> float:
+    """Seconds from opening the page until its view is drawn."""
+    page.goto("about:blank")
+    began = time.perf_counter()
+    page.goto(url)
+    while not page.evaluate(DRAWN):
+        time.sleep(0.002)
+    return time.perf_counter() - began
+
+
+def heap(page: Any) -> float:
+    """Megabytes of JavaScript's objects and their buffers after a garbage collection."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    usage = session.send("Runtime.getHeapUsage")
+    return (usage["usedSize"] + usage.get("backingStorageSize", 0)) / 1e6
+
+
+def print_table(title: str, rows: list[Measurement]) -> None:
+    """Print the median and the worst of each measurement, and the bar for the median."""
+    print(f"| {title} | median | worst | at most |\n|---|---|---|---|")
+    for row in rows:
+        numbers: list[Callable[[list[float]], float]] = [statistics.median, max]
+        cells = "".join(f" {number(row.values):.3g} {row.unit} |" for number in numbers)
+        print(f"| {row.what} |{cells} {'' if row.bar is None else f'{row.bar:g} {row.unit}'} |")
+    print()
+
+
+if __name__ == "__main__":
+    run_script(main, ViewBenchConfig)
