@@ -1,10 +1,13 @@
 """The playground in a browser, against LanguageModel.generate and NumPy."""
 
+import itertools
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from folio.decoding.scheduler import Scheduler
 from tests.support.numpy_gpt import NumpyGPT, assert_same
 from tests.support.viewers import generate, in_browser, language_model
 from tests.support.waiting import wait_until
@@ -61,8 +64,16 @@ def test_a_runner_up_continues_the_sample(new_viewer, servers, seed):
 
 @in_browser
 @pytest.mark.parametrize("leave", [False, True])
-def test_generating_stops(leave, new_viewer, servers):
-    """By the button, and if another view is opened."""
+def test_generating_stops(leave, new_viewer, servers, monkeypatch):
+    """By the button, and if another view is opened. The tokens after the first 60 wait until it has stopped."""
+    step, steps, stopped = Scheduler.step, itertools.count(1), threading.Event()
+
+    def wait_and_step(scheduler: Scheduler) -> object:
+        if next(steps) > 60:
+            stopped.wait(60)
+        return step(scheduler)
+
+    monkeypatch.setattr(Scheduler, "step", wait_and_step)
     viewer = new_viewer(servers("char")).open("playground", text=PROMPT, max_new_tokens=4000)
     stop = viewer.find("stop")
     assert stop.is_disabled()
@@ -73,6 +84,7 @@ def test_generating_stops(leave, new_viewer, servers):
     else:
         stop.click()
     wait_until(lambda: viewer("playground.running.size === 0"))
+    stopped.set()
     if leave:
         viewer.press("PageDown")
     assert stop.is_disabled() and "stopped" in viewer.find("sample").first.inner_text()
