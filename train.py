@@ -14,14 +14,13 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
-from uuid import uuid4
 from zlib import crc32
 
 import folio.machine.openmp  # noqa: F401  # isort: skip  (before torch)
@@ -30,10 +29,8 @@ from torch import Tensor, nn
 
 from folio import UserError
 from folio.base import settings
-from folio.base.number_format import counted
 from folio.base.randomness import derive_seed
 from folio.base.settings import (
-    COMMAND_LINE,
     NonEmptyStr,
     NonNegativeFloat,
     NonNegativeInt,
@@ -43,35 +40,37 @@ from folio.base.settings import (
     Settings,
 )
 from folio.base.workers import under_torchrun
-from folio.checkpoints.find_runs import LATEST
-from folio.data.find_data import open_mixture
-from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Mixture, ValidationWindows
-from folio.decoding.generate import Sampling, default_prompt, generate, make_decoder, stream_text
-from folio.machine import distributed, memory
-from folio.machine.kernels import adapt, compile_loss, describe_attention
-from folio.machine.runtime import Length, Runtime, resolve_runtime
-from folio.training import forecast
-from folio.training.budget import (
-    FINAL_SAMPLE_TOKENS,
-    Budget,
-    evaluation_seconds,
-    seconds_per_step,
-    until,
-    with_time_budget,
+from folio.decoding.generate import sample_text
+from folio.machine import distributed
+from folio.machine.kernels import compile_loss, describe_attention
+from folio.machine.runtime import Runtime
+from folio.training.describe import (
+    continue_command,
+    describe_resumed_schedule,
+    describe_run,
+    format_losses,
+    reason_to_end,
 )
-from folio.training.describe import describe_resumed_schedule, describe_run, format_losses, reason_to_end
-from folio.training.guard import StepGuard
-from folio.training.loader import BatchLoader, resident_bytes
-from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, make_optimizer, muon_momentum_at
+from folio.training.loader import BatchLoader
+from folio.training.optim import LR_SCHEDULES, OPTIMIZERS, update
+from folio.training.rules import scaled_counts, setting_problems
 from folio.training.run_log import add_lost_sample
-from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts, scaled_to_override
+from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
 from folio.training.session import Session
-from folio.training.start import MODEL_SETTINGS, Start, reserve, starting_point, versions, with_run_named
+from folio.training.setup import (
+    LossFunction,
+    build_state,
+    check_memory,
+    find_runtime,
+    open_data,
+    run_record,
+    time_budget,
+    wrap,
+)
+from folio.training.start import MODEL_SETTINGS, reserve, starting_point, with_run_named
 from folio.training.state import TrainState
 from model import ACTIVATIONS, GPT, POSITIONS, GPTConfig
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
 
 
 @dataclass(frozen=True)
@@ -161,42 +160,10 @@ class TrainConfig(Settings):
     )
 
     def problems(self) -> list[tuple[str, str]]:
-        """Rules across settings: (setting, what is wrong with it and how to fix it)."""
-        problems = []
-        if self.min_lr is not None and self.min_lr > self.learning_rate:
-            problems.append(("min_lr", "it must be at most learning_rate"))
-        multiple = 2 if self.position == "rotary" else 1  # of which the head size must be one
-        divisor = multiple * self.n_head
-        if self.n_head > 0 and self.n_embd % divisor:
-            fitting = [h for h in range(1, min(self.n_embd, 4096) + 1) if self.n_embd % (multiple * h) == 0]
-            nearest = sorted(sorted(fitting, key=lambda h: abs(h - self.n_head))[:3])
-            rule = f"n_embd={self.n_embd} is not divisible by it"
-            if self.n_embd % self.n_head == 0:
-                rule = f"position=rotary needs an even head size, and n_embd / n_head is {self.n_embd // self.n_head}"
-            remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-self.n_embd // divisor) * divisor}"
-            problems.append(("n_head", f"{rule}; use {remedy}"))
-        if self.out_dir == LATEST and self.init_from != "resume" and not Path(LATEST).is_dir():
-            rule = "it names the run that was written to last; resume that with --init_from=resume, or choose another"
-            problems.append(("out_dir", f"{rule} --out_dir"))
-        micro_batch = self.batch_size * self.block_size
-        if self.total_batch_tokens is not None and self.gradient_accumulation_steps is not None:
-            problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
-        if self.init_from != "resume" and not self.is_set("dataset"):
-            files = {origin.rpartition(":")[0] for origin in self.origins.values() if origin != COMMAND_LINE}
-            if files:
-                rule = (
-                    f"{' and '.join(sorted(files))} names no data set; add --dataset=NAME (nanoGPT's config files "
-                    f"without one mean --dataset=openwebtext)"
-                )
-                problems.append(("dataset", rule))
-        if problems or micro_batch <= 0:
-            return problems
-        if self.accumulation * self.batch_size >= 2**31:
-            rule = "with batch_size it makes more than 2**31 sequences per step"
-            problems.append(("gradient_accumulation_steps", rule))
-        if self.compile == "reduce-overhead" and self.accumulation > 1:
-            problems.append(("compile", "captured graphs need steps of one micro-batch; use auto"))
-        return problems
+        return setting_problems(self)
+
+    def with_overrides(self, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> "TrainConfig":
+        return self.replace(**scaled_counts(self, origins, overridden))
 
     @property
     def accumulation(self) -> int:
@@ -217,19 +184,6 @@ class TrainConfig(Settings):
         """What happens at which step, with these counts and a time budget's decisions."""
         lr_schedule = self.lr_schedule if self.decay_lr else "constant"
         return Schedule(counts, lr_schedule, self.learning_rate, self.min_lr, decisions)
-
-    def with_overrides(self, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> "TrainConfig":
-        """If the command line replaces a config file's max_iters, scale the file's other counts of steps with it."""
-        file_max_iters = overridden.get("max_iters", self.max_iters)
-        counts = asdict(scaled_to_override(self.step_counts, origins, file_max_iters))
-        before = asdict(self)
-        scaled = [f"{name}={n:,} (was {before[name]:,})" for name, n in counts.items() if n != before[name]]
-        if scaled and distributed.rank_from_env() == 0:
-            print(
-                f"max_iters={self.max_iters:,} instead of the config file's {file_max_iters:,}, and in proportion: "
-                f"{', '.join(scaled)}"
-            )
-        return self.replace(**counts)
 
 
 class Result(NamedTuple):
@@ -287,7 +241,7 @@ def train(given: TrainConfig) -> Result:
 
         # --- batches, and what happens at which step ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
-        counts, budget = time_budget(cfg, start, state, loss_fn, loader, began)
+        counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, began)
         schedule = cfg.schedule(counts, start.earlier.get("decisions") if cfg.minutes else None)
         print("\n".join(describe_run(cfg, data, schedule, loader)))
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
@@ -300,38 +254,24 @@ def train(given: TrainConfig) -> Result:
             print(describe_resumed_schedule(start, schedule))
 
         # --- loop ---
-        # A checkpoint holds the weights, the optimizer's state, the tokenizer, how far the run has come (TrainState)
-        # and, about the run:
-        record = {
-            "run_id": start.earlier.get("run_id") if start.resuming else uuid4().hex,
-            "model": asdict(model.config),
-            "config": asdict(cfg) | asdict(counts),
-            "origins": dict(cfg.origins),
-            "resolved": runtime.resolved,
-            "dataset": {"folder": cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
-            "versions": versions(),
-            "threads": torch.get_num_threads(),
-            "resumes": resumes,
-            "started_from": start.started_from,
-            "torchrun": distributed.run_id(),
-        }
+        record = run_record(start, model, data, runtime, counts, resumes)
         with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
             if not start.resuming:
-                first = session.should_evaluate
+                first = session.evaluates_first
                 session.log_start(evaluate(model, loss_fn, data, runtime, cfg.batch_size) if first else {})
             while not session.finished:
                 train_step(state, loss_fn, loader, schedule.learning_rate_at(state.step), cfg.grad_clip, cfg.seed)
-                session.end_step()
-                losses = {}
-                if session.should_evaluate:
+                due, losses = session.end_step(), {}
+                if due.evaluate:
                     losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-                if session.should_log:
+                    due = session.note_evaluation(losses, due)  # the best model so far is saved
+                if due.log:
                     session.log(losses)
-                if session.should_snapshot:
+                if due.snapshot:
                     session.snapshot()
-                if session.should_save:
+                if due.save:
                     session.save()
-                if session.should_evaluate:
+                if due.evaluate:
                     session.sample()
 
         # --- summary ---
@@ -340,12 +280,11 @@ def train(given: TrainConfig) -> Result:
         else:
             print(f"finished: {reason_to_end(cfg, state, schedule)}")
             epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in data.epochs(state.next_sequence).items())
-            print(f"trained for {epochs}{format_losses(session.losses)}")
+            print(f"trained for {epochs}{format_losses(session.watch.losses)}")
             print(f"best validation loss {state.best_val_loss:.4f}, at step {state.best_step:,}")
-            if session.has_risen:
-                print(session.describe_rise())
-            if sample and cfg.sample_tokens and group.rank == 0:
-                print_sample(sample, state, budget)
+            if session.watch.has_risen:
+                print(session.watch.describe())
+            session.print_sample()
         group.barrier()
         return result_of(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
 
@@ -359,11 +298,6 @@ def train_step(
 ) -> None:
     """One step: forward, backward, clip, update. A bad step only advances the counters (folio/training/guard.py)."""
     model, optimizer, scaler, group = state.model, state.optimizer, state.scaler, loader.runtime.group
-    for params in optimizer.param_groups:
-        params["lr"] = learning_rate * params["lr_scale"]
-        if "shape" in params:  # matrices of Muon
-            params["momentum"] = muon_momentum_at(state.step)
-
     model.train()
     loss = torch.zeros((), device=loader.runtime.device)  # the mean over the step's targets, of all ranks
     for micro_step, (x, y, share) in enumerate(loader.micro_batches(state.next_sequence)):  # (B, T) each
@@ -378,13 +312,8 @@ def train_step(
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
     loss_scale = scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else None
     skip = state.guard.judge(loss, distributed.full_tensor(grad_norm), loss_scale)  # 1.0 or 0.0, on the device
-    if loader.runtime.skips_on_device:
-        optimizer.found_inf = skip  # the fused step changes nothing where this is 1
-        optimizer.step()
-    elif not skip.item():
-        optimizer.step()
+    update(optimizer, learning_rate, state.step, skip, loader.runtime.skips_on_device)
     scaler.update()
-    optimizer.zero_grad(set_to_none=True)
     state.step += 1
     state.next_sequence += loader.sequences
 
@@ -418,184 +347,6 @@ def mean_loss(loss_fn: LossFunction, validation: ValidationWindows, runtime: Run
     return float(batch_losses @ weights / weights.sum())
 
 
-# --- the parts of a run -----------------------------------------------------------------------------------------------
-
-
-def open_data(cfg: TrainConfig) -> Mixture:
-    return open_mixture(
-        cfg.dataset,
-        cfg.data_dir,
-        block_size=cfg.block_size,
-        seed=cfg.seed,
-        sampling=cfg.sampling,
-        max_val_windows=cfg.eval_iters and cfg.eval_iters * cfg.batch_size,
-    )
-
-
-def find_runtime(cfg: TrainConfig, start: Start, gpt_config: GPTConfig) -> Runtime:
-    flops = cfg.max_iters * cfg.step_tokens * gpt_config.flops_per_token()["total"]
-    length, earlier = Length(flops, cfg.minutes and 60 * cfg.minutes), start.earlier.get("resolved")
-    runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier, length, cfg.backend)
-    if cfg.parallel == "fsdp" and not runtime.group.gloo:
-        raise UserError("parallel=fsdp: start it with torchrun")
-    if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
-        raise UserError("parallel=fsdp: it does not scale losses; use --dtype=bfloat16")
-    return runtime
-
-
-def check_memory(cfg: TrainConfig, start: Start, gpt_config: GPTConfig, runtime: Runtime, data: Mixture) -> None:
-    """Print what training will take. Raises UserError if far too little memory is free."""
-    available = forecast.available_to_process(runtime)
-    if available is not None and not cfg.eval_only:
-        shards = runtime.group.size if cfg.parallel == "fsdp" else 1
-        forecast.refuse_too_large(gpt_config, cfg.optimizer, available, shards)
-    vocab_size = max(gpt_config.vocab_size, start.checkpoint.state["model"]["vocab_size"] if start.checkpoint else 0)
-    with torch.device("meta"):
-        planned = GPT(replace(gpt_config, vocab_size=vocab_size))
-    resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device))
-    print(forecast.memory_report(cfg, planned, runtime, resident))
-
-
-def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: TrainConfig, runtime: Runtime) -> tuple[GPT, nn.Module]:
-    """Move the model to its device, or build a new one if it is None. Returns it, and the module that computes its loss
-    on all processes: DDP's, FSDP's, or the model itself.
-
-    Under FSDP no process ever holds all of a new model: it is built on the meta device, and each process fills its
-    shards from the initial values, which follow from the seed and the parameters' names.
-    """
-    group, device = runtime.group, runtime.device
-    if cfg.parallel == "fsdp":
-        weights = dict(model.named_parameters()) if model else {}
-        with torch.device("meta"):
-            model = GPT(model.config if model else gpt_config)
-        adapt(model, runtime)
-        blocks, initial_value = model.transformer.h, model.initial_value
-        if cfg.recompute:
-            distributed.checkpoint_activations(blocks)
-        distributed.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
-        distributed.fill_shards(
-            model, lambda name, shape: weights[name] if weights else initial_value(name, shape, cfg.seed)
-        )
-        return model, model
-    model = (model or GPT(gpt_config, cfg.seed)).to(device)
-    adapt(model, runtime)
-    if cfg.recompute:
-        distributed.checkpoint_activations(model.transformer.h)
-    return model, distributed.replicate(model, device) if group.gloo else model
-
-
-def build_optimizer(model: GPT, cfg: TrainConfig, runtime: Runtime) -> torch.optim.Optimizer:
-    """A new optimizer of the kind that `cfg` names."""
-    return make_optimizer(
-        model,
-        cfg.optimizer,
-        cfg.learning_rate,
-        (cfg.beta1, cfg.beta2),
-        cfg.weight_decay,
-        cfg.muon_learning_rate,
-        torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
-        runtime.group,
-    )
-
-
-def build_state(start: Start, model: GPT, net: nn.Module, runtime: Runtime) -> TrainState:
-    """What a step changes: as in the checkpoint to resume, or new. model, net: of `wrap`."""
-    cfg = start.cfg
-    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
-    guard = StepGuard(runtime.device, cfg.skip_spikes, start.earlier.get("guard"))
-    state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
-    if start.resuming:
-        state.load(start.earlier, start.checkpoint.optimizer())
-    return state
-
-
-def time_budget(
-    cfg: TrainConfig, start: Start, state: TrainState, loss_fn: LossFunction, loader: BatchLoader, began: float
-) -> tuple[StepCounts, Budget | None]:
-    """The run's counts of steps and, with cfg.minutes, its time budget. began: when the run started."""
-    if not cfg.minutes:
-        return cfg.step_counts, None
-    if start.resuming:
-        saved = start.earlier.get("budget")
-        if not saved:
-            return cfg.step_counts, None
-        spent = saved["spent"] + time.perf_counter() - began
-        return cfg.step_counts, Budget(cfg.minutes, **{**saved, "spent": spent}, step=state.step)
-    measured = measure_step(cfg, state.model, state.net, loss_fn, loader), time.perf_counter() - began
-    step_seconds, spent = loader.runtime.group.broadcast(measured)  # every rank comes to the same counts, or error
-    evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
-    remaining = 60 * cfg.minutes - spent
-    batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
-    counts, evaluates_less = with_time_budget(
-        cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches
-    )
-    print(f"{counted(cfg.minutes, 'minute')}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
-    if evaluates_less:
-        print(
-            f"an evaluation takes {evaluation:.2g} s, so the run evaluates every {counted(counts.eval_steps, 'step')}; "
-            f"--eval_iters makes evaluations shorter"
-        )
-    return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)
-
-
-def measure_step(cfg: TrainConfig, model: GPT, net: nn.Module, loss_fn: LossFunction, loader: BatchLoader) -> float:
-    """Seconds per step on this machine. At a learning rate of 0 and with its own optimizer, it changes no weights."""
-    runtime = loader.runtime
-    guard, scaler = StepGuard(runtime.device, None, None), torch.amp.GradScaler("cpu", enabled=False)
-    state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
-
-    def run_step() -> None:
-        train_step(state, loss_fn, loader, 0.0, cfg.grad_clip, cfg.seed)
-        guard.send()
-        guard.read(state.step)  # waits for the device
-
-    return seconds_per_step(run_step, runtime.group, limit=6 * cfg.minutes if cfg.minutes else math.inf)  # a tenth
-
-
-def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
-    """A sample without a prompt, piece by piece."""
-    steps = generate(
-        make_decoder(model, runtime),
-        [default_prompt(tokenizer)],
-        max_new_tokens=tokens,
-        sampling=Sampling(temperature=0.8),
-        vocab_size=tokenizer.vocab_size,
-        eot=tokenizer.eot,
-        seed=seed,
-    )
-    return stream_text(tokenizer, steps)
-
-
-def print_sample(sample: Callable[[int], Iterator[str]], state: TrainState, budget: Budget | None) -> None:
-    """Print a sample of the trained model. The run is saved, so a sample that fails is not an error.
-
-    With a time budget, it ends with the run's time.
-    """
-    deadline = budget.sample_deadline(is_last=True) if budget else math.inf
-    heading = f"a sample of the model after step {state.step:,}"
-    if state.best_step != state.step:
-        heading += f" (sample.py takes the best checkpoint, of step {state.best_step:,})"
-    print(f"{heading}:\n")
-    try:
-        for piece in until(deadline, sample(FINAL_SAMPLE_TOKENS)):
-            print(piece, end="", flush=True)
-        print("\n")
-    except BrokenPipeError:  # the reader of the output has exited
-        raise
-    except Exception as error:
-        print(f"no sample ({type(error).__name__}: {error})")
-
-
-def continue_command(cfg: TrainConfig, result: Result) -> str:
-    """The command with which this run trains further. All other settings are in its checkpoint."""
-    options = ["--init_from=resume", f"--out_dir={cfg.out_dir}"]
-    if result.step >= result.max_iters:
-        options.append(f"--max_iters={2 * result.step}")
-    if result.out_of_patience:
-        options.append("--patience=None")
-    return shlex.join([*distributed.launch_command(), sys.argv[0], *options])
-
-
 def main(cfg: TrainConfig) -> None:
     cfg = with_run_named(cfg)
     if cfg.print_config:
@@ -616,7 +367,7 @@ def main(cfg: TrainConfig) -> None:
     if not cfg.eval_only:
         sample_script = str(Path(sys.argv[0]).with_name("sample.py"))
         print(f"sample:   {shlex.join(['python', sample_script, f'--out_dir={cfg.out_dir}'])}")
-        print(f"continue: {continue_command(cfg, result)}")
+        print(f"continue: {continue_command(cfg, *result[1:4])}")
     if result.stopped_by and not under_torchrun():  # torchrun would take it for a failure
         raise SystemExit(128 + result.stopped_by)
 

@@ -21,7 +21,6 @@ import io
 import os
 from contextlib import redirect_stdout
 
-import train as train_script
 from folio.base.workers import cores
 from folio.data import find_data, shards
 from prepare import midi
@@ -73,7 +72,7 @@ def no_waiting_for_the_disk() -> Generator[None, None, None]:
 def short_last_sample() -> Generator[None, None, None]:
     """A run ends with a sample of 20 tokens. 300 take longer than most tests' training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_script, "FINAL_SAMPLE_TOKENS", 20)
+        patch.setattr("folio.training.session.FINAL_SAMPLE_TOKENS", 20)
         yield
 
 

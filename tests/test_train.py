@@ -30,6 +30,7 @@ from folio.data.shards import DatasetError, Shard
 from folio.data.windows import Mixture, ValidationWindows
 from folio.machine.kernels import compile_loss
 from folio.machine.runtime import Runtime, resolve_runtime
+from folio.training import setup
 from folio.training.session import TrainingError
 from model import GPT, GPTConfig
 from prepare import text as prepare_text
@@ -173,7 +174,7 @@ def test_gradient_accumulation_equals_one_large_batch_with_masked_targets(tiny, 
 def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp_path, monkeypatch):
     """As on a GPU without bfloat16, but with the CPU's float16. The first loss scale is too large and overflows."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(train_script, "resolve_runtime", lambda *args: half)
+    monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
     uninterrupted, resumed = tiny(max_iters=40), tiny(max_iters=40, out_dir=str(tmp_path / "resumed"))
     train(uninterrupted)
@@ -432,7 +433,7 @@ def test_skip_spikes_skips_spikes(tiny, inject_bad_gradients):
 def test_a_float16_gradient_that_overflows_at_every_loss_scale_stops_the_run(tiny, monkeypatch):
     """Each overflow was taken as a sign that the loss scale was still too large, so the run never stopped."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(train_script, "resolve_runtime", lambda *args: half)
+    monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
     forward = GPT.forward
 

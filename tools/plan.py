@@ -22,6 +22,7 @@ import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 import torch  # noqa: E402
 from annotated_types import Gt, Le  # noqa: E402
 
+import train  # noqa: E402
 from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.base.commands import command  # noqa: E402
@@ -39,9 +40,10 @@ from folio.training.forecast import Memory, memory_of, suggest_memory_fix  # noq
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.optim import muon_matrices  # noqa: E402
 from folio.training.schedule import StepCounts  # noqa: E402
+from folio.training.setup import measure_step, open_data  # noqa: E402
 from folio.training.start import MODEL_SETTINGS  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
-from train import TrainConfig, measure_step, open_data  # noqa: E402
+from train import TrainConfig  # noqa: E402
 
 GPT2_VOCABULARY = 50257
 
@@ -185,7 +187,7 @@ def by_measuring(cfg: PlanConfig, model: GPT, data: Mixture | None) -> Machine:
     real = GPT(model.config, cfg.seed).to(runtime.device)
     adapt(real, runtime)
     loader = BatchLoader(data, runtime, cfg.batch_size, accumulation=1)
-    seconds = cfg.accumulation * measure_step(cfg, real, real, compile_loss(real, runtime), loader)
+    seconds = cfg.accumulation * measure_step(train.train_step, cfg, real, real, compile_loss(real, runtime), loader)
     if cfg.accumulation == 1:
         return machine._replace(step_seconds=seconds)
     description = f"one micro-batch of {cfg.accumulation:,} per step measured on {runtime.description}"

@@ -43,10 +43,11 @@ from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
 from folio.training.guard import JudgedStep  # noqa: E402
 from folio.training.loader import BatchLoader  # noqa: E402
 from folio.training.schedule import Schedule  # noqa: E402
+from folio.training.setup import LossFunction, build_state, wrap  # noqa: E402
 from folio.training.start import MODEL_SETTINGS, Start, load_weights  # noqa: E402
 from folio.training.state import TrainState  # noqa: E402
 from model import GPTConfig  # noqa: E402
-from train import LossFunction, TrainConfig, build_state, train_step, wrap  # noqa: E402
+from train import TrainConfig, train_step  # noqa: E402
 
 
 @dataclass(frozen=True)

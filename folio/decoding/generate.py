@@ -161,3 +161,17 @@ def stream_text(tokenizer: Tokenizer, steps: Iterator[Step]) -> Iterator[str]:
     for step in steps:
         yield text.push(step.tokens[0])
     yield text.push(None)
+
+
+def sample_text(model: GPT, tokenizer: Tokenizer, runtime: Runtime, seed: int, tokens: int) -> Iterator[str]:
+    """A sample without a prompt, piece by piece."""
+    steps = generate(
+        make_decoder(model, runtime),
+        [default_prompt(tokenizer)],
+        max_new_tokens=tokens,
+        sampling=Sampling(temperature=0.8),
+        vocab_size=tokenizer.vocab_size,
+        eot=tokenizer.eot,
+        seed=seed,
+    )
+    return stream_text(tokenizer, steps)

@@ -170,11 +170,15 @@ def read_state(folder: Path) -> dict[str, Any]:
 def is_logged(state: dict[str, Any], lines: list[dict[str, Any]]) -> bool:
     """Whether metrics.jsonl contains a checkpoint's best evaluation, or its step if it has none.
 
+    The evaluation after its step is enough, because the line of the best one may be damaged.
+
     Until a new run with --overwrite=True saves its first checkpoint, the folder has those of the run before.
     """
-    if state.get("best_step"):
-        return (state.get("best_val_loss"), state["best_step"]) in [(line["val_loss"], line["step"]) for line in lines]
-    return state.get("step") in [line["step"] for line in lines]
+    val_losses = {line["step"]: line["val_loss"] for line in lines}
+    if not state.get("best_step"):
+        return state.get("step") in val_losses
+    is_best_logged = val_losses.get(state["best_step"]) == state.get("best_val_loss")
+    return is_best_logged or val_losses.get(state.get("step")) is not None
 
 
 def status_of(held: bool | None, lines: list[dict[str, Any]], state: dict[str, Any]) -> str:

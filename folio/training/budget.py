@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.machine.distributed import Group
+from folio.training.run_log import Metrics
 from folio.training.schedule import Schedule, StepCounts
 
 FINAL_SAMPLE_TOKENS = 300  # printed at the end of a run
@@ -208,3 +210,91 @@ class Budget:
         """State that checkpoints hold."""
         names = ("step_seconds", "evaluation_seconds", "saving_seconds", "ending_seconds", "evaluating")
         return {name: getattr(self, name) for name in names} | {"spent": time.perf_counter() - self.began}
+
+
+class Pacer:
+    """Plans how many steps a run has and which are followed by an evaluation, on every rank. Without a budget, as in
+    the schedule.
+    """
+
+    def __init__(self, budget: Budget | None, schedule: Schedule, group: Group, metrics: Metrics):
+        self.budget, self.schedule, self.group, self.metrics = budget, schedule, group, metrics
+        self.evaluate_from = 0  # the first step that may be followed by an evaluation
+        self.said_replan = False  # whether a change of the length was printed since the last evaluation
+        self.began = self.ended = time.perf_counter()  # of the last evaluation
+
+    @property
+    def evaluates_first(self) -> bool:
+        """Whether there is time for an evaluation before the first step."""
+        return self.budget is None or self.budget.evaluates_first
+
+    @property
+    def is_late(self) -> bool:
+        return self.budget is not None and self.budget.is_late
+
+    def evaluates(self, step: int) -> bool:
+        """Whether an evaluation follows `step`."""
+        return self.schedule.evaluates(step) and (step >= self.evaluate_from or step == self.schedule.max_iters)
+
+    def mark(self, step: int) -> None:
+        """Record that the device has just finished `step`."""
+        if self.budget:
+            self.budget.mark(step)
+
+    def begin_evaluation(self) -> None:
+        self.began = time.perf_counter()
+
+    def measure_evaluation(self) -> None:
+        """Record how long the evaluation took that ends now."""
+        self.ended = time.perf_counter()
+        if self.budget:
+            self.budget.note_evaluation(self.ended - self.began)
+
+    def end_evaluation(self, step: int) -> None:
+        """Record how long the evaluation after `step` took, and plan the steps after it."""
+        self.measure_evaluation()
+        self.replan(step)
+        self.said_replan = False
+
+    def sample_deadline(self, is_last: bool) -> float:
+        """When a sample ends at the latest, in time.perf_counter()'s seconds."""
+        return self.budget.sample_deadline(is_last) if self.budget else math.inf
+
+    def end_sample(self, step: int, tokens: int, began: float) -> None:
+        """Record how long the checkpoint and the sample after an evaluation took, and plan the steps after them.
+
+        tokens: of a complete sample, or 0. began: when it began.
+        """
+        if self.budget is None:
+            return
+        now = time.perf_counter()
+        self.budget.note_saving(now - self.ended)
+        if tokens:
+            self.budget.note_sample(tokens, now - began)
+        self.replan(step)
+
+    def replan(self, step: int, at_least: int = 0) -> None:
+        """Recompute max_iters from current timings, the same on every rank.
+
+        at_least: how many steps to run in any case.
+        """
+        budget, before = self.budget, self.schedule.max_iters
+        if budget is None or step >= before:
+            return
+        fitting, self.evaluate_from = self.group.broadcast(budget.plan(step, self.schedule))
+        max_iters = max(step + at_least, fitting)
+        if max_iters != before and not self.said_replan:
+            self.metrics.say(
+                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {before:,}, "
+                f"to fit into {counted(budget.minutes, 'minute')} "
+                f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
+            )
+            self.said_replan = True
+        if max_iters != before:
+            self.schedule.decide(step, max_iters)
+            self.metrics.lengthen(max_iters)
+        budget.start_stretch(step)
+
+    def state(self) -> dict[str, Any] | None:
+        """State that checkpoints hold."""
+        return self.budget and self.budget.state()

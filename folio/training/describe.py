@@ -1,11 +1,14 @@
 """What a training run says about its data, its length and its end."""
 
+import shlex
+import sys
 from typing import Any
 
 from folio.base.number_format import counted
 from folio.base.settings import COMMAND_LINE
 from folio.data.tokenizer import describe_large_vocabulary, vocabulary_is_large
 from folio.data.windows import Mixture
+from folio.machine import distributed
 from folio.training.loader import BatchLoader
 from folio.training.schedule import Schedule
 from folio.training.start import Start
@@ -78,3 +81,71 @@ def format_losses(losses: dict[str, float]) -> str:
     """The losses of several data sets, for printing after their mean; empty for a single one."""
     by_name = [f"{key.removeprefix('val_loss/')} {loss:.4f}" for key, loss in losses.items() if key != "val_loss"]
     return f" ({', '.join(by_name)})" if by_name else ""
+
+
+def continue_command(cfg: Any, step: int, max_iters: int, out_of_patience: bool) -> str:
+    """The command with which a run trains further. All other settings are in its checkpoint."""
+    options = ["--init_from=resume", f"--out_dir={cfg.out_dir}"]
+    if step >= max_iters:
+        options.append(f"--max_iters={2 * step}")
+    if out_of_patience:
+        options.append("--patience=None")
+    return shlex.join([*distributed.launch_command(), sys.argv[0], *options])
+
+
+class OverfittingWatch:
+    """Notices that the validation loss rises.
+
+    earlier_rate: the learning rate with which a resumed run had stopped; None for a new one.
+    """
+
+    def __init__(self, state: TrainState, schedule: Schedule, earlier_rate: float | None):
+        self.state, self.schedule, self.earlier_rate, self.resumed_at = state, schedule, earlier_rate, state.step
+        self.losses: dict[str, float] = {}  # of the last evaluation
+        self.training_loss = 0.0  # then
+        self.warned_at = 0  # the best step for which a rise was reported
+
+    def note_evaluation(self, losses: dict[str, float], training_loss: float) -> None:
+        self.losses, self.training_loss = losses, training_loss
+
+    def remark(self, val_loss: float) -> str:
+        """How far an evaluation is above the best one, if it is."""
+        best, best_step = self.state.best_val_loss, self.state.best_step
+        return f" ({val_loss - best:.4f} above the best, of step {best_step:,})" if val_loss > best else ""
+
+    def warning(self) -> str | None:
+        """A line about a rise, once for each best step."""
+        if not self.has_risen or self.warned_at == self.state.best_step:
+            return None
+        self.warned_at = self.state.best_step
+        return self.describe()
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether two or more evaluations in a row were above the best, and the last one at least 1 % above it."""
+        if not self.losses or self.state.evaluations_since_best < 2 or self.rate_was_raised:
+            return False
+        return self.losses["val_loss"] > 1.01 * self.state.best_val_loss
+
+    @property
+    def rate_was_raised(self) -> bool:
+        """Whether the best evaluation was at a lower learning rate, before the run was extended."""
+        if self.earlier_rate is None or self.state.best_step > self.resumed_at:
+            return False
+        return self.schedule.learning_rate_at(self.state.step) > self.earlier_rate
+
+    def describe(self) -> str:
+        """By how much the validation loss has risen, probably why, and what helps.
+
+        A model that overfits has a training loss below the best validation loss. With a learning rate that is too high,
+        both losses rise.
+        """
+        best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step
+        if self.training_loss < best:
+            reason = "the model overfits (more text, more dropout or a smaller model would help)"
+        else:
+            reason = f"the training loss is {self.training_loss:.4f}, so the learning rate is probably too high"
+        return (
+            f"the validation loss has risen by {last - best:.4f} since step {best_step:,}, from {best:.4f} to "
+            f"{last:.4f}: {reason}; sample.py takes the best checkpoint, of step {best_step:,}"
+        )

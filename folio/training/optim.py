@@ -58,6 +58,26 @@ def drop_bad_gradients(optimizer: torch.optim.Optimizer, args: tuple, kwargs: di
         optimizer.zero_grad(set_to_none=True)
 
 
+def update(
+    optimizer: torch.optim.Optimizer, learning_rate: float, step: int, skip: Tensor, skips_on_device: bool
+) -> None:
+    """Change the weights by their gradients, and remove the gradients.
+
+    step: the number of steps done, on which Muon's momentum depends. skip: 1.0 if nothing may change, else 0.0, on the
+    device. skips_on_device: the device reads it; otherwise this waits for it.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["lr_scale"]
+        if "momentum" in group:
+            group["momentum"] = muon_momentum_at(step)
+    if skips_on_device:
+        optimizer.found_inf = skip  # the fused step changes nothing where this is 1
+        optimizer.step()
+    elif not skip.item():
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
 def muon_matrices(model: nn.Module) -> dict[str, Tensor]:
     """The matrices that Muon updates, by name: those of the blocks."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad and ".h." in name and p.dim() == 2}

@@ -13,18 +13,36 @@ from tqdm import tqdm
 from folio import UserError
 from folio.base.files import atomic_write
 from folio.base.progress import note, progress_bar
+from folio.training.guard import JudgedStep, StepGuard
 
 
-class Clock:
-    """Steps per second since it was last started; None before the first start, so that the first step is warmup."""
+class StepReader:
+    """Reads the numbers of the steps from the device, and their speed."""
 
-    began: tuple[float, int] | None = None
+    def __init__(self, guard: StepGuard):
+        self.guard = guard
+        self.sent: int | None = None  # a step whose numbers are still on their way from the device
+        self.step = 0  # the last step that was read
+        self.steps: list[JudgedStep] = []  # the steps up to it, since the reading before
+        self.rate: float | None = None  # steps per second then; None at the first reading, whose steps are warmup
+        self.began: tuple[float, int] | None = None  # a time, and the steps done
 
-    def start(self, step: int) -> None:
-        self.began = time.perf_counter(), step
+    def send(self, step: int) -> None:
+        """Start copying the numbers of the steps up to `step` to the host."""
+        self.guard.send()
+        self.sent = step
 
-    def rate(self, step: int) -> float | None:
-        return (step - self.began[1]) / (time.perf_counter() - self.began[0]) if self.began else None
+    def read(self) -> list[JudgedStep]:
+        """The steps that were sent; waits for the device to finish them."""
+        self.step, self.sent = self.sent, None
+        self.steps = self.guard.read(self.step)
+        self.rate = (self.step - self.began[1]) / (time.perf_counter() - self.began[0]) if self.began else None
+        self.restart()
+        return self.steps
+
+    def restart(self) -> None:
+        """Measure the speed from now on, after something else than steps."""
+        self.began = time.perf_counter(), self.step
 
 
 class Metrics:

@@ -1,34 +1,29 @@
-"""What surrounds the steps of a run: metrics, checkpoints, signals, the time budget, and steps that were skipped."""
+"""What surrounds the steps of a run: metrics, checkpoints, snapshots, samples, signals, and the time budget."""
 
 import math
-import os
 import shlex
 import shutil
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from folio import UserError
-from folio.base.number_format import counted
 from folio.base.progress import note
-from folio.base.workers import under_torchrun
 from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.checkpoint import NullSaver, Saver
 from folio.checkpoints.snapshots import remove_snapshots
 from folio.data.windows import Mixture
-from folio.machine import distributed
-from folio.machine.distributed import Requests
+from folio.machine.distributed import Group, Requests
 from folio.machine.runtime import Runtime
-from folio.training.budget import Budget, until
-from folio.training.describe import reason_to_end
+from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, Pacer, until
+from folio.training.describe import OverfittingWatch, reason_to_end
 from folio.training.guard import JudgedStep
-from folio.training.run_log import Clock, Metrics, NullMetrics
+from folio.training.run_log import Metrics, NullMetrics, StepReader
 from folio.training.schedule import Schedule, snapshot_is_due
+from folio.training.signals import SignalHandler
 from folio.training.start import Start, cannot_write
 from folio.training.state import TrainState
 
@@ -39,6 +34,15 @@ class TrainingError(UserError):
     exit_code = 1
 
 
+class Due(NamedTuple):
+    """What follows a step."""
+
+    evaluate: bool = False
+    log: bool = False
+    snapshot: bool = False
+    save: bool = False
+
+
 class Session:
     """The surroundings of a run's steps, on every rank: stopping, gathering weights and failed saves concern all ranks.
     Only rank 0's metrics and saver write anything.
@@ -47,12 +51,14 @@ class Session:
             session.log_start(losses)  # of an evaluation before the first step of a new run
             while not session.finished:
                 train_step(...)
-                session.end_step()  # sets should_log, should_evaluate and should_save
-                ...evaluate...      # if should_evaluate
-                session.log(losses), session.snapshot(), session.save(), session.sample()  # in this order, if due
+                due = session.end_step()
+                if due.evaluate:
+                    due = session.note_evaluation(evaluate(...), due)
+                session.log(losses), session.snapshot(), session.save()  # each if it is due, in any order
+                session.sample()  # after an evaluation
 
     start: with train.py's settings. record: what a checkpoint says about the run, besides its progress. sample:
-    generates so many tokens of text for samples.jsonl; None: no samples.
+    generates a number of tokens of text; None: no samples.
     """
 
     def __init__(
@@ -66,42 +72,42 @@ class Session:
         record: dict[str, Any],
         sample: Callable[[int], Iterator[str]] | None,
     ):
-        self.cfg, self.state, self.schedule, self.budget = start.cfg, state, schedule, budget
-        self.data, self.runtime, self.record, self.sample_text = data, runtime, record, sample
-        self.group, self.out_dir, self.resuming = runtime.group, Path(self.cfg.out_dir), start.resuming
-        self.sequences = self.cfg.accumulation * self.cfg.batch_size  # per step
-        self.tokens = self.sequences * self.cfg.block_size
-        self.metrics, self.saver = self._open_writers(start)
-        self.signals, self.requests, self.clock = SignalHandler(), Requests(self.group), Clock()
+        self.start, self.state, self.schedule, self.data, self.runtime = start, state, schedule, data, runtime
+        self.record, self.sample_text = record, sample
+        self.metrics, self.saver = self._open_writers()
+        self.signals, self.requests = SignalHandler(), Requests(self.group)
+        self.reader = StepReader(state.guard)
+        self.pacer = Pacer(budget, schedule, self.group, self.metrics)
+        self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         self.stopped_by = 0  # the signal that ends the run
-        self.should_log = self.should_save = False  # after the current step
-        self.should_evaluate = not start.resuming and (budget is None or budget.evaluates_first)
-        self.evaluate_from = 0  # under a time budget, the first step that may be followed by an evaluation
-        self.said_replan = False  # whether a change of the length was printed since the last evaluation
-        self.unread: int | None = None  # a step whose numbers are still on their way from the device
-        self.read_step = 0  # the last step that was read
-        self.steps: list[JudgedStep] = []  # the steps up to it, since the reading before
-        self.rate: float | None = None  # steps per second then
-        self.losses: dict[str, float] = {}  # of the last evaluation
-        self.improved = False  # whether it was the best
-        self.warned_at = 0  # the best step for which a rise of the validation loss was printed
-        self.resumed_at, self.earlier_rate = state.step, start.last_learning_rate
-        self.best_before = math.inf, 0  # best_val_loss and best_step before it
-        self.read_at = self.logged_at = self.saved_at = time.perf_counter()
+        self.best_saved = self.best_saving = state.best_val_loss, state.best_step  # by the last save, and by this one
+        self.saved_at = time.perf_counter()
 
-    def _open_writers(self, start: Start) -> tuple[Metrics, Saver]:
+    @property
+    def cfg(self) -> Any:
+        return self.start.cfg
+
+    @property
+    def group(self) -> Group:
+        return self.runtime.group
+
+    @property
+    def out_dir(self) -> Path:
+        return Path(self.cfg.out_dir)
+
+    def _open_writers(self) -> tuple[Metrics, Saver]:
         if self.group.rank:
             return NullMetrics(), NullSaver()
-        replaces = self.cfg.overwrite and not start.resuming
+        replaces = self.cfg.overwrite and not self.start.resuming
         try:
             self.out_dir.mkdir(parents=True, exist_ok=True)
             checkpoint.clear_unfinished(self.out_dir)
-            if start.resuming:
+            if self.start.resuming:
                 run_folder.restore_pointers(self.out_dir)
             if replaces:
                 shutil.rmtree(self.out_dir / "skipped", ignore_errors=True)
             remove_snapshots(self.out_dir, self.state.step or -1)  # of another run, or of an abandoned future
-            wandb_id, config = start.earlier.get("wandb_id"), self.record["config"]
+            wandb_id, config = self.start.earlier.get("wandb_id"), self.record["config"]
             metrics = Metrics(self.out_dir, self.state.step, self.schedule.max_iters, config, wandb_id)
         except OSError as error:
             raise cannot_write(self.out_dir, error) from None
@@ -111,8 +117,8 @@ class Session:
         with ExitStack() as stack:
             for part in (self.metrics, self.saver, self.signals):
                 stack.enter_context(part)
-            if self.resuming:
-                self.replan(at_least=1)  # the last step is always evaluated and saved
+            if self.start.resuming:
+                self.pacer.replan(self.state.step, at_least=1)  # the last step is always evaluated and saved
             self.stack = stack.pop_all()  # closed by __exit__
         return self
 
@@ -127,6 +133,13 @@ class Session:
     def finished(self) -> bool:
         return self.stopped_by != 0 or reason_to_end(self.cfg, self.state, self.schedule) is not None
 
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    @property
+    def evaluates_first(self) -> bool:
+        """Whether an evaluation precedes the first step of a new run."""
+        return self.pacer.evaluates_first
+
     def log_start(self, losses: dict[str, float]) -> None:
         """Write the validation loss before the first step as the line of step 0 of metrics.jsonl, and a snapshot.
 
@@ -136,50 +149,76 @@ class Session:
             vocab_size = self.data.tokenizer.vocab_size
             remark = f" (if all {vocab_size:,} tokens were equally likely: {math.log(vocab_size):.4f})"
             self.metrics.log(self._metrics_line(0, losses), remark)
-        if self.budget and losses and not self.runtime.compile:  # the first evaluation compiles, which is not repeated
-            self.budget.note_evaluation(time.perf_counter() - self.read_at)
-        if self.should_snapshot:
+        if losses and not self.runtime.compile:  # the first evaluation compiles, which is not repeated
+            self.pacer.measure_evaluation()
+        if snapshot_is_due(0, self.cfg.snapshots, self.schedule):
             self.snapshot()
-        self.replan(at_least=1)
+        self.pacer.replan(0, at_least=1)
 
-    def end_step(self) -> None:
-        """Set what to do after this step, the same on every rank, and read the numbers to log.
+    def end_step(self) -> Due:
+        """Read the step's numbers, and return what follows it, the same on every rank.
 
         On a device that works asynchronously, a step without an evaluation or a save is logged here, one step later.
+        Raises TrainingError if the run cannot continue.
         """
         step = self.state.step
         self.metrics.advance()
-        if self.unread:  # the device has the next step to work on now
-            self._read(self.unread)
+        if self.reader.sent:  # the device has the next step to work on now
+            self._read_step()
             self.log({})
-            self.unread = None
-        if self.budget and not self.runtime.runs_ahead:
-            self.budget.mark(step)
+        if not self.runtime.runs_ahead:
+            self.pacer.mark(step)
         minutes = (time.perf_counter() - self.saved_at) / 60
         save = self.signals.save or minutes >= (self.cfg.save_interval_minutes or math.inf)
-        late = self.budget is not None and self.budget.is_late
         moved = not self.saver.folder_is_in_place()
-        asked = self.requests.agree(self.signals.stop, save, late, moved)  # every step, to obey signals
+        asked = self.requests.agree(self.signals.stop, save, self.pacer.is_late, moved)  # every step, to obey signals
         self.stopped_by, save, late, moved = asked
         if moved:
             raise self._moved()
-        if late and not self._evaluates(step):
-            self.replan()
-        self.should_evaluate, self.should_save = self._evaluates(step), bool(self.stopped_by or save)
-        self.signals.ends = "this evaluation" if self.should_evaluate else "this step"
-        pauses = self.should_evaluate or self.should_save
-        self.should_log = pauses or step % self.cfg.log_interval == 0 or step == 1
-        if not self.should_log:
-            return
-        self.state.guard.send()
-        if self.runtime.runs_ahead and not pauses:
-            self.unread, self.should_log = step, False
-            return
-        self._read(step)
-        self.read_at = time.perf_counter()
+        if late and not self.pacer.evaluates(step):
+            self.pacer.replan(step)
+        evaluate, save = self.pacer.evaluates(step), bool(self.stopped_by or save)
+        self.signals.ends = "this evaluation" if evaluate else "this step"
+        log = evaluate or save or step % self.cfg.log_interval == 0 or step == 1
+        if log:
+            self.reader.send(step)
+        if self.runtime.runs_ahead and not evaluate and not save:
+            log = False
+        if log:
+            self._read_step(will_evaluate=evaluate)
+            self.pacer.begin_evaluation()
+        return Due(evaluate, log, snapshot_is_due(step, self.cfg.snapshots, self.schedule), save)
 
-    def _evaluates(self, step: int) -> bool:
-        return self.schedule.evaluates(step) and (step >= self.evaluate_from or step == self.schedule.max_iters)
+    def _read_step(self, will_evaluate: bool = False) -> None:
+        """Wait for the device to finish the step that was sent, and report steps that were skipped since the last time.
+
+        Raises TrainingError if the run cannot continue; will_evaluate: the evaluation that follows decides.
+        """
+        for judged in self.reader.read():
+            if judged.skipped:
+                self.metrics.say(self._record_skipped(judged))
+        self.pacer.mark(self.reader.step)
+        if not will_evaluate:
+            self._require_finite(None)
+
+    def _record_skipped(self, judged: JudgedStep) -> str:
+        """Write what a skipped step had read into skipped/; returns a line about it."""
+        if self.group.rank:
+            return ""
+        sequences = self.cfg.accumulation * self.cfg.batch_size
+        first = (judged.step - 1) * sequences
+        inputs, _ = self.data.batch(first, sequences)
+        return self.state.guard.record(self.out_dir, judged, first, inputs, self.data.tokenizer)
+
+    def _require_finite(self, val_loss: float | None) -> None:
+        """Raise TrainingError if too many steps in a row were bad, or the validation loss is not finite."""
+        guard, max_bad_steps = self.state.guard, self.cfg.max_bad_steps
+        if guard.can_continue(max_bad_steps, val_loss):
+            return
+        self._wait_for_checkpoint()
+        has_checkpoint = run_folder.exists(self.out_dir) and not self.saver.replace  # of this run
+        reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
+        raise TrainingError(f"stopped at step {self.reader.step:,}: {reason}")
 
     def _moved(self) -> TrainingError:
         """The error of a run whose folder was moved or removed. Another run may write to a folder at its path."""
@@ -190,39 +229,28 @@ class Session:
         resume = shlex.join(["--init_from=resume", f"--out_dir={place}"])
         return TrainingError(f"out_dir={self.out_dir} was moved to {place}, {stops}; resume it there with {resume}")
 
-    def _read(self, step: int) -> None:
-        """Wait for the device to finish `step`; report steps that were skipped since the last time."""
-        self.read_step, self.steps = step, self.state.guard.read(step)
-        self.rate = self.clock.rate(step)
-        if self.budget:
-            self.budget.mark(step)
-        for judged in self.steps:
-            if judged.skipped:
-                self.metrics.say(self._record_skipped(judged))
+    def note_evaluation(self, losses: dict[str, float], due: Due) -> Due:
+        """Count an evaluation. Returns what follows it: the best one so far is saved, and so is the last one.
 
-    def _record_skipped(self, judged: JudgedStep) -> str:
-        """Write what a skipped step had read into skipped/; returns a line about it."""
-        if self.group.rank:
-            return ""
-        first = (judged.step - 1) * self.sequences
-        inputs, _ = self.data.batch(first, self.sequences)
-        return self.state.guard.record(self.out_dir, judged, first, inputs, self.data.tokenizer)
+        Raises TrainingError if the loss is not finite.
+        """
+        self._require_finite(losses["val_loss"])
+        self.pacer.end_evaluation(self.state.step)
+        self._wait_for_checkpoint()  # one that failed is not the best, with which this evaluation is compared
+        if not self.group.gloo:  # several processes agree after the next step
+            self.stopped_by = self.signals.stop
+        self.signals.ends = "the next step"
+        improved = self.state.note_evaluation(losses["val_loss"])
+        self.watch.note_evaluation(losses, self.reader.steps[-1].loss)
+        self.reader.restart()
+        return due._replace(save=due.save or self.finished or improved or self.cfg.always_save_checkpoint)
+
+    # --- what is written ----------------------------------------------------------------------------------------------
 
     def log(self, losses: dict[str, float]) -> None:
-        """Write the line of metrics.jsonl of the step that was read. losses: of an evaluation after it.
-
-        Raises TrainingError if the run cannot continue.
-        """
-        step, newest, guard = self.read_step, self.steps[-1], self.state.guard
-        if losses and self.budget:
-            self.budget.note_evaluation(time.perf_counter() - self.read_at)
-        val_loss, max_bad_steps = losses.get("val_loss"), self.cfg.max_bad_steps
-        if not guard.can_continue(max_bad_steps, val_loss):
-            self._wait_for_checkpoint()
-            has_checkpoint = run_folder.exists(self.out_dir) and not self.saver.replace  # of this run
-            reason = guard.diagnose(self.state.model, max_bad_steps, val_loss, has_checkpoint)
-            raise TrainingError(f"stopped at step {step:,}: {reason}")
-        tokens_per_second = self.rate and self.rate * self.tokens
+        """Write the line of metrics.jsonl of the step that was read. losses: of an evaluation after it."""
+        step, newest, rate = self.reader.step, self.reader.steps[-1], self.reader.rate
+        tokens_per_second = rate and rate * self.cfg.step_tokens
         peak_flops = (self.runtime.peak_flops() or 0.0) * self.group.size
         flops = self.state.model.config.flops_per_token()["total"]
         line = self._metrics_line(
@@ -234,30 +262,20 @@ class Session:
             tokens_per_second=tokens_per_second,
             mfu=tokens_per_second * flops / peak_flops if tokens_per_second and peak_flops else None,
         )
-        self.metrics.log(line, self._remark(losses["val_loss"]) if losses else "")
-        self.clock.start(step)
-        self.logged_at = time.perf_counter()
-        if losses:
-            self.replan()  # before the checkpoint, which holds the decision
-            self.said_replan = False
-        if losses or self.should_save:
-            self._wait_for_checkpoint()  # one that failed is not the best, with which this evaluation is compared
-            self.best_before = self.state.best_val_loss, self.state.best_step
-        if losses:
-            if not self.group.gloo:  # several processes agree after the next step
-                self.stopped_by = self.signals.stop
-            self.signals.ends = "the next step"
-            self._count_evaluation(losses)
+        self.metrics.log(line, self.watch.remark(losses["val_loss"]) if losses else "")
+        if losses and (warning := self.watch.warning()):
+            self.metrics.say(f"step {step:,}: {warning}")
 
     def _metrics_line(self, step: int, losses: dict[str, float], **numbers: float | None) -> dict[str, Any]:
         """A line of metrics.jsonl. losses: of an evaluation. numbers: what else is known, by name."""
+        sequences = step * self.cfg.accumulation * self.cfg.batch_size
         return {
             "step": step,
-            "tokens": step * self.tokens,
+            "tokens": step * self.cfg.step_tokens,
             "loss": None,
             "val_loss": None,
             **losses,
-            **{f"epochs/{name}": n for name, n in self.data.epochs(step * self.sequences).items()},
+            **{f"epochs/{name}": n for name, n in self.data.epochs(sequences).items()},
             "lr": None,
             "grad_norm": None,
             "skipped": self.state.guard.skipped,
@@ -266,54 +284,6 @@ class Session:
             "peak_memory": self.runtime.peak_memory(),
             **numbers,
         }
-
-    def _remark(self, val_loss: float) -> str:
-        """How far an evaluation is above the best one, if it is."""
-        best, best_step = self.state.best_val_loss, self.state.best_step
-        return f" ({val_loss - best:.4f} above the best, of step {best_step:,})" if val_loss > best else ""
-
-    def _count_evaluation(self, losses: dict[str, float]) -> None:
-        self.losses, state = losses, self.state
-        self.improved = state.note_evaluation(losses["val_loss"])
-        self.should_save |= self.finished or self.improved or self.cfg.always_save_checkpoint
-        if self.has_risen and self.warned_at != state.best_step:
-            self.metrics.say(f"step {state.step:,}: {self.describe_rise()}")
-            self.warned_at = state.best_step
-
-    @property
-    def has_risen(self) -> bool:
-        """Whether two or more evaluations in a row were above the best, and the last one at least 1 % above it."""
-        if not self.losses or self.state.evaluations_since_best < 2 or self.rate_was_raised:
-            return False
-        return self.losses["val_loss"] > 1.01 * self.state.best_val_loss
-
-    @property
-    def rate_was_raised(self) -> bool:
-        """Whether the best evaluation was at a lower learning rate, before the run was extended."""
-        if self.earlier_rate is None or self.state.best_step > self.resumed_at:
-            return False
-        return self.schedule.learning_rate_at(self.state.step) > self.earlier_rate
-
-    def describe_rise(self) -> str:
-        """By how much the validation loss has risen, probably why, and what helps.
-
-        A model that overfits has a training loss below the best validation loss. With a learning rate that is too high,
-        both losses rise.
-        """
-        best, last, best_step = self.state.best_val_loss, self.losses["val_loss"], self.state.best_step
-        training_loss = self.steps[-1].loss
-        if training_loss < best:
-            reason = "the model overfits (more text, more dropout or a smaller model would help)"
-        else:
-            reason = f"the training loss is {training_loss:.4f}, so the learning rate is probably too high"
-        return (
-            f"the validation loss has risen by {last - best:.4f} since step {best_step:,}, from {best:.4f} to "
-            f"{last:.4f}: {reason}; sample.py takes the best checkpoint, of step {best_step:,}"
-        )
-
-    @property
-    def should_snapshot(self) -> bool:
-        return snapshot_is_due(self.state.step, self.cfg.snapshots, self.schedule)
 
     def snapshot(self) -> None:
         """Write a snapshot of the weights in the background, before the checkpoint that a later run resumes from."""
@@ -331,6 +301,8 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint; in the background, unless the run ends with it."""
+        self._wait_for_checkpoint()
+        self.best_saving = self.state.best_val_loss, self.state.best_step
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
         state = {
             **self.record,
@@ -338,7 +310,7 @@ class Session:
             "stopped_by": reason,
             "wandb_id": self.metrics.wandb_id,
             "decisions": list(self.schedule.decisions),
-            "budget": self.budget and self.budget.state(),
+            "budget": self.pacer.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)
         self.saver.begin(self.state.step, weights, optimizer, state)
@@ -354,8 +326,9 @@ class Session:
         self._wait_for_snapshot()
         failure = self.group.broadcast(self.saver.wait())
         if not failure:
+            self.best_saved = self.best_saving
             return
-        self.state.best_val_loss, self.state.best_step = self.best_before
+        self.state.best_val_loss, self.state.best_step = self.best_saving = self.best_saved
         if self.group.broadcast(not self.saver.folder_is_in_place()):
             raise self._moved()
         if last:
@@ -364,102 +337,34 @@ class Session:
 
     def sample(self) -> None:
         """Add a sample to samples.jsonl after an evaluation. It is optional: it comes last and cannot fail the run."""
-        began = time.perf_counter()
-        tokens = self.cfg.sample_tokens
-        deadline = self.budget.sample_deadline(is_last=False) if self.budget else math.inf
+        began, tokens, deadline = time.perf_counter(), self.cfg.sample_tokens, self.pacer.sample_deadline(is_last=False)
         if self.sample_text and tokens:
             self.metrics.sample(self.state.step, lambda: "".join(until(deadline, self.sample_text(tokens))))
         self._continue_together()
-        if self.budget:
-            self.budget.note_saving(time.perf_counter() - self.logged_at)
-            if self.sample_text and tokens and time.perf_counter() < deadline:
-                self.budget.note_sample(tokens, time.perf_counter() - began)
-            self.replan()
+        is_complete = self.sample_text and tokens and time.perf_counter() < deadline
+        self.pacer.end_sample(self.state.step, tokens if is_complete else 0, began)
+
+    def print_sample(self) -> None:
+        """Print a sample of the trained model. The run is saved, so a sample that fails is not an error.
+
+        With a time budget, it ends with the run's time.
+        """
+        if not (self.sample_text and self.cfg.sample_tokens) or self.group.rank:
+            return
+        deadline = self.pacer.sample_deadline(is_last=True)
+        heading = f"a sample of the model after step {self.state.step:,}"
+        if self.state.best_step != self.state.step:
+            heading += f" (sample.py takes the best checkpoint, of step {self.state.best_step:,})"
+        print(f"{heading}:\n")
+        try:
+            for piece in until(deadline, self.sample_text(FINAL_SAMPLE_TOKENS)):
+                print(piece, end="", flush=True)
+            print("\n")
+        except BrokenPipeError:  # the reader of the output has exited
+            raise
+        except Exception as error:
+            print(f"no sample ({type(error).__name__}: {error})")
 
     def _continue_together(self) -> None:
         self.group.barrier()  # rank 0 may have written or sampled for a long time
-        self.clock.start(self.state.step)
-
-    def replan(self, at_least: int = 0) -> None:
-        """Under a time budget, recompute max_iters from current timings, the same on every rank.
-
-        at_least: how many steps to run in any case.
-        """
-        step = self.state.step
-        if self.budget is None or step >= self.schedule.max_iters:
-            return
-        before = self.schedule.max_iters
-        fitting, self.evaluate_from = self.group.broadcast(self.budget.plan(step, self.schedule))
-        max_iters = max(step + at_least, fitting)
-        if max_iters != before and not self.said_replan:
-            budget = self.budget
-            self.metrics.say(
-                f"step {step:,}: the run now has {counted(max_iters, 'step')} instead of {before:,}, "
-                f"to fit into {counted(budget.minutes, 'minute')} "
-                f"(a step takes {1000 * budget.step_seconds:,.1f} ms, an evaluation {budget.evaluation_seconds:.2g} s)"
-            )
-            self.said_replan = True
-        if max_iters != before:
-            self.schedule.decide(step, max_iters)
-            self.metrics.lengthen(max_iters)
-        self.budget.start_stretch(step)
-
-
-class SignalHandler:
-    """What signals ask of a run, while the block lasts.
-
-    The first SIGINT or SIGTERM asks it to save and stop (`stop` is the signal's number). The second has its usual
-    effect, except under torchrun, which forwards a signal that the terminal has sent already, and kills in the end.
-    SIGUSR1, on systems that have it, asks it to save and continue (`save`, which the run resets). Outside the main
-    thread, where Python allows no signal handlers, nothing is asked.
-
-    A thread prints a line at once: Python calls a handler only when an operation ends, such as a backward pass.
-    """
-
-    stop: int = 0
-    save: bool = False
-    ends: str = "the first step"  # after which the run stops if it is asked to
-
-    def __enter__(self) -> "SignalHandler":
-        self.previous = {}
-        if threading.current_thread() is threading.main_thread():
-            self.received, self.sent = socket.socketpair()
-            self.sent.setblocking(False)
-            self.previous_descriptor = signal.set_wakeup_fd(self.sent.fileno(), warn_on_full_buffer=False)
-            self.announcer = threading.Thread(target=self._announce, daemon=True)
-            self.announcer.start()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self.ask_to_stop)
-            if hasattr(signal, "SIGUSR1"):
-                self.previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self.ask_to_save)
-        return self
-
-    def _announce(self) -> None:
-        """Print what the first signal does. Each signal arrives as a byte, its number."""
-        is_announced = distributed.rank_from_env() > 0
-        while signals := self.received.recv(1):
-            if signals[0] in (signal.SIGINT, signal.SIGTERM) and not is_announced:
-                again = "" if under_torchrun() else "; a second signal stops it at once"
-                begin = "\n" if os.isatty(2) else ""  # below the progress bar
-                os.write(2, f"{begin}stopping after {self.ends}{again}\n".encode())
-                is_announced = True
-
-    def ask_to_stop(self, number: int, frame: Any) -> None:
-        self.stop = number
-        if under_torchrun():
-            return
-        for handled in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(handled, self.previous[handled])
-
-    def ask_to_save(self, number: int, frame: Any) -> None:
-        self.save = True
-
-    def __exit__(self, *exception: Any) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-        if self.previous:
-            signal.set_wakeup_fd(self.previous_descriptor)
-            self.sent.shutdown(socket.SHUT_WR)  # ends the thread, even if a forked process has the socket
-            self.sent.close()
-            self.announcer.join()
-            self.received.close()
+        self.reader.restart()

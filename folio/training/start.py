@@ -1,4 +1,16 @@
-"""Where a run starts: from scratch, from its own last checkpoint (resume), or from other weights (finetune)."""
+"""Where a run starts: from scratch, from its own last checkpoint (resume), or from other weights (finetune).
+
+The value of a setting is the first of:
+
+    a new run          the command line, the config file, the default
+    a resumed run      the command line, the config file, the checkpoint, the default
+      what defines it  the checkpoint (FIXED, BATCH, dataset, minutes): the command line may not set anything else
+      counts of steps  as max_iters: if it changes, those that were chosen for it change in proportion
+    a finetuned run    as a new run
+      the shape        the checkpoint (SHAPE): the command line may not set anything else, but a shorter block_size
+
+A config file that disagrees with what only the checkpoint says has no effect there, and a line says so.
+"""
 
 import os
 import sys
@@ -239,7 +251,6 @@ def resumed(given: Config, saved: Checkpoint, restarted: bool) -> Start[Config]:
         given = given.replace(init_from="resume", overwrite=False)
     cfg = with_recorded_settings(given, before, saved.path, restarted)
     cfg = cfg.replace(**shape_settings(cfg, saved))
-    settings.check(cfg)
     cfg = cfg.replace(**resumed_step_counts(given, cfg, before, saved.state))
     settings.check(cfg)
     refuse_other_run(before, cfg, saved.path)

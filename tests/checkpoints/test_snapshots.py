@@ -78,20 +78,19 @@ def assert_snapshots_are_the_weights(cfg: TrainConfig, steps: tuple[int, ...]) -
 
 @pytest.mark.parametrize("async_save", [True, False])
 def test_a_snapshot_holds_the_weights_after_its_step(tiny, monkeypatch, async_save):
-    """Also if it is written while the next step changes them: here, the first one once step 1 is logged."""
-    step_1_is_logged, log, write = threading.Event(), Metrics.log, checkpoint.write_snapshot
+    """Also if it is written while the next step changes them: here, the first one once step 1 is done."""
+    step_1_is_done, advance, write = threading.Event(), Metrics.advance, checkpoint.write_snapshot
 
-    def recorded_log(self, line, *remark):
-        log(self, line, *remark)
-        if line["step"] == 1:
-            step_1_is_logged.set()
+    def recorded_advance(self):
+        advance(self)
+        step_1_is_done.set()
 
     def slow_write(out_dir, step, weights):
-        assert step_1_is_logged.wait(timeout=300 if async_save else 0) or not async_save
+        assert step_1_is_done.wait(timeout=300 if async_save else 0) or not async_save
         write(out_dir, step, weights)
 
     monkeypatch.setattr(checkpoint, "write_snapshot", slow_write)
-    monkeypatch.setattr(Metrics, "log", recorded_log)
+    monkeypatch.setattr(Metrics, "advance", recorded_advance)
     cfg = tiny(**EACH_STEP, snapshots=6, async_save=async_save)
     train(cfg)
     assert_snapshots_are_the_weights(cfg, (0, 1, 2, 4, 7, 12))

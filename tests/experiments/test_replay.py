@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import tools.replay as replay_script
-import train as train_script
 from folio import UserError
 from folio.base import settings
 from folio.base.files import locked
 from folio.checkpoints import checkpoint, run_folder
 from folio.experiments.replay_report import label, visible
 from folio.machine.runtime import Runtime
+from folio.training import setup
+from folio.training.setup import open_data
 from model import GPT
 from prepare import text as prepare_text
 from tests.support.processes import run, wait
@@ -27,7 +28,7 @@ from tests.support.runs import read_metrics
 from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import ROOT, run_ranks, start_script_ranks
 from tools.replay import ReplayConfig, main
-from train import TrainConfig, open_data, train
+from train import TrainConfig, train
 
 
 def replay(cfg: TrainConfig, step: int, **settings) -> dict:
@@ -106,7 +107,7 @@ def test_other_settings_of_the_computation(tiny):
 def test_float16_scales_the_loss_and_skips_overflows(tiny, poison, monkeypatch):
     """Gradients are shown without the scale. An overflow only lowers it."""
     half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    for script in (train_script, replay_script):
+    for script in (setup, replay_script):
         monkeypatch.setattr(script, "resolve_runtime", lambda *args: half)
     cfg = tiny(max_iters=8, eval_interval=4)
     poison(cfg, 4 * 4, 1e6)

@@ -251,7 +251,14 @@ def test_damaged_files_are_left_out_and_nothing_fails(tiny, tmp_path, seed, caps
 
 def test_a_damaged_state_is_not_logged():
     """One without its best loss, as a random test of damaged files made it, was a KeyError."""
-    assert not is_logged({"step": 2, "best_step": 2}, [{"step": 2, "val_loss": 1.0}])
+    assert not is_logged({"step": 3, "best_step": 2}, [{"step": 2, "val_loss": 1.0}])
+
+
+def test_a_damaged_line_of_the_best_evaluation_leaves_the_run_what_it_is():
+    """A flipped bit in one line of metrics.jsonl made the checkpoints those of another run."""
+    state = {"step": 4, "best_step": 2, "best_val_loss": 1.0}
+    assert is_logged(state, [{"step": 4, "val_loss": 1.5}]) and is_logged(state, [{"step": 2, "val_loss": 1.0}])
+    assert not is_logged(state, [{"step": 2, "val_loss": 3.0}, {"step": 4, "val_loss": None}])
 
 
 # --- finding runs -----------------------------------------------------------------------------------------------------

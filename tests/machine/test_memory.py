@@ -21,8 +21,9 @@ from folio.training.forecast import (
     training_memory,
 )
 from folio.training.loader import resident_bytes
+from folio.training.setup import open_data
 from model import GPT, POSITIONS, GPTConfig, cross_entropy
-from train import open_data, train
+from train import train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
 

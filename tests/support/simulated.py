@@ -4,6 +4,7 @@ import torch
 
 import train as train_script
 from folio.machine.runtime import Runtime
+from folio.training.guard import StepGuard
 
 
 class SimulatedMachine:
@@ -19,7 +20,7 @@ class SimulatedMachine:
         self.device = 0.0  # the time at which the device will have finished its work
         self.steps = 0
         self.finished: dict[tuple, float] = {}  # when the device finishes a step, by guard and step
-        train_step, evaluate, read = train_script.train_step, train_script.evaluate, train_script.StepGuard.read
+        train_step, evaluate, read = train_script.train_step, train_script.evaluate, StepGuard.read
 
         def timed_step(state, *args):
             if trains:
@@ -42,7 +43,7 @@ class SimulatedMachine:
 
         monkeypatch.setattr(train_script, "train_step", timed_step)
         monkeypatch.setattr(train_script, "evaluate", timed_evaluation)
-        monkeypatch.setattr(train_script.StepGuard, "read", timed_read)
+        monkeypatch.setattr(StepGuard, "read", timed_read)
         monkeypatch.setattr(train_script.time, "perf_counter", lambda: self.now)
         if runs_ahead:
             monkeypatch.setattr(Runtime, "runs_ahead", True)

@@ -130,7 +130,7 @@ def test_one_micro_batch_is_measured_after_its_memory_is_shown(tiny, capsys, mon
     cfg = tiny(gradient_accumulation_steps=40)
     printed = []
 
-    def measure_step(cfg, model, net, loss_fn, loader):
+    def measure_step(train_step, cfg, model, net, loss_fn, loader):
         printed.append(capsys.readouterr().out)
         return 0.25 * loader.sequences / cfg.batch_size
 

@@ -19,6 +19,7 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import COMMAND_LINE
 from folio.checkpoints import checkpoint, run_folder
+from folio.training import session, setup
 from folio.training.budget import FINAL_SAMPLE_TOKENS, Budget, evaluation_seconds, with_time_budget
 from folio.training.run_log import Metrics
 from folio.training.schedule import STEP_COUNTS, Schedule, StepCounts
@@ -108,14 +109,14 @@ def stop_at(step: int):
 def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkeypatch, tmp_path, capsys):
     """Measuring the step time changes nothing. The run also resumes as planned, without measuring again."""
     SimulatedMachine(monkeypatch, lambda step: 0.3, lambda step: 0.0)
-    measured, measure_step = [], train_script.measure_step
+    measured, measure_step = [], setup.measure_step
 
     def measure_but_return_200_ms(*args):
         measured.append(measure_step(*args))
         return 0.2
 
     monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (schedule.max_iters, 0))  # never replanned
-    monkeypatch.setattr(train_script, "measure_step", measure_but_return_200_ms)
+    monkeypatch.setattr(setup, "measure_step", measure_but_return_200_ms)
     with_minutes = tiny(minutes=0.15, optimizer="muon", out_dir=str(tmp_path / "minutes"), eval_interval=4)
     train(with_minutes)
     out = capsys.readouterr().out
@@ -129,8 +130,8 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
     shutil.rmtree(with_minutes.out_dir)
     with monkeypatch.context() as patch:
         patch.setattr(Metrics, "log", stop_at(2))
-        patch.setattr(train_script, "measure_step", lambda *args: 0.2)
-        patch.setattr(train_script, "with_time_budget", lambda *args: (StepCounts(**counts), False))
+        patch.setattr(setup, "measure_step", lambda *args: 0.2)
+        patch.setattr(setup, "with_time_budget", lambda *args: (StepCounts(**counts), False))
         train(with_minutes)
     assert run_folder.last_state(Path(with_minutes.out_dir))["step"] == 3
     train(replace(with_minutes, init_from="resume"))
@@ -154,7 +155,7 @@ def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minute
     step_seconds, token_seconds = SPEEDS[speed]
     evaluation = val_batches * step_seconds
     machine = SimulatedMachine(monkeypatch, lambda step: step_seconds, lambda step: evaluation, trains=False)
-    monkeypatch.setattr(train_script, "evaluation_seconds", lambda *args: evaluation / 3)
+    monkeypatch.setattr(setup, "evaluation_seconds", lambda *args: evaluation / 3)
     evaluating, sampling = [], []
 
     def evaluate(*args):
@@ -170,7 +171,7 @@ def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minute
 
     monkeypatch.setattr(train_script, "evaluate", evaluate)
     monkeypatch.setattr(train_script, "sample_text", slow_sample)
-    monkeypatch.setattr(train_script, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
+    monkeypatch.setattr(session, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
     monkeypatch.setattr(checkpoint, "save", lambda *args: None)
     cfg = tiny(**SMALLEST, max_iters=100, eval_interval=10, minutes=minutes, sample_tokens=50, log_interval=10**6)
     try:
@@ -223,35 +224,33 @@ def test_what_the_error_about_a_short_budget_suggests_works(case, seed):
 @pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
 def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, monkeypatch, capsys):
     """It said so whenever evaluations took any time."""
-    monkeypatch.setattr(train_script, "measure_step", lambda *arguments: 0.1)
-    monkeypatch.setattr(train_script, "evaluation_seconds", lambda *arguments: evaluation)
+    monkeypatch.setattr(setup, "measure_step", lambda *arguments: 0.1)
+    monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
     cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
     group = SimpleNamespace(broadcast=lambda value: value)
     loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=SimpleNamespace(validation_tokens=10**5))
     start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
-    train_script.time_budget(cfg, start, state, None, loader, time.perf_counter())
+    setup.time_budget(cfg, start, state, None, loader, None, time.perf_counter())
     assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
 
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_the_time_of_compiling_is_not_that_of_an_evaluation(compiles):
     """A first evaluation that compiled for 40 s left one of ten evaluations."""
-    noted = []
-    session = mock.Mock(read_at=0.0, should_snapshot=False)
-    session.runtime.compile, session.budget.note_evaluation = compiles, noted.append
-    session.data.tokenizer.vocab_size = 5
-    Session.log_start(session, {"val_loss": 1.0})
-    assert bool(noted) != compiles
+    run = mock.Mock()
+    run.runtime.compile, run.data.tokenizer.vocab_size, run.cfg.snapshots = compiles, 5, 0
+    Session.log_start(run, {"val_loss": 1.0})
+    assert run.pacer.measure_evaluation.called != compiles
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
 def test_a_sample_that_was_cut_off_is_not_timed(seconds):
     """The time of its tokens was underestimated, and with it the end of the run."""
-    session = mock.Mock()
-    session.cfg.sample_tokens, session.logged_at = 100, time.perf_counter()
-    session.budget.sample_deadline.return_value = time.perf_counter() + seconds
-    Session.sample(session)
-    assert session.budget.note_sample.called == (seconds > 0)
+    run = mock.Mock()
+    run.pacer.sample_deadline.return_value = time.perf_counter() + seconds
+    run.cfg.sample_tokens = 100
+    Session.sample(run)
+    assert run.pacer.end_sample.call_args.args[1] == (100 if seconds else 0)
 
 
 # --- a run on a simulated machine -------------------------------------------------------------------------------------
@@ -331,7 +330,7 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
         return sample_text(model, tokenizer, runtime, seed, 1)
 
     monkeypatch.setattr(train_script, "sample_text", slow_sample)
-    monkeypatch.setattr(train_script, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
+    monkeypatch.setattr(session, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
     settings = dict(**SMALLEST, max_iters=100, eval_interval=50, minutes=1, sample_tokens=20)
     log = Metrics.log
     with monkeypatch.context() as patch:

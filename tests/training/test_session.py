@@ -1,6 +1,8 @@
 """folio/training/session.py, through train(): signals, metrics, checkpoints, full disks, patience, samples."""
 
+import ast
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -23,7 +25,8 @@ from folio.base.files import is_locked, read_json
 from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.machine.runtime import Runtime
 from folio.training.run_log import Metrics
-from folio.training.session import SignalHandler, TrainingError
+from folio.training.session import TrainingError
+from folio.training.signals import SignalHandler
 from folio.training.start import reserve
 from tests.support.processes import wait
 from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics
@@ -533,7 +536,7 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
         assert run_folder.exists(Path(tiny().out_dir))  # the checkpoint is saved first
         raise RuntimeError("no sample today")
 
-    monkeypatch.setattr(train_script, "generate", failing_generate)
+    monkeypatch.setattr("folio.decoding.generate.generate", failing_generate)
     train(tiny(async_save=False))
     assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
     out = capsys.readouterr().out
@@ -582,3 +585,32 @@ def test_an_evaluation_does_not_wait_for_the_checkpoint_before_it(tiny, monkeypa
     monkeypatch.setattr(train_script, "evaluate", note_evaluation)
     train(tiny(max_iters=6, eval_interval=2, save_interval_minutes=None))
     assert len(steps) == 4 and run_folder.last_state(Path(tiny().out_dir))["step"] == 6
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["log", "snapshot", "save"])])
+def test_what_follows_a_step_may_be_in_any_order(order, tiny, tmp_path, monkeypatch):
+    """With the lines for log and save exchanged, the best checkpoint was not saved."""
+
+    def run(train_function, name: str) -> dict[str, Any]:
+        losses = iter([3.0, 2.0, 1.0, 4.0, 5.0])
+        monkeypatch.setitem(train_function.__globals__, "evaluate", lambda *args: {"val_loss": next(losses)})
+        settings = dict(max_iters=8, eval_interval=2, keep_last=1, snapshots=3, always_save_checkpoint=False)
+        train_function(tiny(out_dir=str(tmp_path / name), **settings))
+        folder = tmp_path / name
+        pointers = [json.loads((folder / f"{pointer}.json").read_text()) for pointer in ("best", "last")]
+        snapshots = sorted(path.name for path in (folder / "snapshots").iterdir())
+        weights = [(path / "model.safetensors").read_bytes() for path in sorted(folder.glob("step-*"))]
+        return {"pointers": pointers, "snapshots": snapshots, "weights": weights, "losses": read_losses(folder)}
+
+    tree = ast.parse(Path(train_script.__file__).read_text(encoding="utf-8"))
+    (loop,) = [node for node in ast.walk(tree) if isinstance(node, ast.While)]
+    blocks = {ast.unparse(node.test).removeprefix("due."): node for node in loop.body if isinstance(node, ast.If)}
+    places = [loop.body.index(blocks[name]) for name in ("log", "snapshot", "save")]
+    for place, name in zip(places, order, strict=True):
+        loop.body[place] = blocks[name]
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train"]
+    changed = dict(vars(train_script))
+    exec(compile(tree, "train.py", "exec"), changed)
+    result = run(changed["train"], "changed")
+    assert result == run(train, "as it is")
+    assert result["pointers"][0]["checkpoint"] == "step-000004" and len(result["weights"]) == 2

@@ -1,0 +1,64 @@
+"""Rules across train.py's settings, and how some of them follow from others."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from folio.base.settings import COMMAND_LINE
+from folio.checkpoints.find_runs import LATEST
+from folio.machine import distributed
+from folio.training.schedule import scaled_to_override
+
+
+def setting_problems(cfg: Any) -> list[tuple[str, str]]:
+    """Rules across settings: (setting, what is wrong with it and how to fix it)."""
+    problems = []
+    if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate:
+        problems.append(("min_lr", "it must be at most learning_rate"))
+    multiple = 2 if cfg.position == "rotary" else 1  # of which the head size must be one
+    divisor = multiple * cfg.n_head
+    if cfg.n_head > 0 and cfg.n_embd % divisor:
+        fitting = [h for h in range(1, min(cfg.n_embd, 4096) + 1) if cfg.n_embd % (multiple * h) == 0]
+        nearest = sorted(sorted(fitting, key=lambda h: abs(h - cfg.n_head))[:3])
+        rule = f"n_embd={cfg.n_embd} is not divisible by it"
+        if cfg.n_embd % cfg.n_head == 0:
+            rule = f"position=rotary needs an even head size, and n_embd / n_head is {cfg.n_embd // cfg.n_head}"
+        remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-cfg.n_embd // divisor) * divisor}"
+        problems.append(("n_head", f"{rule}; use {remedy}"))
+    if cfg.out_dir == LATEST and cfg.init_from != "resume" and not Path(LATEST).is_dir():
+        rule = "it names the run that was written to last; resume that with --init_from=resume, or choose another"
+        problems.append(("out_dir", f"{rule} --out_dir"))
+    micro_batch = cfg.batch_size * cfg.block_size
+    if cfg.total_batch_tokens is not None and cfg.gradient_accumulation_steps is not None:
+        problems.append(("total_batch_tokens", "it determines gradient_accumulation_steps; give only one of them"))
+    if cfg.init_from != "resume" and not cfg.is_set("dataset"):
+        files = {origin.rpartition(":")[0] for origin in cfg.origins.values() if origin != COMMAND_LINE}
+        if files:
+            rule = (
+                f"{' and '.join(sorted(files))} names no data set; add --dataset=NAME (nanoGPT's config files "
+                f"without one mean --dataset=openwebtext)"
+            )
+            problems.append(("dataset", rule))
+    if problems or micro_batch <= 0:
+        return problems
+    if cfg.accumulation * cfg.batch_size >= 2**31:
+        rule = "with batch_size it makes more than 2**31 sequences per step"
+        problems.append(("gradient_accumulation_steps", rule))
+    if cfg.compile == "reduce-overhead" and cfg.accumulation > 1:
+        problems.append(("compile", "captured graphs need steps of one micro-batch; use auto"))
+    return problems
+
+
+def scaled_counts(cfg: Any, origins: Mapping[str, str], overridden: Mapping[str, Any]) -> dict[str, int | None]:
+    """The counts of steps, those of a config file in proportion if the command line replaces its max_iters."""
+    file_max_iters = overridden.get("max_iters", cfg.max_iters)
+    counts = asdict(scaled_to_override(cfg.step_counts, origins, file_max_iters))
+    before = asdict(cfg)
+    scaled = [f"{name}={n:,} (was {before[name]:,})" for name, n in counts.items() if n != before[name]]
+    if scaled and distributed.rank_from_env() == 0:
+        print(
+            f"max_iters={cfg.max_iters:,} instead of the config file's {file_max_iters:,}, and in proportion: "
+            f"{', '.join(scaled)}"
+        )
+    return counts

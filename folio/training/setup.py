@@ -1,0 +1,192 @@
+"""The parts of a run before its first step: data, runtime, memory, model, state, and time budget.
+
+cfg: train.py's settings.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+
+from folio import UserError
+from folio.base.number_format import counted
+from folio.data.find_data import open_mixture
+from folio.data.windows import Mixture
+from folio.machine import distributed, memory
+from folio.machine.kernels import adapt
+from folio.machine.runtime import Length, Runtime, resolve_runtime
+from folio.training import forecast
+from folio.training.budget import Budget, evaluation_seconds, seconds_per_step, with_time_budget
+from folio.training.guard import StepGuard
+from folio.training.loader import BatchLoader, resident_bytes
+from folio.training.optim import make_optimizer
+from folio.training.schedule import StepCounts
+from folio.training.start import Start, versions
+from folio.training.state import TrainState
+from model import GPT, GPTConfig
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # of inputs and targets, (B, T) each
+TrainStep = Callable[[TrainState, LossFunction, BatchLoader, float, float, int], None]  # train.py's
+
+
+def open_data(cfg: Any) -> Mixture:
+    return open_mixture(
+        cfg.dataset,
+        cfg.data_dir,
+        block_size=cfg.block_size,
+        seed=cfg.seed,
+        sampling=cfg.sampling,
+        max_val_windows=cfg.eval_iters and cfg.eval_iters * cfg.batch_size,
+    )
+
+
+def find_runtime(cfg: Any, start: Start, gpt_config: GPTConfig) -> Runtime:
+    flops = cfg.max_iters * cfg.step_tokens * gpt_config.flops_per_token()["total"]
+    length, earlier = Length(flops, cfg.minutes and 60 * cfg.minutes), start.earlier.get("resolved")
+    runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier, length, cfg.backend)
+    if cfg.parallel == "fsdp" and not runtime.group.gloo:
+        raise UserError("parallel=fsdp: start it with torchrun")
+    if cfg.parallel == "fsdp" and runtime.dtype == torch.float16:
+        raise UserError("parallel=fsdp: it does not scale losses; use --dtype=bfloat16")
+    return runtime
+
+
+def check_memory(cfg: Any, start: Start, gpt_config: GPTConfig, runtime: Runtime, data: Mixture) -> None:
+    """Print what training will take. Raises UserError if far too little memory is free."""
+    available = forecast.available_to_process(runtime)
+    if available is not None and not cfg.eval_only:
+        shards = runtime.group.size if cfg.parallel == "fsdp" else 1
+        forecast.refuse_too_large(gpt_config, cfg.optimizer, available, shards)
+    vocab_size = max(gpt_config.vocab_size, start.checkpoint.state["model"]["vocab_size"] if start.checkpoint else 0)
+    with torch.device("meta"):
+        planned = GPT(replace(gpt_config, vocab_size=vocab_size))
+    resident = resident_bytes(data, runtime.device.type, memory.free(runtime.device))
+    print(forecast.memory_report(cfg, planned, runtime, resident))
+
+
+def wrap(model: GPT | None, gpt_config: GPTConfig, cfg: Any, runtime: Runtime) -> tuple[GPT, nn.Module]:
+    """Move the model to its device, or build a new one if it is None. Returns it, and the module that computes its loss
+    on all processes: DDP's, FSDP's, or the model itself.
+
+    Under FSDP no process ever holds all of a new model: it is built on the meta device, and each process fills its
+    shards from the initial values, which follow from the seed and the parameters' names.
+    """
+    group, device = runtime.group, runtime.device
+    if cfg.parallel == "fsdp":
+        weights = dict(model.named_parameters()) if model else {}
+        with torch.device("meta"):
+            model = GPT(model.config if model else gpt_config)
+        adapt(model, runtime)
+        blocks, initial_value = model.transformer.h, model.initial_value
+        if cfg.recompute:
+            distributed.checkpoint_activations(blocks)
+        distributed.shard(model, blocks, group, device, runtime.dtype, bool(runtime.compile))
+        distributed.fill_shards(
+            model, lambda name, shape: weights[name] if weights else initial_value(name, shape, cfg.seed)
+        )
+        return model, model
+    model = (model or GPT(gpt_config, cfg.seed)).to(device)
+    adapt(model, runtime)
+    if cfg.recompute:
+        distributed.checkpoint_activations(model.transformer.h)
+    return model, distributed.replicate(model, device) if group.gloo else model
+
+
+def build_optimizer(model: GPT, cfg: Any, runtime: Runtime) -> torch.optim.Optimizer:
+    """A new optimizer of the kind that `cfg` names."""
+    return make_optimizer(
+        model,
+        cfg.optimizer,
+        cfg.learning_rate,
+        (cfg.beta1, cfg.beta2),
+        cfg.weight_decay,
+        cfg.muon_learning_rate,
+        torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
+        runtime.group,
+    )
+
+
+def build_state(start: Start, model: GPT, net: nn.Module, runtime: Runtime) -> TrainState:
+    """What a step changes: as in the checkpoint to resume, or new. model, net: of `wrap`."""
+    cfg = start.cfg
+    scaler = torch.amp.GradScaler(runtime.device.type, enabled=runtime.dtype == torch.float16)
+    guard = StepGuard(runtime.device, cfg.skip_spikes, start.earlier.get("guard"))
+    state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
+    if start.resuming:
+        state.load(start.earlier, start.checkpoint.optimizer())
+    return state
+
+
+def time_budget(
+    cfg: Any,
+    start: Start,
+    state: TrainState,
+    loss_fn: LossFunction,
+    loader: BatchLoader,
+    train_step: TrainStep,
+    began: float,
+) -> tuple[StepCounts, Budget | None]:
+    """The run's counts of steps and, with cfg.minutes, its time budget. began: when the run started."""
+    if not cfg.minutes:
+        return cfg.step_counts, None
+    if start.resuming:
+        saved = start.earlier.get("budget")
+        if not saved:
+            return cfg.step_counts, None
+        spent = saved["spent"] + time.perf_counter() - began
+        return cfg.step_counts, Budget(cfg.minutes, **{**saved, "spent": spent}, step=state.step)
+    measured = measure_step(train_step, cfg, state.model, state.net, loss_fn, loader), time.perf_counter() - began
+    step_seconds, spent = loader.runtime.group.broadcast(measured)  # every rank comes to the same counts, or error
+    evaluation = evaluation_seconds(loader.data.validation_tokens, cfg.step_tokens, step_seconds)
+    remaining = 60 * cfg.minutes - spent
+    batches = loader.data.validation_tokens / (cfg.batch_size * cfg.block_size)
+    counts, evaluates_less = with_time_budget(
+        cfg.step_counts, cfg.minutes, remaining, step_seconds, evaluation, cfg.origins, batches
+    )
+    print(f"{counted(cfg.minutes, 'minute')}, at {1000 * step_seconds:,.1f} ms per step: {counts}")
+    if evaluates_less:
+        print(
+            f"an evaluation takes {evaluation:.2g} s, so the run evaluates every {counted(counts.eval_steps, 'step')}; "
+            f"--eval_iters makes evaluations shorter"
+        )
+    return counts, Budget(cfg.minutes, step_seconds, evaluation, spent=time.perf_counter() - began)
+
+
+def measure_step(
+    train_step: TrainStep, cfg: Any, model: GPT, net: nn.Module, loss_fn: LossFunction, loader: BatchLoader
+) -> float:
+    """Seconds per step on this machine. At a learning rate of 0 and with its own optimizer, it changes no weights."""
+    runtime = loader.runtime
+    guard, scaler = StepGuard(runtime.device, None, None), torch.amp.GradScaler("cpu", enabled=False)
+    state = TrainState(model, net, build_optimizer(model, cfg, runtime), scaler, guard)
+
+    def run_step() -> None:
+        train_step(state, loss_fn, loader, 0.0, cfg.grad_clip, cfg.seed)
+        guard.send()
+        guard.read(state.step)  # waits for the device
+
+    return seconds_per_step(run_step, runtime.group, limit=6 * cfg.minutes if cfg.minutes else math.inf)  # a tenth
+
+
+def run_record(
+    start: Start, model: GPT, data: Mixture, runtime: Runtime, counts: StepCounts, resumes: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What a checkpoint says about the run, besides its progress."""
+    return {
+        "run_id": start.earlier.get("run_id") if start.resuming else uuid4().hex,
+        "model": asdict(model.config),
+        "config": asdict(start.cfg) | asdict(counts),
+        "origins": dict(start.cfg.origins),
+        "resolved": runtime.resolved,
+        "dataset": {"folder": start.cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "resumes": resumes,
+        "started_from": start.started_from,
+        "torchrun": distributed.run_id(),
+    }
