@@ -93,7 +93,7 @@ class TrainConfig(Settings):
     n_head: PositiveInt = 12  # H, attention heads; divides n_embd
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
-    position: Literal[POSITIONS] = "learned"  # or sinusoidal, rotary, relative, alibi, none; docs/positions.md
+    position: Literal[tuple(POSITIONS)] = "learned"  # or sinusoidal, rotary, relative, alibi, none; docs/positions.md
     activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout

@@ -4,22 +4,12 @@ import sys
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from folio.data.find_data import find_datasets
-from folio.data.windows import Mixture
 from model import ACTIVATIONS, GPT, SHAPES, GPTConfig, main
+from tests.support.models import SMALL, tokens
 from tests.support.processes import ROOT
-
-SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
-
-
-def tokens(B: int, T: int, V: int = 50) -> torch.Tensor:
-    return torch.randint(V, (B, T))
 
 
 def test_activations_match_transformers():
@@ -138,90 +128,7 @@ def test_targets_of_minus_one_are_ignored(seed):
     torch.testing.assert_close(model(idx, masked)[1], model(idx[:, :8], targets[:, :8])[1])
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir, monkeypatch, chunks):
-    """Against torch's cross-entropy over the targets that count. Where the others are predicted, all gradients of the
-    last norm's output are exactly 0.
-    """
-    data = Mixture(find_datasets("verse", masked_dir), 32, 1337, "epoch")
-    x, y = map(torch.from_numpy, data.batch(0, 32))  # enough sequences that some targets count, whatever the seed
-    model = GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1)
-    monkeypatch.setattr("model.LOGITS_AT_ONCE", -(-y.numel() * data.vocab_size // chunks))
-    outputs = []
-    model.transformer.ln_f.register_forward_hook(lambda norm, args, y: outputs.append(y) or y.retain_grad())
-    _, loss = model(x, y)
-    loss.backward()
-    counts, gradient = y != -1, outputs[0].grad  # (B, T), (B, T, C)
-    assert loss.item() == pytest.approx(F.cross_entropy(model.logits(x)[counts], y[counts]).item(), rel=1e-6)
-    assert (gradient[~counts] == 0).all() and (gradient[counts] != 0).any(dim=-1).all()
-    model.zero_grad()
-    _, loss = model(x, torch.full_like(y, -1))
-    loss.backward()
-    assert loss.item() == 0 and all((p.grad == 0).all() for p in model.parameters())
-
-
 # --- the loss in chunks -----------------------------------------------------------------------------------------------
-
-
-def loss_and_gradients(model: GPT, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    (3 * loss).backward()  # as if it were scaled for float16, or for a micro-batch's share
-    return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
-
-
-@pytest.mark.parametrize("tokens_at_once", [48, 17, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loss_in_chunks_has_the_value_and_gradients_of_torchs(dtype, tokens_at_once, seed, monkeypatch):
-    """Against cross-entropy of all logits, in float32. In bfloat16, the gradient of each logit is rounded to 8 bits."""
-    torch.manual_seed(seed)
-    model, idx, targets = GPT(GPTConfig(**SMALL)), tokens(3, 16), tokens(3, 16)
-    targets[1, :5] = -1
-    expected = loss_and_gradients(model, F.cross_entropy(model.logits(idx).mT, targets, ignore_index=-1))
-    monkeypatch.setattr("model.LOGITS_AT_ONCE", 50 * tokens_at_once - 1)
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        actual = loss_and_gradients(model, model(idx, targets)[1])
-        with torch.no_grad():
-            assert torch.equal(model(idx, targets)[1], actual["loss"])
-    tolerance = 2e-6 if dtype == torch.float32 else 2**-5
-    for name, value in expected.items():
-        assert (actual[name] - value).norm() <= tolerance * value.norm(), name
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_of_a_large_vocabulary_never_exist_at_once(dtype, monkeypatch):
-    """The largest tensor of a step, and of an evaluation, is the logits of a chunk, not of all tokens."""
-    sizes: list[int] = []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            result = operator(*args, **(kwargs or {}))
-            sizes.extend(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
-            return result
-
-    V, C = 1000, 4
-    model, idx = GPT(GPTConfig(**{**SMALL, "vocab_size": V, "n_embd": C, "n_head": 1})), tokens(4, 16, V)
-    for at_once, largest in ((2**26, 4 * 16 * V), (10 * V, 10 * V)):
-        monkeypatch.setattr("model.LOGITS_AT_ONCE", at_once)
-        for training in (True, False):
-            sizes.clear()
-            with (
-                Sizes(),
-                torch.autocast("cpu", dtype, enabled=dtype != torch.float32),
-                torch.set_grad_enabled(training),
-            ):
-                _, loss = model(idx, idx)
-                if training:
-                    loss.backward()
-            assert max(sizes) == largest
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own
-def test_a_loss_in_chunks_is_one_graph_of_torchs_compiler(monkeypatch):
-    monkeypatch.setattr("model.LOGITS_AT_ONCE", 500)
-    model, idx = GPT(GPTConfig(**SMALL)), tokens(2, 16)
-    expected = loss_and_gradients(model, model(idx, idx)[1])
-    compiled = torch.compile(lambda idx: model(idx, idx)[1], backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(loss_and_gradients(model, compiled(idx)), expected)
 
 
 @pytest.mark.parametrize("setting", ["embd_pdrop", "attn_pdrop", "resid_pdrop"])

@@ -19,12 +19,13 @@ from folio.machine.kernels import attention_weights
 from model import (
     GPT,
     POSITIONS,
-    Attention,
+    Attend,
+    AttentionKernel,
     CausalSelfAttention,
     GPTConfig,
+    RotaryPositions,
     alibi_slopes,
     relative_bucket,
-    rotary,
     rotate,
     sinusoids,
 )
@@ -54,7 +55,7 @@ def test_rotary_is_that_of_gpt_neox(seed):
     neox.rope_parameters["partial_rotary_factor"] = 1.0  # rotate all channels
     cos, sin = GPTNeoXRotaryEmbedding(neox)(q, torch.arange(200)[None])
     expected = apply_rotary_pos_emb(q, k, cos, sin)
-    rotation = rotary(torch.arange(200), head_size=8)
+    rotation = RotaryPositions(GPTConfig(n_embd=32, n_head=4, position="rotary")).rotation(torch.arange(200))
     for ours, theirs in zip((rotate(q, rotation), rotate(k, rotation)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -69,7 +70,7 @@ def test_relative_biases_are_those_of_t5(seed):
     positions = torch.arange(200)
     mask = model.attention_mask(positions, positions)
     torch.testing.assert_close(attention_weights(q, k, mask), expected)
-    torch.testing.assert_close(Attention()(model.transformer.h[0].attn, q, k, v, mask), expected @ v)
+    torch.testing.assert_close(AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask), expected @ v)
     distance = torch.arange(3000)
     theirs = T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
     assert torch.equal(relative_bucket(distance), theirs)
@@ -86,7 +87,9 @@ def test_alibi_is_that_of_bloom(H, seed):
     positions = torch.arange(200)
     mask = model.attention_mask(positions, positions)
     torch.testing.assert_close(attention_weights(q, k, mask), expected, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(Attention()(model.transformer.h[0].attn, q, k, v, mask), expected @ v, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask), expected @ v, atol=1e-4, rtol=0
+    )
     assert alibi_slopes(8, CPU).tolist() == [2.0**-h for h in range(1, 9)]  # the paper's example
 
 
@@ -137,7 +140,7 @@ def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
     torch.testing.assert_close(logits.float(), expected, atol=0.1 * float(expected.std()), rtol=0)
 
 
-class Shifted(Attention):
+class Shifted(AttentionKernel):
     """Attention over a sequence that begins at a later position."""
 
     def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,7 +156,7 @@ def test_only_what_is_added_to_embeddings_depends_on_a_shift_of_all_positions(po
     assert same == (position in (*RELATIVE, "none"))
 
 
-class Windowed(Attention):
+class Windowed(AttentionKernel):
     """Each token attends to itself and the size - 1 tokens before it."""
 
     def __init__(self, size: int):
@@ -263,7 +266,7 @@ def test_one_split_projection_computes_what_separate_heads_compute(bias, seed):
     torch.manual_seed(seed)
     B, T, C, H = 2, 10, 24, 3
     D = C // H
-    layer = CausalSelfAttention(GPTConfig(n_embd=C, n_head=H, bias=bias, block_size=T), index=0)
+    layer = GPT(GPTConfig(block_size=T, n_layer=1, n_head=H, n_embd=C, bias=bias)).transformer.h[0].attn
     x, heads = torch.randn(B, T, C), []
     for h in range(H):
         q, k, v = torch.nn.Linear(C, D, bias=bias), torch.nn.Linear(C, D, bias=bias), torch.nn.Linear(C, D, bias=bias)
@@ -275,4 +278,4 @@ def test_one_split_projection_computes_what_separate_heads_compute(bias, seed):
         scores = q(x) @ k(x).transpose(1, 2) / math.sqrt(D) + causal(T)  # (B, T, T)
         heads.append(F.softmax(scores, dim=-1) @ v(x))  # (B, T, D)
     expected = layer.c_proj(torch.cat(heads, dim=-1))
-    torch.testing.assert_close(layer(x, None, None, Attention()), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer(x, Attend(AttentionKernel(), None, None)), expected, atol=1e-6, rtol=0)

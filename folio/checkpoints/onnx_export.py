@@ -31,7 +31,7 @@ from folio import UserError
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import ExportedModel, hugging_face_config, open_tokenizer, write_tokenizer
 from folio.machine.kernels import attention_weights
-from model import GPT, Attention, CausalSelfAttention
+from model import GPT, AttentionKernel, CausalSelfAttention
 
 OPSET = 20  # the first with Gelu(approximate="tanh")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -41,7 +41,7 @@ STEPS = 32  # tokens at the end of a text that the check computes one by one
 PADDED = 2**31  # the position of padding: after every token, so that none attends to it
 
 
-class GivenCache(Attention):
+class GivenCache(AttentionKernel):
     """Attention to keys and values that are given, followed by those of the new tokens.
 
     past, present: keys and values of each layer in turn, (B, H, P, D) and (B, H, S, D). mask: the attention_mask.

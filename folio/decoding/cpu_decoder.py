@@ -23,7 +23,7 @@ from folio.decoding.scheduler import Prefix
 from folio.decoding.torch_decoder import TokenSampler
 from folio.machine import compiled
 from folio.machine.compiled import LANES, CompiledModule, CompileError
-from model import GPT, GPTConfig, alibi_slopes, angles, relative_bucket, sinusoids
+from model import GPT, POSITIONS, GPTConfig, angles
 
 DECODE_STEP = CompiledModule("folio.decoding.decode_step", imports=("folio.decoding.cpu_records", "folio.machine.simd"))
 FORMATS = ("float32", "bfloat16", "int8", "int4")  # of weights
@@ -125,7 +125,7 @@ def computes_model(model: GPT) -> bool:
     """
     try:
         small = type(model)(replace(model.config, vocab_size=64, n_layer=2, n_head=2, n_embd=32, block_size=TOKENS))
-        small.attend = model.attend
+        small.kernel = model.kernel
         return part_classes(small) == part_classes(model) and not has_hooks(model) and differs_by(small) < 1e-5
     except CompileError:
         raise
@@ -204,22 +204,19 @@ def computes_filters() -> bool:
 @torch.no_grad()
 def position_vectors(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
     """What is added to the token embedding at each position, (S, C), if the method adds anything."""
-    if config.position == "learned":
-        return weights["transformer.wpe.weight"]
-    if config.position == "sinusoidal":
-        return sinusoids(torch.arange(config.block_size), config.n_embd)
-    return None
+    method = POSITIONS[config.position](config)
+    return method.vectors(torch.arange(config.block_size), weights.get(f"transformer.{method.table_name}.weight"))
 
 
 @torch.no_grad()
 def bias_by_distance(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
     """What is added to the scores of keys at each distance, (H, S), if the method adds anything."""
-    distances = torch.arange(config.block_size)
-    if config.position == "relative":
-        return weights["transformer.relative_bias.weight"].float()[relative_bucket(distances)].T
-    if config.position == "alibi":
-        return -alibi_slopes(config.n_head, distances.device)[:, None] * distances
-    return None
+    if not config.biases_scores:
+        return None
+    method = POSITIONS[config.position](config)
+    table = weights.get(f"transformer.{method.table_name}.weight")
+    distances = torch.arange(config.block_size)[None, None, None]  # (1, 1, 1, S)
+    return method.bias(distances, None if table is None else table.float())[0, :, 0]
 
 
 class CPUBatch:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from model import Attention, CausalSelfAttention, GPTConfig
+from model import AttentionKernel, CausalSelfAttention, GPTConfig
 
 
-class KVCache(Attention):
+class KVCache(AttentionKernel):
     """Keys and values of the newest block_size tokens, (L, 2, B, H, S, D), so that a new token costs one token's work.
 
     Row b has had `lengths[b]` tokens, at positions 0, 1, ...; position p is in slot p % S, in place of position p - S.

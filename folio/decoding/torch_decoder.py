@@ -61,7 +61,7 @@ class TorchBatch:
         self.chosen = torch.zeros(rows, 1, dtype=torch.long, device=runtime.device)
         # Autocast's copies of the weights would not outlive a capture.
         self.capturable = runtime.device.type == "cuda" and model.transformer.wte.weight.dtype == runtime.dtype
-        self.forward = CUDAGraphDecoder(model, self.cache) if self.capturable else partial(model, attend=self.cache)
+        self.forward = CUDAGraphDecoder(model, self.cache) if self.capturable else partial(model, kernel=self.cache)
 
     def start(self, row: int, sample: Sample) -> None:
         self.sampler.start(row, sample)
@@ -81,14 +81,14 @@ class TorchBatch:
                 part.set_lengths([count] * len(rows))
             idx = torch.tensor([contexts[row][count:] for row in rows], device=self.runtime.device)
             with inference_context(self.model, self.runtime):
-                logits, _ = self.model(idx, attend=part)  # (n, 1, V)
+                logits, _ = self.model(idx, kernel=part)  # (n, 1, V)
             self.fill(rows, part, length, logits[:, -1])
 
     @torch.inference_mode()
     def score(self, row: int, context: list[int], count: int) -> Tensor:
         part, idx = self.empty_cache(1), torch.tensor([context], device=self.runtime.device)
         with inference_context(self.model, self.runtime):
-            logits = self.model.logits(idx, attend=part)[0].float()  # (T, V)
+            logits = self.model.logits(idx, kernel=part)[0].float()  # (T, V)
         self.logits = self.logits.clone()
         self.fill([row], part, len(context), logits[-1:])
         return logits[count:]
@@ -291,10 +291,10 @@ class CUDAGraphDecoder:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # keeps what kernels allocate at their first call out of the graph
-            self.model.forward(self.ids[:B], attend=self.cache)
+            self.model.forward(self.ids[:B], kernel=self.cache)
         torch.cuda.current_stream().wait_stream(stream)
         self.cache.last.copy_(last)
         with torch.cuda.graph(graph):
-            logits, _ = self.model.forward(self.ids[:B], attend=self.cache)
+            logits, _ = self.model.forward(self.ids[:B], kernel=self.cache)
         self.cache.capacity, self.cache.lengths = None, lengths
         return graph, logits

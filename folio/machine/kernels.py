@@ -10,20 +10,23 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
-from model import GPT, Attention, CausalSelfAttention, GPTConfig
+from model import GPT, AttentionKernel, CausalSelfAttention, GPTConfig, cross_entropy
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 def adapt(model: GPT, runtime: Runtime) -> None:
-    """Give the model the forms of attention, dropout and residual stream that suit the runtime, before it is wrapped
-    or compiled.
+    """Give the model the forms of attention, loss, dropout and residual stream that suit the runtime.
+
+    Called before it is wrapped or compiled.
     """
-    model.attend = choose_attention(runtime.device.type, runtime.dtype, model.config)
+    model.kernel = choose_attention(runtime.device.type, runtime.dtype, model.config)
+    model.cross_entropy = chunked_cross_entropy
     if runtime.device.type == "cpu":
         keep_freed_memory()
         for module in list(model.modules()):
@@ -39,7 +42,7 @@ def _residual_stream_in_bfloat16(module: nn.Module, args: tuple, x: Tensor) -> T
     return x.bfloat16() if torch.is_autocast_enabled(x.device.type) else x
 
 
-def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> Attention:
+def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) -> AttentionKernel:
     """The form of attention that is fastest in training.
 
     On a CPU, torch's flash kernel is slow in bfloat16, and is not used with dropout or a mask that needs a gradient.
@@ -49,10 +52,10 @@ def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) ->
         return ManualAttention()
     if device_type == "cpu" and (config.pdrop("attn") or config.position == "relative"):
         return ManualAttentionInTraining()
-    return Attention()
+    return AttentionKernel()
 
 
-class ManualAttention(Attention):
+class ManualAttention(AttentionKernel):
     """Attention by two matmuls and a softmax, which keep the weights, (B, H, T, T), for the backward pass."""
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -65,7 +68,7 @@ class ManualAttentionInTraining(ManualAttention):
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if layer.training:
             return super().__call__(layer, q, k, v, mask)
-        return Attention.__call__(self, layer, q, k, v, mask)
+        return AttentionKernel.__call__(self, layer, q, k, v, mask)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -82,7 +85,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 
 def describe_attention(runtime: Runtime, model: GPT) -> str:
     """How the model's attention is computed in training, for the startup line."""
-    if isinstance(model.attend, ManualAttention):
+    if isinstance(model.kernel, ManualAttention):
         return "matmuls"
     if runtime.device.type not in ("cpu", "cuda"):
         return "scaled_dot_product_attention"
@@ -104,6 +107,56 @@ class CPUDropout(nn.Dropout):
         draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         keep = draws.view(torch.int16)[: x.numel()] >= round(self.p * 2**16) - 2**15
         return x * (keep.view(torch.uint8).to(x.dtype) / (1 - self.p)).view_as(x)  # converting bool itself is slow
+
+
+LOGITS_AT_ONCE = 2**26  # 1,335 tokens of GPT-2's vocabulary, 256 MiB in float32
+
+
+def chunked_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """model.cross_entropy, in chunks of tokens if the logits are many."""
+    if len(targets) * len(weight) > LOGITS_AT_ONCE:
+        return ChunkedCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
+    return cross_entropy(x, weight, targets)
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """The cross-entropy for a large vocabulary, whose logits (N, V) would be a step's largest tensor.
+
+    Loss and gradients of a chunk of tokens are computed together, so that its logits are needed only once. The idea is
+    that of Liger Kernel (Hsu et al. 2024) and Cut Cross-Entropy (Wijmans et al. 2024).
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> Tensor:
+        chunks = -(-len(targets) * len(weight) // LOGITS_AT_ONCE)
+        total, grads_x, grad_weight = torch.zeros((), device=x.device), [], None
+        for x_n, targets_n in zip(x.chunk(chunks), targets.chunk(chunks), strict=True):  # (n, C), (n,)
+            loss, grad_x, part = ChunkedCrossEntropy.of_chunk(x_n, weight, targets_n, needs_gradients)
+            total += loss
+            if needs_gradients:
+                grads_x.append(grad_x)
+                grad_weight = part.float() if grad_weight is None else grad_weight.add_(part)
+        if needs_gradients:
+            ctx.save_for_backward(torch.cat(grads_x).type_as(x), grad_weight.type_as(weight))
+        return total
+
+    @staticmethod
+    def of_chunk(x: Tensor, weight: Tensor, targets: Tensor, needs_gradients: bool) -> tuple[Tensor, ...]:
+        """The sum of the losses, and its gradients with respect to x (n, C) and weight (V, C)."""
+        logits = F.linear(x, weight)  # (n, V)
+        log_p = logits.log_softmax(dim=-1, dtype=torch.float)
+        loss = F.nll_loss(log_p, targets, ignore_index=-1, reduction="sum")
+        if not needs_gradients:
+            return loss, None, None
+        target, counted = targets.clamp(min=0)[:, None], (targets != -1)[:, None]  # (n, 1) each
+        p_minus_one_hot = log_p.exp_().scatter_add_(1, target, -torch.ones_like(log_p[:, :1])).mul_(counted)
+        grad_logits = p_minus_one_hot.to(logits.dtype)  # (n, V)
+        return loss, grad_logits @ weight, grad_logits.T @ x
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x * grad, grad_weight * grad, None, None
 
 
 def compile_loss(model: nn.Module, runtime: Runtime) -> Callable[[Tensor, Tensor], Tensor]:

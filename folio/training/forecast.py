@@ -10,11 +10,11 @@ import torch
 from folio import UserError
 from folio.base.settings import Settings
 from folio.machine import memory
-from folio.machine.kernels import ManualAttention, choose_attention
+from folio.machine.kernels import LOGITS_AT_ONCE, ManualAttention, choose_attention
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
-from model import GPT, LOGITS_AT_ONCE, GPTConfig
+from model import GPT, GPTConfig
 
 
 @dataclass(frozen=True)

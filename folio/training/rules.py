@@ -9,6 +9,7 @@ from folio.base.settings import COMMAND_LINE
 from folio.checkpoints.find_runs import LATEST
 from folio.machine import distributed
 from folio.training.schedule import scaled_to_override
+from model import POSITIONS
 
 
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
@@ -16,14 +17,14 @@ def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     problems = []
     if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate:
         problems.append(("min_lr", "it must be at most learning_rate"))
-    multiple = 2 if cfg.position == "rotary" else 1  # of which the head size must be one
+    multiple = POSITIONS[cfg.position].head_multiple
     divisor = multiple * cfg.n_head
     if cfg.n_head > 0 and cfg.n_embd % divisor:
         fitting = [h for h in range(1, min(cfg.n_embd, 4096) + 1) if cfg.n_embd % (multiple * h) == 0]
         nearest = sorted(sorted(fitting, key=lambda h: abs(h - cfg.n_head))[:3])
         rule = f"n_embd={cfg.n_embd} is not divisible by it"
         if cfg.n_embd % cfg.n_head == 0:
-            rule = f"position=rotary needs an even head size, and n_embd / n_head is {cfg.n_embd // cfg.n_head}"
+            rule = f"position={cfg.position} needs an even head size, and n_embd / n_head is {cfg.n_embd // cfg.n_head}"
         remedy = " or ".join(map(str, nearest)) or f"n_embd={-(-cfg.n_embd // divisor) * divisor}"
         problems.append(("n_head", f"{rule}; use {remedy}"))
     if cfg.out_dir == LATEST and cfg.init_from != "resume" and not Path(LATEST).is_dir():

@@ -41,7 +41,7 @@ from folio.evaluation.memorization import TrainingSearch
 from folio.web.questions import probe_ids
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import PAGE, hash_source, read_scripts
-from model import GPT
+from model import GPT, POSITIONS
 
 ENGINE = Path(__file__).resolve().parent / "browser"
 ENGINE_SCRIPTS = (
@@ -65,8 +65,7 @@ MOST_TRACED = 20_000_000  # parameters; a larger model only generates, because a
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
 DROPOUT = ("dropout", "embd_pdrop", "attn_pdrop", "resid_pdrop")  # does nothing after training
 SETTINGS = (*SIZES, "bias", "activation", "position", *DROPOUT)  # of GPTConfig, which the engine computes
-POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "alibi", "none")  # which the engine computes
-RELATIVE_BUCKETS = 32
+KNOWN_POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "alibi", "none")  # which the engine computes
 CHECKED_TOKENS, CHECKED_LOGITS = 8, 32  # of the comparison with model.py that the file makes in the browser
 
 
@@ -84,14 +83,15 @@ def check_fits(loaded: Checkpoint) -> None:
         if value and name not in SETTINGS:  # None, False, 0: off
             raise UserError(f"{source} has no place for the model's setting {name}={value!r}")
     config = loaded.config()
-    for name, known in (("position", POSITIONS), ("activation", GELUS)):
+    for name, known in (("position", KNOWN_POSITIONS), ("activation", GELUS)):
         if getattr(config, name) not in known:
             raise UserError(f"{source} has no place for {name}={getattr(config, name)!r}, only for {', '.join(known)}")
     expected = gpt2_parameters(asdict(config), len(loaded.model), config.bias)
     if config.position != "learned":
         del expected["transformer.wpe.weight"]
-    if config.position == "relative":
-        expected["transformer.relative_bias.weight"] = (RELATIVE_BUCKETS, config.n_head)
+    method = POSITIONS[config.position](config)
+    if method.table_name:
+        expected[f"transformer.{method.table_name}.weight"] = method.table_shape()
     check_parameters(loaded, expected, expected, source)
     total = sum(tensor.numel() for tensor in loaded.model.values())
     if total > MOST_PARAMETERS:

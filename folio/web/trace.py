@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model import GPT, Attention, Block, CausalSelfAttention, rotary
+from model import GPT, AttentionKernel, Block, CausalSelfAttention
 
 CHUNK = 64  # tokens whose logits are computed together
 
@@ -44,14 +44,14 @@ class Heads(NamedTuple):
     z: Tensor  # weights v, (H, T, D)
 
 
-class TracingAttention(Attention):
+class TracingAttention(AttentionKernel):
     """Manual attention that calls record(layer index, Heads) in each layer."""
 
     def __init__(self, switches: Switches, record: Callable[[int, Heads], None]):
         self.switches, self.record = switches, record
 
     def __call__(self, layer: CausalSelfAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As in Attention, for a batch of one sequence."""
+        """As in AttentionKernel, for a batch of one sequence."""
         q, k, v = q[0], k[0], v[0]
         scores = q @ k.transpose(-2, -1)  # (H, T, T)
         if self.switches.scale:
@@ -116,7 +116,7 @@ class Trace:
         states: list[Tensor] = []
         norms = [norm for block in transformer.h for norm in (block.ln_1, block.ln_2)] + [transformer.ln_f]
         with self._switched(), captured({norm: lambda x, y: states.append(x) for norm in norms}):
-            self.model(self.ids[None], attend=TracingAttention(self.switches, self.on_heads))
+            self.model(self.ids[None], kernel=TracingAttention(self.switches, self.on_heads))
         self.stream = torch.stack(states)  # (2L + 1, T, C): before attention and before the MLP of each layer; the last
         self._newest: tuple[int, LayerTrace] | None = None  # the layer that was asked for last
 
@@ -142,19 +142,17 @@ class Trace:
         if self._newest and self._newest[0] == index:
             return self._newest[1]
         block: Block = self.model.transformer.h[index]
-        config, positions = self.model.config, torch.arange(len(self.ids), device=self.ids.device)
-        rotation = rotary(positions, config.n_embd // config.n_head) if config.position == "rotary" else None
-        mask = self.model.attention_mask(positions, positions)
+        positions = torch.arange(len(self.ids), device=self.ids.device)
         outputs: dict[nn.Module, Tensor] = {}
         heads: list[Heads] = []
         modules = (block.ln_1, block.attn.c_attn, block.attn, block.ln_2, block.mlp.c_fc, block.mlp)
-        attend = TracingAttention(self.switches, lambda layer, traced: heads.append(traced))
+        kernel = TracingAttention(self.switches, lambda layer, traced: heads.append(traced))
 
         def keep(module: nn.Module) -> Callable[[Tensor, Tensor], None]:
             return lambda x, y: outputs.update({module: y})
 
         with self._switched(), captured({module: keep(module) for module in modules}):
-            block(self.stream[2 * index][None], rotation, mask, attend)
+            block(self.stream[2 * index][None], self.model.attend(kernel, positions, positions))
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
         traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)

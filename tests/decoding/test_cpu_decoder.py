@@ -234,7 +234,7 @@ def test_models_of_model_py_are_computed(position, activation, bias):
 
 def other_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     layer_norm = torch.nn.LayerNorm
-    monkeypatch.setattr(model_file.nn, "LayerNorm", lambda size, bias: layer_norm(size, eps=1e-6, bias=bias))
+    monkeypatch.setattr(model_file, "LayerNorm", lambda size, bias: layer_norm(size, eps=1e-6, bias=bias))
 
 
 def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +251,8 @@ def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swapped_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self, x, rotation, mask, attend):
-        x = x + self.attn(self.ln_2(x), rotation, mask, attend)
+    def forward(self, x, attend):
+        x = x + self.attn(self.ln_2(x), attend)
         return x + self.mlp(self.ln_1(x))
 
     monkeypatch.setattr(model_file.Block, "forward", forward)
@@ -263,9 +263,9 @@ def other_activation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = model_file.Attention.__call__
+    attend = model_file.AttentionKernel.__call__
     monkeypatch.setattr(
-        model_file.Attention, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest)
+        model_file.AttentionKernel, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest)
     )
 
 

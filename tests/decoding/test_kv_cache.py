@@ -18,8 +18,8 @@ def test_a_token_after_cached_ones_has_the_logits_of_a_full_forward_pass(model):
     prompts = torch.tensor([[1, 2, 3]] * 3)
     new = prompts[:, :1]
     expected, _ = model(torch.cat([prompts, new], dim=1))
-    model(prompts, attend=cache)
-    logits, _ = model(new, attend=cache)
+    model(prompts, kernel=cache)
+    logits, _ = model(new, kernel=cache)
     torch.testing.assert_close(logits, expected)
     assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()
 
@@ -34,11 +34,11 @@ def test_a_cache_with_a_fixed_capacity_computes_the_same(position, seed):
     growing, fixed = (KVCache(model.config, 2, torch.float32, torch.device("cpu")) for _ in range(2))
     address = fixed.last.data_ptr()
     for cache in (growing, fixed):
-        model(prompts, attend=cache)
+        model(prompts, kernel=cache)
         cache.set_lengths([3, 2])  # the second row forgets its last token
     assert fixed.last.data_ptr() == address  # a captured graph reads this memory
     fixed.capacity = 8
     steps = 12 if model.config.can_slide else 5
     for _ in range(steps):
-        torch.testing.assert_close(model(new, attend=fixed)[0], model(new, attend=growing)[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model(new, kernel=fixed)[0], model(new, kernel=growing)[0], atol=1e-4, rtol=1e-4)
     assert fixed.lengths == growing.lengths == [3 + steps, 2 + steps]

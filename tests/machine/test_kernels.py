@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from folio.data.find_data import find_datasets
+from folio.data.windows import Mixture
 from folio.decoding.kv_cache import KVCache
 from folio.machine.kernels import (
     CPUDropout,
@@ -12,10 +15,12 @@ from folio.machine.kernels import (
     ManualAttentionInTraining,
     adapt,
     attention_weights,
+    chunked_cross_entropy,
     describe_attention,
 )
 from folio.machine.runtime import resolve_runtime
-from model import GPT, POSITIONS, Attention, CausalSelfAttention, GPTConfig
+from model import GPT, POSITIONS, Attend, AttentionKernel, CausalSelfAttention, GPTConfig
+from tests.support.models import SMALL, tokens
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -37,7 +42,7 @@ def test_every_form_of_attention_applies_a_mask(seed):
     q, k, v = torch.randn(3, 2, 4, 16, 8)
     mask = torch.randn(4, 16, 16)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    for attend in (Attention(), ManualAttention(), ManualAttentionInTraining()):
+    for attend in (AttentionKernel(), ManualAttention(), ManualAttentionInTraining()):
         torch.testing.assert_close(attend(layer, q, k, v, mask), expected, atol=1e-5, rtol=1e-5)
     config = GPTConfig(block_size=16, vocab_size=9, n_layer=1, n_head=4, n_embd=32)
     cache = KVCache(config, 2, torch.float32, torch.device("cpu"))
@@ -54,8 +59,8 @@ def test_manual_attention_has_the_gradients_of_torchs_kernel(position, seed):
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     adapt(model, resolve_runtime("cpu", "float32", False))
-    assert isinstance(model.attend, ManualAttention) == (position == "relative")
-    model(idx, idx, Attention())[1].backward()
+    assert isinstance(model.kernel, ManualAttention) == (position == "relative")
+    model(idx, idx, AttentionKernel())[1].backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
     model(idx, idx, ManualAttention())[1].backward()
@@ -77,8 +82,8 @@ def test_the_kernel_of_the_startup_line_is_the_one_that_training_uses(position, 
             return operator(*args, **(kwargs or {}))
 
     adapt(model, runtime)
-    for attend, other in ((model.attend, "matmuls"), (Attention(), "torch's math kernel")):
-        model.attend, names = attend, set()
+    for attend, other in ((model.kernel, "matmuls"), (AttentionKernel(), "torch's math kernel")):
+        model.kernel, names = attend, set()
         with Operators(), runtime.compute():
             model(idx, idx)
         is_flash = "aten::_scaled_dot_product_flash_attention_for_cpu" in names
@@ -108,12 +113,12 @@ def test_a_recorder_sees_every_layer_and_changes_nothing(seed):
 
 def test_manual_attention_in_bfloat16_matches_the_fused_kernel_and_applies_dropout(seed):
     torch.manual_seed(seed)
-    layer = CausalSelfAttention(GPTConfig(n_embd=32, n_head=2, attn_pdrop=0.5), index=0)
-    x, rotation, mask, manual = torch.randn(2, 16, 32), None, None, ManualAttention()
-    expected = layer.eval()(x, rotation, mask, Attention())
+    layer = GPT(GPTConfig(n_layer=1, n_embd=32, n_head=2, attn_pdrop=0.5)).transformer.h[0].attn
+    x, manual = torch.randn(2, 16, 32), Attend(ManualAttention(), None, None)
+    expected = layer.eval()(x, Attend(AttentionKernel(), None, None))
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x, rotation, mask, manual).float(), expected, atol=0.02, rtol=0.02)
-        outputs = [layer.train()(x, rotation, mask, manual) for _ in range(2)]
+        torch.testing.assert_close(layer(x, manual).float(), expected, atol=0.02, rtol=0.02)
+        outputs = [layer.train()(x, manual) for _ in range(2)]
         assert not torch.equal(*outputs)  # dropout
 
 
@@ -137,3 +142,94 @@ def test_cpu_dropout_drops_each_element_independently_with_probability_p(p, dtyp
     torch.manual_seed(seed)
     assert torch.equal(layer(x), y)
     assert layer.eval()(x) is x or torch.equal(layer(x), x)
+
+
+# --- the loss in chunks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_masked_targets_do_not_affect_the_loss_or_the_gradients(masked_dir, monkeypatch, chunks):
+    """Against torch's cross-entropy over the targets that count. Where the others are predicted, all gradients of the
+    last norm's output are exactly 0.
+    """
+    data = Mixture(find_datasets("verse", masked_dir), 32, 1337, "epoch")
+    x, y = map(torch.from_numpy, data.batch(0, 32))  # enough sequences that some targets count, whatever the seed
+    model = in_chunks(GPT(GPTConfig(block_size=32, vocab_size=data.vocab_size, n_layer=1, n_head=1, n_embd=16), 1))
+    monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", -(-y.numel() * data.vocab_size // chunks))
+    outputs = []
+    model.transformer.ln_f.register_forward_hook(lambda norm, args, y: outputs.append(y) or y.retain_grad())
+    _, loss = model(x, y)
+    loss.backward()
+    counts, gradient = y != -1, outputs[0].grad  # (B, T), (B, T, C)
+    assert loss.item() == pytest.approx(F.cross_entropy(model.logits(x)[counts], y[counts]).item(), rel=1e-6)
+    assert (gradient[~counts] == 0).all() and (gradient[counts] != 0).any(dim=-1).all()
+    model.zero_grad()
+    _, loss = model(x, torch.full_like(y, -1))
+    loss.backward()
+    assert loss.item() == 0 and all((p.grad == 0).all() for p in model.parameters())
+
+
+def in_chunks(model: GPT) -> GPT:
+    model.cross_entropy = chunked_cross_entropy
+    return model
+
+
+def loss_and_gradients(model: GPT, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    (3 * loss).backward()  # as if it were scaled for float16, or for a micro-batch's share
+    return {"loss": loss.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("tokens_at_once", [48, 17, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loss_in_chunks_has_the_value_and_gradients_of_torchs(dtype, tokens_at_once, seed, monkeypatch):
+    """Against cross-entropy of all logits, in float32. In bfloat16, the gradient of each logit is rounded to 8 bits."""
+    torch.manual_seed(seed)
+    model, idx, targets = in_chunks(GPT(GPTConfig(**SMALL))), tokens(3, 16), tokens(3, 16)
+    targets[1, :5] = -1
+    expected = loss_and_gradients(model, F.cross_entropy(model.logits(idx).mT, targets, ignore_index=-1))
+    monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", 50 * tokens_at_once - 1)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        actual = loss_and_gradients(model, model(idx, targets)[1])
+        with torch.no_grad():
+            assert torch.equal(model(idx, targets)[1], actual["loss"])
+    tolerance = 2e-6 if dtype == torch.float32 else 2**-5
+    for name, value in expected.items():
+        assert (actual[name] - value).norm() <= tolerance * value.norm(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_a_large_vocabulary_never_exist_at_once(dtype, monkeypatch):
+    """The largest tensor of a step, and of an evaluation, is the logits of a chunk, not of all tokens."""
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            result = operator(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+            return result
+
+    V, C = 1000, 4
+    model, idx = in_chunks(GPT(GPTConfig(**{**SMALL, "vocab_size": V, "n_embd": C, "n_head": 1}))), tokens(4, 16, V)
+    for at_once, largest in ((2**26, 4 * 16 * V), (10 * V, 10 * V)):
+        monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", at_once)
+        for training in (True, False):
+            sizes.clear()
+            with (
+                Sizes(),
+                torch.autocast("cpu", dtype, enabled=dtype != torch.float32),
+                torch.set_grad_enabled(training),
+            ):
+                _, loss = model(idx, idx)
+                if training:
+                    loss.backward()
+            assert max(sizes) == largest
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's own
+def test_a_loss_in_chunks_is_one_graph_of_torchs_compiler(monkeypatch):
+    monkeypatch.setattr("folio.machine.kernels.LOGITS_AT_ONCE", 500)
+    model, idx = in_chunks(GPT(GPTConfig(**SMALL))), tokens(2, 16)
+    expected = loss_and_gradients(model, model(idx, idx)[1])
+    compiled = torch.compile(lambda idx: model(idx, idx)[1], backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(loss_and_gradients(model, compiled(idx)), expected)

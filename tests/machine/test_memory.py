@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from folio import UserError
 from folio.machine import distributed, memory
-from folio.machine.kernels import adapt
+from folio.machine.kernels import adapt, chunked_cross_entropy
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.forecast import (
     bytes_kept_by_block,
@@ -22,7 +22,7 @@ from folio.training.forecast import (
 )
 from folio.training.loader import resident_bytes
 from folio.training.setup import open_data
-from model import GPT, POSITIONS, GPTConfig, cross_entropy
+from model import GPT, POSITIONS, GPTConfig
 from train import train
 
 TINY = GPTConfig(block_size=64, vocab_size=100, n_layer=2, n_head=4, n_embd=64, bias=False)
@@ -48,9 +48,9 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
         return tensor
 
     def keep_mask(block: torch.nn.Module, inputs: tuple) -> None:
-        _, _, mask, _ = inputs
-        if mask is not None:
-            pack(mask)
+        _, attend = inputs
+        if attend.mask is not None:
+            pack(attend.mask)
 
     model.transformer.h[0].register_forward_pre_hook(keep_mask)
     idx = torch.zeros(sequences, config.block_size, dtype=torch.long)
@@ -108,12 +108,12 @@ class PeakBytes(TorchDispatchMode):
 def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     """Against the peak of computing it. The gradient of x and the weights cast for matmuls are counted elsewhere."""
     N, V, C, n = 240, 1000, 8, 60
-    for module in ("model", "folio.training.forecast"):
+    for module in ("folio.machine.kernels", "folio.training.forecast"):
         monkeypatch.setattr(f"{module}.LOGITS_AT_ONCE", n * V)
     config, s = GPTConfig(vocab_size=V, n_embd=C, n_head=1), dtype.itemsize
     x, weight = torch.randn(N, C, dtype=dtype, requires_grad=True), torch.randn(V, C, requires_grad=True)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as bytes_:
-        cross_entropy(x, weight, torch.arange(N))
+        chunked_cross_entropy(x, weight, torch.arange(N))
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
     assert bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
 

@@ -192,11 +192,11 @@ def hooks(model: GPT) -> int:
 def test_a_trace_leaves_the_model_as_it_was(seed):
     model = random_model(seed)
     before = {name: p.clone() for name, p in model.named_parameters()}
-    attend, ids = model.attend, torch.arange(8)
+    attend, ids = model.kernel, torch.arange(8)
     logits = model(ids[None])[0]
     trace = Trace(model, ids, Switches("off", False, ((0, 0),), (0, 1)))
     trace.layer(1), trace.head_outputs(0, 3), trace.predictions, trace.lens(trace.stream, 3)
-    assert not hooks(model) and model.attend is attend
+    assert not hooks(model) and model.kernel is attend
     assert all(torch.equal(before[name], p) and p.requires_grad for name, p in model.named_parameters())
     assert torch.equal(model(ids[None])[0], logits)
 
