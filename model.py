@@ -10,7 +10,6 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn as nn
@@ -171,10 +170,10 @@ class Positions:
     queries and keys, or the scores of attention.
     """
 
-    table_name: ClassVar[str | None] = None
-    biases_scores: ClassVar[bool] = False
-    can_slide: ClassVar[bool] = False  # it uses distances instead of positions, also where the first tokens are dropped
-    head_multiple: ClassVar[int] = 1  # of which the head size must be a multiple
+    table_name: str | None = None
+    biases_scores = False
+    can_slide = False  # it uses distances instead of positions, also where the first tokens are dropped
+    head_multiple = 1  # of which the head size must be a multiple
 
     def __init__(self, config: GPTConfig):
         self.config = config
