@@ -327,7 +327,7 @@ class GPT(nn.Module):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """Append max_new_tokens sampled ids to idx (B, T), recomputing everything for each; call eval() first.
 
-        This is the definition, for readers and tests. folio.decoding.generate caches keys and values.
+        This is the definition, for readers and tests. folio.decoding.scheduler.generate caches keys and values.
         """
         for _ in range(max_new_tokens):
             logits = self(idx[:, -self.config.block_size :])[0][:, -1] / temperature  # (B, V)

@@ -29,8 +29,8 @@ from folio.data.blocks import CorpusError
 from folio.data.corpus import Corpus, find_sources
 from folio.data.sources import music, tunes
 from folio.data.tokenizer import MidiTokenizer
-from folio.decoding.generate import Step
 from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Prompt, read_prompt
+from folio.decoding.scheduler import Step
 
 
 @dataclass(frozen=True)

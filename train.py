@@ -41,7 +41,7 @@ from folio.base.settings import (
 )
 from folio.base.workers import under_torchrun
 from folio.data.windows import Mixture, ValidationWindows
-from folio.decoding.generate import sample_text
+from folio.decoding.text_stream import sample_text
 from folio.machine import distributed
 from folio.machine.kernels import compile_loss, describe_attention
 from folio.machine.runtime import Runtime

@@ -12,8 +12,8 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from folio.decoding.cpu_decoder import FORMATS, CPUBatch
-from folio.decoding.generate import generate
 from folio.decoding.quantize import quantized
+from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine.kernels import attention_weights
 from model import (

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from folio.decoding.cpu_records import RECORDS
+from folio.decoding.kv_cache import Prefix
 from folio.decoding.quantize import pack_int4, quantize_int8
 from folio.decoding.sampling import Sample, Sampling, add_bias
-from folio.decoding.scheduler import Prefix
 from folio.decoding.torch_decoder import TokenSampler
 from folio.machine import compiled
 from folio.machine.compiled import LANES, CompiledModule, CompileError

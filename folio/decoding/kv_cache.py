@@ -3,11 +3,20 @@
 Dimensions: B batch (rows), T time, S keys, H heads, D head size, L layers.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from model import AttentionKernel, CausalSelfAttention, GPTConfig
+
+
+class Prefix(NamedTuple):
+    """The beginning of a context, whose keys and values are in a row of the cache already."""
+
+    row: int
+    length: int
 
 
 class KVCache(AttentionKernel):

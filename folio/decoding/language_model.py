@@ -24,8 +24,10 @@ from folio.checkpoints.find_runs import resolve
 from folio.data.shards import PromptFormat
 from folio.data.sources import music
 from folio.data.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
-from folio.decoding.generate import Step, TextStream, default_prompt, generate, make_decoder
+from folio.decoding.decoders import make_decoder
 from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import Step, generate
+from folio.decoding.text_stream import TextStream, default_prompt
 from folio.machine import memory
 from folio.machine.runtime import DTYPES, Runtime, resolve_runtime
 from model import GPT

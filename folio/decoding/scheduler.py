@@ -1,79 +1,27 @@
 """Continuous batching: completions of prompts join and leave the rows of a batch between the steps of decoding.
 
 The idea is from "Orca" (Yu et al. 2022). `generate` runs a scheduler for one batch of prompts, an Engine for requests
-as they arrive. Here are also the interfaces of the decoders that it runs on.
+as they arrive.
 
 Dimensions: B batch (rows), V vocabulary.
 """
 
 import sys
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from folio import UserError
+from folio.decoding.decoders import Decoder
+from folio.decoding.kv_cache import Prefix
 from folio.decoding.sampling import Sample, Sampling
-from model import GPTConfig
 
 NAN = "the model computes NaN: use another checkpoint, or --dtype=float32 if its weights are good"
 RECENT = 16  # rows, the first ones, whose old contexts are overwritten as late as possible
-
-# --- decoders ---------------------------------------------------------------------------------------------------------
-
-
-class Prefix(NamedTuple):
-    """The beginning of a context, whose keys and values are in a row of the cache already."""
-
-    row: int
-    length: int
-
-
-class Batch(Protocol):
-    """Rows of tokens that are continued together: their key-value cache, and how the next tokens are sampled."""
-
-    logits: Tensor  # (B, V) in float32, after the newest token of each row; valid until the next call
-    steps_ahead: int  # steps to launch before a step's tokens are fetched, so that a GPU never waits for the host
-    chunk: int | None  # tokens of prompts to prefill between two steps, so that a step is not late; None: any number
-    keeps_rows: bool  # whether rows that take no part in steps keep their keys and values
-
-    def start(self, row: int, sample: Sample) -> None:
-        """Set how the tokens of a row are sampled from now on."""
-
-    def prefill(self, contexts: dict[int, list[int]], prefixes: dict[int, Prefix]) -> None:
-        """Fill these rows of the cache with ids at positions 0, 1, ..., and compute the logits after them.
-
-        prefixes: what need not be computed, by row. The other rows stay as they are.
-        """
-
-    def score(self, row: int, context: list[int], count: int) -> Tensor:
-        """As `prefill` of a row that has the first `count` ids already. Returns the logits after each of the others,
-        (ids, V).
-        """
-
-    def sample(self, rows: list[int]) -> Callable[[], list[int]]:
-        """Sample the next token of these rows from their logits. Returns a function that fetches the newest token of
-        every row.
-        """
-
-    def step(self, rows: list[int]) -> Callable[[], list[int]]:
-        """Append the tokens that were sampled last to these rows, and sample the next ones."""
-
-
-class Decoder(Protocol):
-    """A model's weights in the form that is fastest for decoding on its device."""
-
-    config: GPTConfig
-
-    @property
-    def row_bytes(self) -> int:
-        """How much memory a row of a batch takes."""
-
-    def batch(self, rows: int, vocab_size: int | None = None) -> Batch:
-        """A batch without tokens. Ids from vocab_size on, a model's padding, are never sampled."""
-
 
 # --- completions ------------------------------------------------------------------------------------------------------
 
@@ -94,7 +42,7 @@ class Completion:
     max_new_tokens: int | None = None  # None: as many as fit into the context after the prompt, at least one
     seed: int = 1337
     sample: int = 0  # its number: random numbers are a function of (seed, sample, position)
-    context_stride: int | None = None  # as in folio.decoding.generate.generate
+    context_stride: int | None = None  # as in `generate`
     logprobs: int | None = None  # None: no log-probabilities; k: those of each token and of the k most likely ones
     prompt_logprobs: bool = False  # also for the tokens of the prompt
     notify: Callable[[], None] | None = None  # an Engine's thread calls it when there are results
@@ -343,3 +291,68 @@ def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
     if a[:shortest] == b[:shortest]:
         return shortest
     return next(i for i in range(shortest) if a[i] != b[i])
+
+
+# --- one batch of prompts ---------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One token of each row."""
+
+    tokens: list[int | None]  # None for a row that has ended
+    logits: Tensor  # (B, V), float32, before any filter; valid until the next step
+
+
+def generate(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | None,
+    sampling: Sampling | None = None,
+    vocab_size: int | None = None,
+    eot: int | None = None,
+    seed: int = 1337,
+    samples: Sequence[int] | None = None,
+    stride: int | None = None,
+    ended: list[bool] | None = None,
+) -> Iterator[Step]:
+    """Yield the tokens that follow each prompt (at least one id each), one step at a time, until all rows have ended.
+
+    What this computes is defined by GPT.generate, in model.py, for a context that is not full: sampling from the logits
+    after each token. Here, keys and values are cached, and rows end one by one.
+
+    A row ends before the id `eot`, when the caller sets its entry of `ended`, or after max_new_tokens (None: as many as
+    fit into block_size after its prompt, at least one). Ids from `vocab_size` on, a model's padding, are never sampled.
+    Row b is sample samples[b] (default: b), whose random numbers are a function of (seed, sample, position), whatever
+    the batch. Raises UserError if the model computes NaN.
+
+    A token attends to at most block_size tokens. When a row's context is full, its newest block_size - stride tokens
+    are prefilled again at positions 0, 1, ..., followed by the new token. stride=1 costs a whole context per token;
+    half of block_size, the default, costs half a context for that many tokens. If
+    GPTConfig.can_slide, stride=None prefills nothing: the new token takes the place of the oldest one in the cache. (It
+    then depends on older tokens too, through the keys and values that the layers computed from them.)
+    """
+    rows = range(len(prompts))
+    ended = [False for _ in rows] if ended is None else ended
+    scheduler = Scheduler(decoder, len(prompts), vocab_size, eot)
+    numbers = rows if samples is None else samples
+    completions = [
+        Completion(list(prompt), sampling or Sampling(), max_new_tokens, seed, number, stride)
+        for prompt, number in zip(prompts, numbers, strict=True)
+    ]
+    for completion in completions:
+        scheduler.add(completion)
+    while scheduler.is_busy:
+        tokens: list[int | None] = [None for _ in rows]
+        for row, completion in scheduler.step(whole_prompts=True).items():
+            if completion.finish_reason == "error":
+                raise UserError(completion.error)
+            if completion.finish_reason != "stop":
+                tokens[row] = completion.tokens[-1]
+        if tokens.count(None) < len(tokens):
+            yield Step(tokens, scheduler.logits)
+        for row, completion in enumerate(completions):
+            if ended[row]:
+                scheduler.cancel(completion)
+            elif completion.finish_reason:
+                ended[row] = True

@@ -10,9 +10,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from folio.decoding.kv_cache import KVCache
+from folio.decoding.kv_cache import KVCache, Prefix
 from folio.decoding.sampling import Sample, Sampling, next_token_probabilities, sample_token, uniforms
-from folio.decoding.scheduler import Prefix
 from folio.machine.runtime import Runtime
 from model import GPT
 

@@ -12,9 +12,9 @@ from annotated_types import Ge, Le
 from folio import UserError
 from folio.base.settings import NonNegativeInt
 from folio.data.tokenizer import Tokenizer
-from folio.decoding.generate import TextStream
 from folio.decoding.language_model import GenerationConfig
 from folio.decoding.scheduler import Completion
+from folio.decoding.text_stream import TextStream
 from folio.web.engine import Engine
 
 MOST_SAMPLES = 16  # at a time

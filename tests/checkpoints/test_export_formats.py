@@ -27,8 +27,8 @@ from folio.checkpoints.export_formats import (
     write_nanogpt,
 )
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer
-from folio.decoding.generate import generate
 from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import generate
 from tests.support.decoding import decoder_in
 from tests.support.exports import checkpoint_of
 from tests.support.tiny_tokenizers import TEXT, bpe, trained

@@ -18,9 +18,10 @@ import model as model_file
 from folio import UserError
 from folio.decoding import cpu_decoder, decode_step, sampling, torch_decoder
 from folio.decoding.cpu_decoder import CPUBatch, CPUDecoder, computes_filters, computes_model
-from folio.decoding.generate import generate, make_decoder, print_once
+from folio.decoding.decoders import make_decoder, print_once
 from folio.decoding.quantize import quantized
 from folio.decoding.sampling import Sample, Sampling
+from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchDecoder
 from folio.machine import compiled
 from folio.machine.runtime import resolve_runtime
@@ -438,7 +439,7 @@ def test_a_process_may_end_right_after_a_step_with_several_threads():
     code = """
 from tests.support.decoding import random_model
 from folio.decoding import cpu_decoder
-from folio.decoding.generate import generate
+from folio.decoding.scheduler import generate
 from folio.decoding.sampling import Sample, Sampling
 cpu_decoder.choose_threads = lambda decoder, rows: 3
 decoder = cpu_decoder.CPUDecoder(random_model(1), "float32")

@@ -17,7 +17,6 @@ from transformers import (
 from folio import UserError
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding import torch_decoder
-from folio.decoding.generate import TextStream, default_prompt, generate
 from folio.decoding.sampling import (
     Sampling,
     keep_min_p,
@@ -27,6 +26,8 @@ from folio.decoding.sampling import (
     sample_token,
     uniforms,
 )
+from folio.decoding.scheduler import generate
+from folio.decoding.text_stream import TextStream, default_prompt
 from folio.decoding.torch_decoder import TorchDecoder, sampling_device
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig

@@ -9,9 +9,8 @@ import torch
 
 from folio.decoding import torch_decoder
 from folio.decoding.cpu_decoder import CPUBatch
-from folio.decoding.generate import generate
 from folio.decoding.sampling import Sampling
-from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs
+from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs, generate
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine.runtime import resolve_runtime
 from model import GPT

@@ -106,7 +106,7 @@ def test_without_numba_torch_decodes_and_a_line_says_so(package, tmp_path):
     code = """
 from tests.support.decoding import random_model
 from folio import UserError
-from folio.decoding.generate import make_decoder
+from folio.decoding.decoders import make_decoder
 from folio.machine.runtime import resolve_runtime
 runtime = resolve_runtime("cpu", "float32", False)
 for _ in range(2):

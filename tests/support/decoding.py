@@ -4,9 +4,9 @@ import copy
 
 import torch
 
-from folio.decoding.generate import generate, make_decoder
+from folio.decoding.decoders import Decoder, make_decoder
 from folio.decoding.sampling import Sampling
-from folio.decoding.scheduler import Decoder
+from folio.decoding.scheduler import generate
 from folio.decoding.torch_decoder import TorchDecoder
 from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT, GPTConfig

@@ -16,8 +16,9 @@ from folio.base import settings
 from folio.checkpoints import checkpoint, run_folder
 from folio.data.shards import open_dataset
 from folio.data.sources.pairs import validation_pairs
-from folio.decoding.generate import generate, make_decoder
+from folio.decoding.decoders import make_decoder
 from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import generate
 from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError

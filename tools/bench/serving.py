@@ -37,8 +37,8 @@ from folio import UserError  # noqa: E402
 from folio.base.settings import NonNegativeInt, PositiveInt, comma_separated, run_script  # noqa: E402
 from folio.base.workers import child_options  # noqa: E402
 from folio.data.tokenizer import CharTokenizer  # noqa: E402
-from folio.decoding.generate import TextStream  # noqa: E402
 from folio.decoding.language_model import GenerationConfig, LanguageModel  # noqa: E402
+from folio.decoding.text_stream import TextStream  # noqa: E402
 from tools.bench.baselines import run_llama, write_llama_model  # noqa: E402
 from tools.bench.timing import BenchConfig, busy_processes, describe_device, not_integers, unknown_names  # noqa: E402
 from tools.bench.viewer import write_run  # noqa: E402

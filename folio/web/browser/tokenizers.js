@@ -247,7 +247,7 @@ function defaultPrompt({eot, characters}) {
 }
 
 // The text of tokens as they arrive: complete characters, up to the first `stop` string. Text that may turn out to be
-// the beginning of `stop` is held back until it is clear that it is not. As TextStream in folio/decoding/generate.py.
+// the beginning of `stop` is held back until it is clear that it is not. As TextStream in folio/decoding/text_stream.py.
 class TextStream {
   constructor(tokenizer, stop = null) {
     this.tokenizer = tokenizer;

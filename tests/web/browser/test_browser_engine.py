@@ -1,4 +1,4 @@
-"""The engine of a model in one HTML file, against model.py, folio.decoding.generate and folio.web.playground."""
+"""The engine of a model in one HTML file, against model.py, folio.decoding and folio.web.playground."""
 
 import itertools
 import math
@@ -228,7 +228,7 @@ def test_random_numbers_are_those_of_generate(engine, seed):
 def near_tokens(model: GPT, ids: list[int], sampling: Sampling, uniform: float) -> tuple[float, range]:
     """The distance of a draw after `ids` from the nearest boundary, and the tokens that are BOUNDARY away or nearer.
 
-    Of a context that was full, folio.decoding.generate has dropped half, as often as it was full.
+    Of a context that was full, folio.decoding.scheduler.generate has dropped half, as often as it was full.
     """
     size = model.config.block_size
     dropped = size // 2 * max(0, math.ceil((len(ids) - size) / (size // 2)))

@@ -20,8 +20,8 @@ from folio.checkpoints import checkpoint
 from folio.checkpoints.snapshots import write_snapshot
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding import torch_decoder
-from folio.decoding.generate import generate
 from folio.decoding.sampling import Sampling, uniforms
+from folio.decoding.scheduler import generate
 from model import GPT
 from tests.support.decoding import decoder_in, random_model
 from tests.support.runs import blank_state
