@@ -50,9 +50,9 @@ from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.shards import Dataset  # noqa: E402
 from folio.data.sources.pairs import Pair, validation_pairs  # noqa: E402
 from folio.decoding.decoders import make_decoder  # noqa: E402
-from folio.decoding.language_model import encode_prompt, read_prompt  # noqa: E402
+from folio.decoding.prompt_files import read_prompt  # noqa: E402
+from folio.decoding.prompts import default_prompt, encode_prompt  # noqa: E402
 from folio.decoding.scheduler import generate  # noqa: E402
-from folio.decoding.text_stream import default_prompt  # noqa: E402
 from folio.evaluation.overlap import open_training_data  # noqa: E402
 from folio.evaluation.scores import LOSS  # noqa: E402
 from folio.evaluation.text_loss import Stream, measure_text, shard_streams  # noqa: E402

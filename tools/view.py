@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.base.settings import Settings, run_script  # noqa: E402
-from folio.decoding.language_model import encode_prompt, read_prompt  # noqa: E402
+from folio.decoding.prompt_files import read_prompt  # noqa: E402
+from folio.decoding.prompts import encode_prompt  # noqa: E402
 from folio.machine.runtime import resolve_runtime  # noqa: E402
 from folio.web.questions import MOST_CHARACTERS, TraceProvider  # noqa: E402
 from folio.web.server import LOOPBACK, address_of, listen, make_server, names_of  # noqa: E402

@@ -4,12 +4,11 @@
 texts, pieces of text, or tokens with their logits.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -18,16 +17,16 @@ from torch import Tensor
 from folio import UserError
 from folio.base import settings
 from folio.base.progress import note
-from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings, line_breaks
+from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, Settings
 from folio.checkpoints import foreign
 from folio.checkpoints.find_runs import resolve
 from folio.data.shards import PromptFormat
-from folio.data.sources import music
-from folio.data.tokenizer import EOT_TEXT, MidiTokenizer, OnUnknown, Tokenizer
+from folio.data.tokenizer import OnUnknown, Tokenizer
 from folio.decoding.decoders import make_decoder
+from folio.decoding.prompts import Prompt, encode_prompt
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Step, generate
-from folio.decoding.text_stream import TextStream, default_prompt
+from folio.decoding.text_stream import TextStream
 from folio.machine import memory
 from folio.machine.runtime import DTYPES, Runtime, resolve_runtime
 from model import GPT
@@ -90,61 +89,6 @@ class GenerationConfig(Settings):
             self.presence_penalty,
             self.frequency_penalty,
         )
-
-
-class Prompt(NamedTuple):
-    """A prompt as the model sees it."""
-
-    ids: list[int]  # at least one
-    text: str  # without the characters that were left out, and with the replacements of others
-    unknown: int  # how many characters the tokenizer lacks
-
-
-def encode_prompt(tokenizer: Tokenizer, text: str, on_unknown: OnUnknown = "error") -> Prompt:
-    """The ids of a prompt, with <|endoftext|> as its special id; default_prompt if there are none.
-
-    The model sees the end of one that is longer than its context. Raises UserError for unknown characters.
-    """
-    if not isinstance(text, str):
-        raise UserError(f"the prompt must be text, not of type {type(text).__name__}")
-    tokenizer.on_unknown = on_unknown
-    eot = tokenizer.eot
-    parts = [text] if eot is None else text.split(EOT_TEXT)
-    encoded = [tokenizer.encode(part).tolist() for part in parts]
-    unknown = sum(map(tokenizer.count_unknown, parts))
-    ids = list(encoded[0])
-    for part in encoded[1:]:
-        ids += [eot, *part]
-    seen = EOT_TEXT.join(map(tokenizer.decode, encoded)) if unknown else text
-    return Prompt(ids or default_prompt(tokenizer), seen, unknown)
-
-
-def read_prompt(setting: str, value: str, tokenizer: Tokenizer) -> str:
-    """What a setting names: the text itself, the file of "FILE:path", or standard input for "-". Raises UserError.
-
-    A MIDI file becomes the events of the tokenizer. setting: its name, for messages.
-    """
-    if value != "-" and not value.startswith("FILE:"):
-        return line_breaks(value)
-    path = Path(value.removeprefix("FILE:"))
-    if value != "-" and path.exists() and not path.is_file():
-        raise UserError(f"{setting}={value}: {path} is not a file; give a file, or pipe the text to --{setting}=-")
-    if value != "-" and path.suffix.lower() in music.SUFFIXES and path.exists():
-        if not isinstance(tokenizer, MidiTokenizer):
-            raise UserError(f"{setting}={value}: it is a MIDI file, and this model writes text; give it text")
-        try:
-            return music.events_of_file(path, music.EventFormat.of(tokenizer))
-        except music.PieceError as error:
-            raise UserError(f"{setting}={value}: this MIDI file cannot be used: {error}") from None
-    try:
-        content = sys.stdin.buffer.read() if value == "-" else path.read_bytes()
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # as Windows' editors save text
-    except FileNotFoundError:
-        raise UserError(f"{setting}={value}: the file {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{setting}={value}: {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{setting}={value}: it is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
 
 
 def share_weights(model: GPT, device: str | None = None) -> GPT:
@@ -297,6 +241,12 @@ class LanguageModel:
             shown = f"batch_size={batch_size:,}: {memory.format_bytes(available)} of memory is free"
             note(f"{shown}, so {fit:,} texts are generated at a time")
         return min(fit, wanted)
+
+    def batches(self, config: GenerationConfig) -> Iterator[range]:
+        """The numbers of the samples of a prompt, batch by batch."""
+        rows = self.rows(config.num_samples, config.batch_size)
+        for first in range(0, config.num_samples, rows):
+            yield range(first, min(first + rows, config.num_samples))
 
     def texts(
         self, prompts: Sequence[list[int]], samples: Sequence[int], config: GenerationConfig

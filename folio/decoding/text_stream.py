@@ -5,17 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from folio.data.tokenizer import Tokenizer
 from folio.decoding.decoders import make_decoder
+from folio.decoding.prompts import default_prompt
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Step, generate
 from folio.machine.runtime import Runtime
 from model import GPT
-
-
-def default_prompt(tokenizer: Tokenizer) -> list[int]:
-    """The prompt if none is given: the end-of-text token, else a line break, else the first token."""
-    if tokenizer.eot is not None:
-        return [tokenizer.eot]
-    return [next((i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\n"), 0)]
 
 
 class TextStream:

@@ -39,3 +39,8 @@ def free(device: torch.device) -> int | None:
         used = int((CGROUP / "memory.current").read_text()) - droppable
         available = min(available, int(limit.read_text()) - used)
     return max(0, available)
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether the exception means that the memory of the host or of a device is full."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

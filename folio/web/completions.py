@@ -20,7 +20,8 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import ConfigError, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
-from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share, encode_prompt
+from folio.decoding.language_model import Count, GenerationConfig, LanguageModel, Penalty, Share
+from folio.decoding.prompts import encode_prompt
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, TokenLogprobs
 from folio.decoding.text_stream import TextStream

@@ -23,7 +23,8 @@ from folio import UserError
 from folio.base import settings
 from folio.base.settings import NonNegativeInt, Settings
 from folio.data.sources.music import pitch_name, place_notes
-from folio.decoding.language_model import LanguageModel, encode_prompt
+from folio.decoding.language_model import LanguageModel
+from folio.decoding.prompts import encode_prompt
 from folio.evaluation.memorization import TrainingSearch, covering_lengths
 from folio.evaluation.overlap import open_training_data
 from folio.web.engine import Engine

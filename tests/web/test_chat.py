@@ -12,7 +12,8 @@ from folio.data.shards import Dataset, DatasetError, open_dataset
 from folio.data.sources.pairs import split_pairs, write_pairs
 from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from folio.data.windows import Mixture
-from folio.decoding.language_model import LanguageModel, encode_prompt
+from folio.decoding.language_model import LanguageModel
+from folio.decoding.prompts import encode_prompt
 from folio.web.chat import ChatTemplate, chat_template
 from prepare import pairs, summaries
 from prepare.pairs import PairsConfig

@@ -232,7 +232,7 @@ function popFromHeap(heap) {
 // --- prompts and generated text --------------------------------------------------------------------------------------
 
 // The ids of a prompt, with <|endoftext|> as its special id, and how many of its characters are unknown, and left out.
-// As encode_prompt in folio/decoding/language_model.py.
+// As encode_prompt in folio/decoding/prompts.py.
 function encodePrompt(tokenizer, text) {
   const {eot} = tokenizer, parts = eot === null ? [text] : text.split(EOT_TEXT);
   const encoded = parts.map(part => tokenizer.encode(part));

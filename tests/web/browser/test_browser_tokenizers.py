@@ -9,7 +9,7 @@ import pytest
 from folio import UserError
 from folio.data.sources.music import EventFormat, pitch_name, place_notes
 from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
-from folio.decoding.language_model import encode_prompt
+from folio.decoding.prompts import encode_prompt
 from folio.decoding.text_stream import TextStream
 from tests.support.engine import Engine, engine_in_chromium, in_browser
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of

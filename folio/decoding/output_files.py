@@ -1,0 +1,77 @@
+"""Files of generated text: MIDI if the model writes music, else the text, which may be a tune in ABC notation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from folio import UserError
+from folio.data.sources import music, tunes
+from folio.data.tokenizer import MidiTokenizer, Tokenizer
+from folio.decoding.language_model import GenerationConfig, LanguageModel
+from folio.decoding.prompts import Prompt
+
+
+def save_samples(model: LanguageModel, prompt: Prompt, config: GenerationConfig, path: Path) -> Iterator[str]:
+    """Save each sample, prompt included: several as NAME-1, NAME-2, ... Yields a line that says what is in each file.
+
+    Ctrl-C saves the texts that are being generated. Raises UserError.
+    """
+    paths = output_paths(path, config.num_samples, model.tokenizer)
+    for samples in model.batches(config):
+        texts = [prompt.text] * len(samples)
+        stopped = None
+        try:
+            for pieces in model.texts([prompt.ids] * len(samples), samples, config):
+                texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+        except KeyboardInterrupt as interrupt:
+            stopped = interrupt
+        for sample, text in zip(samples, texts, strict=True):
+            yield save_text(paths[sample], text, model.tokenizer)
+        if stopped:
+            raise stopped
+    if not any(saved.exists() for saved in paths):
+        raise UserError(f"save={path}: no piece has a note; set a larger --max_new_tokens")
+
+
+def output_paths(path: Path, count: int, tokenizer: Tokenizer) -> list[Path]:
+    """The files of `count` texts: path, or NAME-1, NAME-2, ... if there are several.
+
+    Raises UserError if the tokenizer's texts are not saved in such files, or the files cannot be written.
+    """
+    is_midi_file, writes_music = path.suffix.lower() in music.SUFFIXES, isinstance(tokenizer, MidiTokenizer)
+    if is_midi_file and not writes_music:
+        raise UserError(f"save={path}: this model writes text, not MIDI files; use .txt, or .abc for tunes")
+    if writes_music and not is_midi_file:
+        raise UserError(f"save={path}: this model writes music, which is saved as MIDI; use .mid")
+    if not path.parent.is_dir():
+        raise UserError(f"save={path}: the folder {path.parent} does not exist; make it, or use another")
+    paths = [path] if count == 1 else [path.with_stem(f"{path.stem}-{k}") for k in range(1, count + 1)]
+    for output in paths:
+        if output.exists():
+            raise UserError(f"save={path}: {output} exists already; remove it, or use another name")
+    return paths
+
+
+def save_text(path: Path, text: str, tokenizer: Tokenizer) -> str:
+    """Save one text. Returns a line that says what is in the file. Raises UserError."""
+    try:
+        if not isinstance(tokenizer, MidiTokenizer):
+            path.write_text(text, encoding="utf-8")
+            is_tune = path.suffix.lower() in tunes.SUFFIXES
+            return f"{path}: {len(text):,} characters{tune_problem(text) if is_tune else ''}"
+        format = music.EventFormat.of(tokenizer)
+        notes = music.write_midi(path, text, format)
+    except music.PieceError as error:
+        return f"{path} was not written: {error}"
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    seconds = max(note.end for note in notes) * format.seconds_per_step
+    return f"{path}: {len(notes):,} notes, {seconds:.1f} s"
+
+
+def tune_problem(text: str) -> str:
+    """What is wrong with a tune in ABC notation, if anything is."""
+    try:
+        tunes.reduce_tune(text)
+        return ""
+    except tunes.TuneError as error:
+        return f", which are not a tune in ABC notation: {error}"
