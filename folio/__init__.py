@@ -1,4 +1,4 @@
-"""What Folio's scripts share, and `load` for your own programs. No module in this package imports a script."""
+"""What Folio's scripts share. The public API, for your own programs, is `load` and `UserError`."""
 
 from pathlib import Path
 
