@@ -31,7 +31,7 @@ from tests.support.processes import ROOT, start, wait
 from tests.support.runs import blank_state, edit_state, write_state
 from tools import evaluate, export, report
 from tools.runs import RunsConfig, main
-from tools.sweep import parse_sweep
+from tools.sweep import main as run_sweep
 from train import TrainConfig, train
 
 SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
@@ -593,7 +593,7 @@ def test_torchrun_does_not_guess_what_latest_is(two, monkeypatch):
 
 def test_a_sweep_does_not_start_its_trials_from_the_latest_of_them(two):
     with pytest.raises(UserError, match="--init_from=latest: name the run's folder"):
-        parse_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
+        run_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
 
 
 def test_the_tokenizer_of_the_latest_run_prepares_a_text(two, tmp_path, text, capsys):
