@@ -12,35 +12,19 @@ evaluation; the settings that differ between the runs; all settings and the envi
 and --limit are those of tools/runs.py, which lists runs in the terminal.
 """
 
-import json
 import sys
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
-from folio.base.number_format import format_seconds  # noqa: E402
 from folio.base.progress import note  # noqa: E402
 from folio.base.settings import NonEmptyStr, run_script  # noqa: E402
 from folio.checkpoints.find_runs import find_runs, runs_of  # noqa: E402
-from folio.experiments.runs import Run  # noqa: E402
-from folio.experiments.selection import Selection, different_settings  # noqa: E402
-from folio.experiments.static_page import COLORS, details, figures, page, table  # noqa: E402
-
-PANELS = {  # title -> (key in metrics.jsonl, factor)
-    "loss (nats per token)": ("loss", 1.0),
-    "learning rate": ("lr", 1.0),
-    "gradient norm": ("grad_norm", 1.0),
-    "tokens per second": ("tokens_per_second", 1.0),
-    "peak memory (GiB)": ("peak_memory", 2.0**-30),
-    "skipped steps": ("skipped", 1.0),
-}
-MOST_POINTS = 300_000  # of all curves, which browsers still draw
-FEW_RUNS = 8  # more have a list beside the curves, and their details are closed
-FEW_NAMES = 4  # runs up to which the title names them
+from folio.experiments.report_page import report_page  # noqa: E402
+from folio.experiments.selection import Selection  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -57,145 +41,6 @@ class ReportConfig(Selection):
         return [] if self.runs else [("runs", f"name at least one run's folder, as in {example}")]
 
 
-def report(runs: list[Run]) -> str:
-    """The page."""
-    many = len(runs) > FEW_RUNS
-    title = "Folio: " + (f"{len(runs)} runs" if len(runs) > FEW_NAMES else ", ".join(run.name for run in runs))
-    parts = [summary(runs), curves(runs), settings_table(runs)]
-    for run in runs:
-        sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
-        parts += [details(run.name, "\n".join(sections))] if many else sections
-    return page(title, parts)
-
-
-def summary(runs: list[Run]) -> str:
-    """A table with a row per run. A blank cell is not known."""
-    rows = []
-    for run in runs:
-        measured, parameters, evaluations = run.measured(), run.parameters(), run.trained_evaluations()
-        seconds, speed = measured["seconds"], measured["tokens_per_second"]
-        losses = [min(evaluations), evaluations[-1]] if evaluations else []
-        rows.append(
-            [
-                run.name,
-                f"{parameters:,}" if parameters else "",
-                f"{measured['steps']:,}",
-                f"{measured['tokens']:,}",
-                format_seconds(seconds) if seconds else "",
-                f"{speed:,.0f}" if speed else "",
-                *([f"{loss:.4f} at step {step:,}" for loss, step in losses] or ["none yet", "none yet"]),
-                str(run.lines[-1]["skipped"]),
-            ]
-        )
-    heads = ["run", "parameters", "steps", "tokens", "time of the steps", "tokens/s"]
-    return table([*heads, "best validation loss", "last validation loss", "skipped steps"], rows)
-
-
-def settings_table(runs: list[Run]) -> str:
-    """The settings that differ between the runs, or nothing. A row per setting, or per run if there are more runs."""
-    names = different_settings(runs)
-    if not names:
-        return ""
-    rows = [
-        [name, *(json.dumps(run.config[name]) if name in run.config else "" for run in runs)]  # "": not known yet
-        for name in names
-    ]
-    if "max_iters" in names:  # which a signal, a budget or patience may have ended earlier
-        rows.append(["steps completed", *(f"{run.step:,}" for run in runs)])
-    head = ["setting", *(run.name for run in runs)]
-    if len(runs) > len(rows):
-        head, *rows = map(list, zip(["run", *head[1:]], *rows, strict=True))
-    return "<h2>Settings that differ</h2>\n" + table(head, rows)
-
-
-def plan_section(run: Run) -> str:
-    """The forecast of tools/plan.py next to the measured values, or nothing."""
-    if not run.plan:
-        return ""
-    rows = []
-    for name, value in run.measured().items():
-        planned = run.plan.get(name)
-        if planned and value:
-            rows.append([name, f"{planned:,.0f}", f"{value:,.0f}", f"{value / planned:.2f}"])
-    note = f"{run.plan['by']}; memory is in bytes, and the plan leaves out what the process itself takes"
-    heading = f"<h2>{escape(run.name)}: the plan</h2><p>{escape(note)}</p>\n"
-    return heading + table(["", "planned", "measured", "measured / planned"], rows)
-
-
-def resumes_section(run: Run) -> str:
-    """Where the run was resumed, or nothing."""
-    resumes = run.state.get("resumes")
-    if not resumes:
-        return ""
-    rows = [
-        [f"{resume['step']:,}", resume["after"], json.dumps(resume["changes"]), "yes" if resume["exact"] else "no"]
-        for resume in resumes
-    ]
-    heading = f"<h2>{escape(run.name)}: where it was resumed</h2>\n"
-    return heading + table(["step", "stopped by", "changed settings: [before, after]", "bitwise identical"], rows)
-
-
-def samples_section(run: Run) -> str:
-    """The samples of each evaluation, the latest first."""
-    texts = "".join(
-        f"<h4>step {sample['step']:,}</h4><pre>{escape(sample['text'])}</pre>" for sample in reversed(run.samples)
-    )
-    return details(f"{run.name}: samples", texts)
-
-
-def settings_section(run: Run) -> str:
-    """The run's environment and all its settings."""
-    environment = {**run.state.get("versions", {}), **run.state.get("resolved", {})}
-    sections = []
-    settings = {}
-    for name, value in run.state.get("config", {}).items():
-        settings[name] = value
-        if name == "max_iters":
-            settings["(steps completed)"] = run.step
-    for heading, values in (("environment", environment), ("all settings", settings)):
-        rows = [[name, json.dumps(value)] for name, value in values.items()]
-        sections.append(details(f"{run.name}: {heading}", table([heading, "value"], rows)))
-    return "\n".join(sections)
-
-
-def curves(runs: list[Run]) -> str:
-    """The panels as HTML that contains plotly's script."""
-    from plotly.colors import sample_colorscale
-    from plotly.graph_objects import Figure, Scatter
-    from plotly.subplots import make_subplots
-
-    many, most = len(runs) > FEW_RUNS, MOST_POINTS // (len(runs) * len(PANELS))
-    figure: Figure = make_subplots(
-        rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.03, subplot_titles=list(PANELS),
-        row_heights=[3.0] + [1.0] * (len(PANELS) - 1),
-    )  # fmt: skip
-    colors = sample_colorscale("Turbo", len(runs)) if many else COLORS  # one scale, in the order of the table
-    for run, color in zip(runs, colors, strict=False):
-        for row, (key, factor) in enumerate(PANELS.values(), start=1):
-            logged = [line for line in run.lines if line[key] is not None]
-            logged = logged[:: -(-len(logged) // most) or 1]
-            x, y = [line["step"] for line in logged], [line[key] * factor for line in logged]
-            style = {"color": color, "width": 1}
-            group = {"name": run.name, "legendgroup": run.name, "showlegend": row == 1}
-            figure.add_trace(Scatter(x=x, y=y, mode="lines", line=style, **group), row, 1)
-        x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
-        style = {"color": color, "width": 3}
-        group = {"name": f"{run.name}: validation", "legendgroup": run.name, "showlegend": not many}
-        figure.add_trace(Scatter(x=x, y=y, mode="lines+markers", line=style, **group), 1, 1)
-        for resume in run.state.get("resumes", []):
-            dash = "dash" if resume["after"] == "a kill" else "dot"
-            figure.add_vline(x=resume["step"], line={"color": color, "width": 1, "dash": dash})
-    figure.update_xaxes(title_text="step", row=len(PANELS), col=1)
-    figure.update_yaxes(rangemode="tozero", row=len(PANELS), col=1)
-    if not many:
-        figure.update_layout(legend={"orientation": "h", "y": -0.05, "yanchor": "top"})  # below: it may have many lines
-    figure.update_layout(height=1250, template="plotly_white", margin={"l": 60, "r": 20, "t": 40, "b": 40})
-    figure.update_layout(hoverlabel={"namelength": -1})
-    lines = max(len(run.lines) for run in runs)
-    note = f"<p>Curves of more than {most:,} logged steps show evenly spaced ones of them.</p>" if lines > most else ""
-    return note + figures(figure)
-
-
 def main(cfg: ReportConfig) -> None:
     folders = [Path(folder) for name in cfg.runs for folder in find_runs(name)]
     selected = cfg.select([run for folder in folders for run in runs_of(folder)])
@@ -208,7 +53,7 @@ def main(cfg: ReportConfig) -> None:
         if selected[0].state:
             raise UserError(f"{folder / 'metrics.jsonl'} is missing or damaged: it holds none of the run's steps")
         raise UserError(f"{folder}: the run has not logged a step yet")
-    content = report(runs)
+    content = report_page(runs)
     output = Path(cfg.output) if cfg.output else folders[0] / "report.html"
     try:
         output.write_text(content, encoding="utf-8")

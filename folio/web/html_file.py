@@ -155,6 +155,23 @@ def unpack_weights(weights: Weights) -> dict[str, Tensor]:
     return tensors
 
 
+def check_weights(tensors: dict[str, Tensor], weights: Weights) -> None:
+    """Raise UserError unless weights that were read from a file are the tensors, rounded to their dtypes."""
+    stored = unpack_weights(weights)
+    for parameter in weights.parameters:
+        name, dtype = parameter["name"], parameter["dtype"]
+        expected = tensors[name].detach()
+        limit = torch.zeros_like(expected)
+        if dtype == "float16":  # half the distance of two numbers that it has
+            limit = expected.abs() * 2.0**-11 + 2.0**-25
+        elif dtype == "int8":  # half a step, of which a row has 127 up to its largest weight
+            limit = expected.abs().amax(dim=1, keepdim=True).expand_as(expected) / 127 * 0.5001
+        if not ((stored[name] - expected).abs() <= limit).all():
+            raise UserError(f"{name} was written wrongly, and the file was removed; please report this")
+    if stored.keys() != tensors.keys():
+        raise UserError("parameters are missing in the file, which was removed; please report this")
+
+
 # --- the index of the training data -----------------------------------------------------------------------------------
 
 
@@ -198,7 +215,7 @@ def make_header(
     """Everything about a model except its weights, in JSON.
 
     stored: the model with the weights as the file stores them. text: to show first. losses: of measure_losses in
-    tools/export.py. languages: of find_languages. index: of pack_index.
+    html_export.py. languages: of find_languages. index: of pack_index.
     """
     tokenizer = viewed.tokenizer
     name = viewed.run.resolve().name if viewed.run else Path(viewed.name).resolve().name

@@ -2,19 +2,15 @@ import itertools
 import pickle
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import gguf
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-import model as model_py
 from folio import UserError
-from folio.base import settings
 from folio.base.files import read_json, write_json
-from folio.checkpoints import export_formats, foreign, foreign_tokenizers
+from folio.checkpoints import foreign, foreign_tokenizers
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.export_formats import (
     FORMATS,
@@ -26,44 +22,16 @@ from folio.checkpoints.export_formats import (
     write_hugging_face,
     write_nanogpt,
 )
-from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.data.tokenizer import CharTokenizer
 from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import generate
+from folio.evaluation.export_checks import check_computes_gpt2, compare_export
 from tests.support.decoding import decoder_in
-from tests.support.exports import checkpoint_of
+from tests.support.exports import KINDS, checkpoint_of, output_path, run_export
 from tests.support.tiny_tokenizers import TEXT, bpe, trained
 from tools import export
-from train import train
 
 pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
-
-KINDS = {
-    "char": lambda: CharTokenizer.of(TEXT),
-    "char with eot": lambda: CharTokenizer.of(TEXT, eot=True),
-    "byte": ByteTokenizer,
-    "gpt2": bpe,
-    "bpe": trained,
-}
-
-
-def output_path(folder: Path, to: str) -> Path:
-    """Where an export in this format can be written."""
-    return folder / f"exported{FORMATS[to].suffix}"
-
-
-def run_export(*arguments: object) -> None:
-    """The command, without its process."""
-    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
-
-
-@pytest.mark.parametrize("paths", [[], ["run"], ["run", "output", "more"]])
-def test_a_wrong_number_of_paths_shows_the_command(paths):
-    with pytest.raises(
-        UserError, match=r"give two, the run and the path to write: python tools/export\.py --to=hf out-shakes"
-    ):
-        run_export(*paths)
-    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt', 'onnx' or 'html'"):
-        run_export("run", "output", "--to=h")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +40,7 @@ def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
     loaded = checkpoint_of(KINDS[kind](), bias, 5, activation)
     folder = tmp_path / "hf"
     write_hugging_face(loaded, folder)
-    assert "tokens are identical" in export.compare(loaded, FORMATS["hf"].open(folder))
+    assert "tokens are identical" in compare_export(loaded, FORMATS["hf"].open(folder))
     theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     text = TEXT.replace("<|endoftext|>", "")
     ids = theirs(text, return_tensors="pt").input_ids
@@ -170,52 +138,6 @@ def test_merges_are_recovered_from_the_ranks():
     assert pairs == [list(pair) for pair in trained().to_json()["model"]["merges"]]
 
 
-def test_the_command_writes_and_checks_and_removes_what_is_wrong(tiny, tmp_path, capsys, monkeypatch):
-    cfg = tiny(max_iters=6)
-    train(cfg)
-    run_export(cfg.out_dir, tmp_path / "hf")
-    assert "tokens are identical; the largest relative difference of logits is" in capsys.readouterr().out
-    with pytest.raises(UserError, match="already exists"):
-        run_export(cfg.out_dir, tmp_path / "hf")
-
-    def save_other_weights(tensors, *args, **kwargs):
-        save_file({name: 1.1 * tensor for name, tensor in tensors.items()}, *args, **kwargs)
-
-    monkeypatch.setattr(export_formats, "save_file", save_other_weights)
-    with pytest.raises(UserError, match="the exported model's logits differ by"):
-        run_export(cfg.out_dir, tmp_path / "wrong")
-    assert not (tmp_path / "wrong").exists()
-
-
-class NoMean(torch.nn.RMSNorm):
-    """A norm with the parameters of nn.LayerNorm without a bias."""
-
-    def __init__(self, size: int, bias: bool):
-        super().__init__(size, eps=1e-5)
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refused(to, tmp_path, monkeypatch):
-    """Folio's own reader computed the same as the changed model.py, so the export was certified."""
-    loaded = checkpoint_of(bpe(), False)
-    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
-    path = output_path(tmp_path, to)
-    monkeypatch.setattr(model_py, "LayerNorm", NoMean)
-    reason = rf"from transformers' GPT-2, and --to={to} holds only GPT-2"
-    words = r"model\.py does not compute GPT-2: with these weights its logits differ by \d\.\de-0\d of the largest"
-    with pytest.raises(UserError, match=f"^{words} {reason}$"):
-        run_export("random", path, f"--to={to}")
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", export_formats.GELUS)
-@pytest.mark.parametrize("to", FORMATS)
-def test_gpt2_itself_passes(to, bias, activation):
-    loaded = checkpoint_of(bpe(), bias, 5, activation)
-    export.check_computes_gpt2(loaded, with_position_table(loaded), to)
-
-
 @pytest.mark.parametrize("to", FORMATS)
 def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch):
     """transformers and the readers of the other formats compute the same, with positions that count as learned."""
@@ -224,9 +146,9 @@ def test_sinusoidal_positions_are_exported_as_a_table(to, tmp_path, monkeypatch)
     loaded = checkpoint_of(bpe(), False, 5, "gelu" if to == "nanogpt" else "gelu_new", position="sinusoidal")
     gpt2, path = with_position_table(loaded), output_path(tmp_path, to)
     check_fits(gpt2, to)
-    export.check_computes_gpt2(loaded, gpt2, to)
+    check_computes_gpt2(loaded, gpt2, to)
     FORMATS[to].write(gpt2, path)
-    assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
+    assert "tokens are identical" in compare_export(loaded, FORMATS[to].open(path))
     read, ids = foreign.load(str(path)).build().eval(), torch.arange(64)[None]
     assert read.config.position == "learned"
     torch.testing.assert_close(read.logits(ids), loaded.build().eval().logits(ids), atol=1e-4, rtol=1e-4)
@@ -242,7 +164,7 @@ def test_an_exported_file_is_read_back(to, kind, bias, tmp_path, monkeypatch):
     loaded = checkpoint_of(KINDS[kind](), bias, 5, "gelu" if to == "nanogpt" else "gelu_new")
     path = output_path(tmp_path, to)
     FORMATS[to].write(loaded, path)
-    assert "tokens are identical" in export.compare(loaded, FORMATS[to].open(path))
+    assert "tokens are identical" in compare_export(loaded, FORMATS[to].open(path))
     read = foreign.load(str(path if to == "gguf" else path / "ckpt.pt"))
     assert read.state["model"] == {**loaded.state["model"], "bias": bias or to == "gguf"}
     assert all(torch.equal(read.model[name], tensor) for name, tensor in loaded.model.items())
@@ -346,44 +268,6 @@ def test_gpt2s_parameters_are_those_of_the_model(bias):
     assert gpt2_parameters(shape, 99, bias) == foreign.parameter_shapes(shape)
 
 
-@pytest.mark.parametrize(
-    "to, name, message",
-    [
-        ("gguf", "exported", r"--to=gguf writes a file; choose a name that ends in \.gguf"),
-        ("nanogpt", "exported.gguf", r"--to=nanogpt writes a folder; choose a name without \.gguf"),
-    ],
-)
-def test_the_output_must_have_the_suffix_of_its_format(to, name, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        run_export("random", tmp_path / name, f"--to={to}")
-
-
-@pytest.mark.parametrize("to, activation", [("nanogpt", "gelu_new"), ("gguf", "gelu")])
-def test_the_other_gelu_is_close(to, activation, tmp_path, monkeypatch):
-    """Exact GELU against GPT-2's approximation of it: the difference is measured."""
-    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
-    monkeypatch.setattr(foreign_tokenizers, "is_gpt2_size", lambda size: True)
-    loaded = checkpoint_of(bpe(), False, activation=activation)
-    path = output_path(tmp_path, to)
-    FORMATS[to].write(loaded, path)
-    with pytest.raises(UserError, match="logits differ by"):
-        export.compare(loaded, FORMATS[to].open(path))
-    report = export.compare(loaded, FORMATS[to].open(path), export.OTHER_GELU_TOLERANCE)
-    assert re.search(r"difference of logits is \de-04$", report)
-
-
-def test_logits_that_are_nan_are_refused():
-    """The maximum of 0 and NaN is 0 in Python: NaN counted as equal."""
-    loaded = checkpoint_of(bpe(), True)
-    exported = export_formats.ExportedModel(
-        encode=lambda text: loaded.tokenizer.encode(text).tolist(),
-        decode=loaded.tokenizer.decode,
-        logits=lambda ids: torch.full((*ids.shape, loaded.tokenizer.vocab_size), torch.nan),
-    )
-    with pytest.raises(UserError, match="logits differ by nan"):
-        export.compare(loaded, exported)
-
-
 def test_ckpt_pt_is_as_nanogpts_sample_py_reads_it(tmp_path):
     """model_args fit its GPTConfig, the tied matrix is stored under both names, meta.pkl maps characters both ways."""
     loaded = checkpoint_of(CharTokenizer.of(TEXT), bias=False)
@@ -476,17 +360,3 @@ def test_an_exported_folder_is_read_back(kind, tmp_path):
     assert read.tokenizer.encode(text).tolist() == loaded.tokenizer.encode(text).tolist()
     assert read.tokenizer.vocab_size == loaded.tokenizer.vocab_size and read.tokenizer.eot == loaded.tokenizer.eot
     assert all(torch.equal(tensor, read.model[name]) for name, tensor in loaded.model.items())
-
-
-def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tiny, tmp_path):
-    train(tiny(max_iters=2))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/exported cannot be written .*; choose another path"):
-        run_export(tiny().out_dir, tmp_path / "file" / "exported", "--to=nanogpt")
-
-
-def test_the_out_dir_of_nanogpt_is_read(tiny, tmp_path):
-    train(tiny(max_iters=2, position="sinusoidal"))
-    run_export(tiny().out_dir, tmp_path / "theirs", "--to=nanogpt")
-    read = foreign.load(str(tmp_path / "theirs"))
-    assert read.tokenizer.kind == "char" and read.build().num_params()["positions"] == 32 * 32

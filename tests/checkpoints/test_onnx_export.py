@@ -21,6 +21,7 @@ from folio.base import settings
 from folio.checkpoints import foreign, onnx_export
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, MidiTokenizer, Tokenizer
+from folio.evaluation.export_checks import relative_difference
 from model import GPT, POSITIONS
 from tests.support.decoding import random_model
 from tests.support.processes import ROOT
@@ -202,7 +203,7 @@ def test_a_changed_model_py_is_exported_as_it_computes(tmp_path, monkeypatch, ca
     logits = Decoder(tmp_path / "exported", rows=1).step(ids, torch.ones_like(ids))
     with torch.inference_mode():
         after = loaded.build().eval().logits(ids)
-    assert export.relative_difference(logits, before) > 0.01 and export.relative_difference(logits, after) < 1e-4
+    assert relative_difference(logits, before) > 0.01 and relative_difference(logits, after) < 1e-4
 
 
 def test_a_model_that_cannot_be_traced_is_an_error_of_one_line(tmp_path, monkeypatch, capfd):

@@ -19,7 +19,7 @@ from folio.base import settings
 from folio.base.files import is_locked
 from folio.checkpoints import checkpoint, run_folder
 from folio.checkpoints.find_runs import resolve, runs_under
-from folio.experiments import runs
+from folio.experiments import report_page, runs
 from folio.experiments.runs import Run, is_logged
 from folio.experiments.selection import Selection, different_settings
 from folio.training.session import TrainingError
@@ -31,7 +31,7 @@ from tests.support.processes import ROOT, start, wait
 from tests.support.runs import blank_state, edit_state, write_state
 from tools import evaluate, export, report
 from tools.runs import RunsConfig, main
-from tools.sweep import parse_sweep
+from tools.sweep import main as run_sweep
 from train import TrainConfig, train
 
 SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
@@ -495,7 +495,7 @@ def test_a_report_of_many_runs_has_one_closed_part_per_run(tmp_path, monkeypatch
     """A page of 30 runs had a column per run, and three headings for each."""
     for n in range(30):
         write_run(tmp_path / f"{n:02}", {1: 2.0, 40: 1.0 + n}, n_layer=n)
-    monkeypatch.setattr(report, "MOST_POINTS", 30 * 6 * 10)
+    monkeypatch.setattr(report_page, "MAX_POINTS", 30 * 6 * 10)
     report.main(report.ReportConfig(runs=(str(tmp_path),)))
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<title>Folio: 30 runs</title>" in page and page.count("<details><summary>17</summary>") == 1
@@ -593,7 +593,7 @@ def test_torchrun_does_not_guess_what_latest_is(two, monkeypatch):
 
 def test_a_sweep_does_not_start_its_trials_from_the_latest_of_them(two):
     with pytest.raises(UserError, match="--init_from=latest: name the run's folder"):
-        parse_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
+        run_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
 
 
 def test_the_tokenizer_of_the_latest_run_prepares_a_text(two, tmp_path, text, capsys):

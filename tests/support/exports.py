@@ -1,12 +1,24 @@
-"""Checkpoints to export."""
+"""Checkpoints to export, and the command that does."""
 
 from pathlib import Path
 
 import torch
 
+from folio.base import settings
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.tokenizer import Tokenizer
+from folio.checkpoints.export_formats import FORMATS
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from model import GPT, GPTConfig
+from tests.support.tiny_tokenizers import TEXT, bpe, trained
+from tools import export
+
+KINDS = {
+    "char": lambda: CharTokenizer.of(TEXT),
+    "char with eot": lambda: CharTokenizer.of(TEXT, eot=True),
+    "byte": ByteTokenizer,
+    "gpt2": bpe,
+    "bpe": trained,
+}
 
 
 def checkpoint_of(
@@ -20,3 +32,13 @@ def checkpoint_of(
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return Checkpoint(Path("random"), {n: p.detach() for n, p in model.named_parameters()}, tokenizer, {"model": shape})
+
+
+def output_path(folder: Path, to: str) -> Path:
+    """Where an export in this format can be written."""
+    return folder / f"exported{FORMATS[to].suffix}"
+
+
+def run_export(*arguments: object) -> None:
+    """The command, without its process."""
+    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))

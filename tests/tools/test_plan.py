@@ -8,11 +8,13 @@ import torch
 
 from folio import UserError
 from folio.base import settings
+from folio.experiments.report_page import report_page
+from folio.experiments.runs import Run
 from folio.machine import memory
 from folio.training import forecast
 from model import GPT, GPTConfig
 from tests.support.simulated import SimulatedMachine
-from tools import plan, report
+from tools import plan
 from train import TrainConfig, train
 
 
@@ -160,13 +162,13 @@ def test_a_plan_from_measured_steps_and_its_comparison_with_the_run(tiny, capsys
     run_plan(*arguments(cfg))
     assert "steps measured on cpu" in capsys.readouterr().out
     train(cfg)  # a folder that only holds a plan is not an earlier run
-    run = report.Run.of(Path(cfg.out_dir))
+    run = Run.of(Path(cfg.out_dir))
     measured = run.measured()
     assert measured["steps"] == run.plan["steps"] == 40 and measured["tokens"] == run.plan["tokens"] == 40 * 4 * 32
     intervals = zip(run.lines[1:], run.lines[2:], strict=False)  # the first line is the evaluation before step 1
     seconds = sum((b["tokens"] - a["tokens"]) / b["tokens_per_second"] for a, b in intervals)
     assert measured["seconds"] == pytest.approx(seconds * 40 / 39)
-    page = report.report([run])
+    page = report_page([run])
     assert "measured / planned" in page and "steps measured on cpu" in page
 
 

@@ -2,39 +2,33 @@
 
 import base64
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import model as model_py
 from folio import UserError
-from folio.base import settings
-from folio.data.shards import Shard
 from folio.data.sources.pairs import make_pair, translation
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web import html_file
 from folio.web.html_file import find_languages, pack_weights, read_html, unpack_weights
 from model import GPT
-from tests.support.decoding import random_model
+from tests.support.exports import run_export
 from tests.support.music_models import SCORE, tokenizer_of
 from tests.support.numpy_gpt import NumpyGPT, assert_same
 from tests.support.tiny_tokenizers import bpe, trained
 from tests.support.viewed_models import STRANGE, TEXT, save_random_run
 from tests.support.viewers import Viewer, generate, in_browser
 from tests.support.waiting import wait_until
-from tools import export
 
 pytestmark = pytest.mark.architecture("folio/web/browser/gpt.js, which computes what model.py does, and html_file.py")
 
@@ -111,11 +105,6 @@ def exported(tmp_path_factory) -> Callable[..., Exported]:
     return export_kind
 
 
-def run_export(*arguments: object) -> None:
-    """The command, without its process."""
-    export.main(settings.load(export.ExportConfig, [str(argument) for argument in arguments]))
-
-
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
@@ -157,11 +146,11 @@ def test_an_export_whose_weights_differ_is_noticed(seed):
     tensors = random_tensors(seed)
     for dtype in html_file.DTYPES:
         weights = pack_weights(tensors, dtype)
-        export.check_weights(tensors, weights)
+        html_file.check_weights(tensors, weights)
         content = bytearray(weights.content)
         content[weights.parameters[0]["offset"] + 1] ^= 0x20
         with pytest.raises(UserError, match=r"^a\.weight was written wrongly"):
-            export.check_weights(tensors, replace_content(weights, bytes(content)))
+            html_file.check_weights(tensors, replace_content(weights, bytes(content)))
 
 
 def replace_content(weights: html_file.Weights, content: bytes) -> html_file.Weights:
@@ -281,19 +270,6 @@ def refuse(message: str, *arguments: object) -> None:
         run_export(*arguments, "--to=html")
 
 
-def test_outputs_that_are_refused(run, tmp_path):
-    refuse("choose a name that ends in .html", run, tmp_path / "model.txt")
-    (tmp_path / "model.html").write_text("mine")
-    refuse("already exists", run, tmp_path / "model.html")
-    assert (tmp_path / "model.html").read_text() == "mine"
-    with pytest.raises(UserError, match="writes a folder; choose a name without \\.html"):
-        run_export(run, tmp_path / "other.html", "--to=hf")
-    with pytest.raises(UserError, match="dtype=int8: it needs --to=html"):
-        run_export(run, tmp_path / "other", "--dtype=int8")
-    (tmp_path / "file").write_text("")
-    refuse("cannot be written", run, tmp_path / "file" / "model.html")
-
-
 def test_models_that_are_refused(run, tmp_path, monkeypatch):
     output = tmp_path / "model.html"
     monkeypatch.setattr(html_file, "MOST_PARAMETERS", 1000)
@@ -324,57 +300,6 @@ def test_models_that_are_refused(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^the model computes NaN or infinity: use another checkpoint$"):
         html_file.expected_logits(viewed.opened, 20)
     assert not output.exists()
-
-
-def test_a_changed_model_is_refused(run, tmp_path, monkeypatch):
-    """The engine would compute something else from its weights."""
-    monkeypatch.setattr(model_py, "ACTIVATIONS", {**model_py.ACTIVATIONS, "gelu_new": F.relu})
-    refuse("model.py does not compute GPT-2", run, tmp_path / "model.html")
-    assert not (tmp_path / "model.html").exists()
-
-
-def test_a_file_without_its_training_data(run, tmp_path, capsys):
-    """The loss is unknown, and the path of the run is not in the file."""
-    run_export(run, tmp_path / "model.html", "--to=html", "--text=To be", "--dtype=int8")
-    printed = capsys.readouterr().out
-    assert re.search(r"^the validation loss is not measured: .*the training data$", printed, re.MULTILINE)
-    assert re.search(r"^\S+model\.html: 0\.\d MB, 0\.0 MB of weights in int8$", printed, re.MULTILINE)
-    read = read_html(tmp_path / "model.html")
-    assert read.header["losses"] == [] and read.header["text"] == "To be" and read.header["name"] == "run"
-    assert str(tmp_path) not in json.dumps(read.header)
-
-
-# --- what is measured -------------------------------------------------------------------------------------------------
-
-
-def test_the_losses_are_those_of_the_first_tokens(seed, monkeypatch):
-    """Of a masked data set, with a context that begins every block_size tokens."""
-    model, random = random_model(seed), np.random.default_rng(seed)
-    stored = GPT.from_tensors(model.config, unpack_weights(pack_weights(dict(model.named_parameters()), "int8"))).eval()
-    ids, mask = random.integers(0, 20, 50), random.integers(0, 2, 50)
-    monkeypatch.setattr(export, "LOSS_TOKENS", 30)
-    monkeypatch.setattr(export, "LEAST_LOSS_TOKENS", 10)
-    tokenizer = CharTokenizer("abcdefghijklmnopqrst")
-    dataset = SimpleNamespace(folder=Path("some/data"), load_tokenizer=lambda: tokenizer, val=[Shard(ids, mask)])
-    measured = export.measure_losses(dataset, model.train(), stored.train())  # without dropout
-    for name, of in (("before", model), ("after", stored)):
-        losses = []
-        for start in range(0, 29, 8):
-            window = ids[start : min(start + 9, 30)]
-            of_window = -np.log(
-                NumpyGPT(of).run(window[:-1].tolist()).probabilities[range(len(window) - 1), window[1:]]
-            )
-            losses += [x for x, counts in zip(of_window, mask[start + 1 : start + 9], strict=False) if counts]
-        assert measured[name] == pytest.approx(np.mean(losses), rel=1e-5)
-    with pytest.raises(UserError, match=r"^some/data has no tokens for validation$"):
-        export.measure_losses(replace_val(dataset, Shard(ids, 0 * mask)), model, stored)
-    assert measured["tokens"] == mask[1:30].sum() and measured["of"] == "data"
-    line = export.describe_losses({"of": "x", "tokens": 1234, "before": 1.25, "after": 1.2512}, "int8")
-    assert line == "loss on 1,234 validation tokens of x: 1.2500 nats per token, 1.2512 as stored in int8 (+0.0012)"
-
-
-def replace_val(dataset: SimpleNamespace, shard: Shard) -> SimpleNamespace:
-    return SimpleNamespace(**{**vars(dataset), "val": [shard]})
 
 
 def test_languages_are_those_of_the_pairs():

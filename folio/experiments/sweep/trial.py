@@ -14,10 +14,12 @@ from folio.base.settings import ROOT
 from folio.base.workers import child_options
 from folio.checkpoints import run_folder
 from folio.experiments.runs import Run
+from folio.experiments.sweep.study import TrialFailed
 from folio.training.run_log import read_lines
 
 POLL_SECONDS = 0.5
 OUTPUT = "output.txt"  # what train.py prints, in the trial's folder
+Action = Literal["train", "stop", "kill"]  # what a run should do
 
 
 def train_command(folder: Path, arguments: list[str]) -> list[str]:
@@ -33,7 +35,7 @@ def run_training(
     folder: Path,
     arguments: list[str],
     environment: Mapping[str, str],
-    watch: Callable[[int, list[tuple[int, float]]], Literal["train", "stop", "kill"]],
+    watch: Callable[[int, list[tuple[int, float]]], Action],
 ) -> str | None:
     """Train in `folder`, which exists and which no other process is using. Returns why it failed, or None.
 
@@ -102,3 +104,21 @@ def claim(folder: Path, description: dict[str, Any]) -> None:
 def is_finished(folder: Path) -> bool:
     """Whether the run in this folder has come to its end."""
     return run_folder.exists(folder) and Run.of(folder).status == "finished"
+
+
+def read_results(run: Run) -> dict[str, Any]:
+    """The lowest validation loss of a trial's run and its step; the tokens and seconds of training; all evaluations,
+    each the tokens before it and its loss. Raises TrialFailed without an evaluation.
+    """
+    evaluations = run.trained_evaluations()
+    if not evaluations:
+        raise TrialFailed("it ended without an evaluation")
+    loss, step = min(evaluations)
+    tokens_of = {line["step"]: line["tokens"] for line in run.lines}
+    return {
+        "loss": loss,
+        "step": step,
+        "tokens": run.lines[-1]["tokens"],
+        "seconds": run.measured()["seconds"],
+        "evaluations": [[tokens_of[at], value] for value, at in evaluations],
+    }

@@ -1,4 +1,4 @@
-"""tools/sweep.py: grids, searches, interruptions, failures, several workers, and the page."""
+"""tools/sweep.py: grids, searches, interruptions, failures, and several workers."""
 
 import json
 import os
@@ -17,27 +17,19 @@ import train
 from folio import UserError
 from folio.base import settings
 from folio.base.settings import ROOT
-from folio.experiments.sweep.results import notes, summarize
-from folio.experiments.sweep.results_page import curves, sweep_page
-from folio.experiments.sweep.space import Values
-from folio.experiments.sweep.study import Outcome
-from folio.experiments.sweep.trial import read_progress, reason_of_failure, run_training
+from folio.experiments.sweep import runner
+from folio.experiments.sweep.trial import read_progress
 from tests.support import processes
 from tests.support.runs import assert_same_run
+from tests.support.sweeps import small_sweep
 from tests.support.waiting import wait_until
 from tools import sweep
 from train import TrainConfig
 
-SMALL = (
-    "--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4 --max_iters=8 --eval_interval=2 --log_interval=1"
-)
-SMALL += " --eval_iters=2 --dataset=verse --dtype=float32 --device=cpu --learning_rate=3e-3 --sample_tokens=0"
-
 
 @pytest.fixture
 def arguments(data_dir, tmp_path) -> list[str]:
-    """Of train.py for trials of a second, and the folder of the sweep."""
-    return [*SMALL.split(), f"--data_dir={data_dir}", f"--out_dir={tmp_path / 'sweep'}"]
+    return small_sweep(data_dir, tmp_path / "sweep")
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def in_process(monkeypatch):
         watch(*read_progress(folder))
         return None
 
-    monkeypatch.setattr(sweep, "run_training", run_training)
+    monkeypatch.setattr(runner, "run_training", run_training)
     return started
 
 
@@ -99,23 +91,6 @@ def test_a_trial_that_fails_says_why_and_the_sweep_goes_on(arguments, in_process
     sweep.main(["n_head=2,3", "--seeds=1", "--retry_failed", *arguments])
     assert [name for name, _ in in_process[2:]] == ["trial-001-seed-1337"]
     assert "failed with seed 1337: command line: n_head=3" in capsys.readouterr().out
-
-
-def test_names_with_html_and_long_ones_are_shown_as_they_are():
-    """plotly took parts of a name for tags, and the legend of a search with six settings covered the curves."""
-    space = [Values("dataset", ("a<b>&c", "d")), Values("lr_schedule", ("cosine", "wsd"))]
-    params = [{"dataset": "a<b>&c", "lr_schedule": "wsd"}, {"dataset": "d" * 40, "lr_schedule": "wsd"}]
-    outcomes = [Outcome(i, 5, p, "finished", loss=1.0 + i, evaluations=((9, 1.0 + i),)) for i, p in enumerate(params)]
-    rows = summarize(outcomes, [5])
-    figure = curves(rows, outcomes)
-    assert [line.name for line in figure.data] == ["0: dataset=a&lt;b&gt;&amp;c, lr_schedule=wsd", "trial 1"]
-    assert "d" * 40 in figure.data[1].hovertemplate
-    remarks = notes(rows, outcomes, [5], is_search=False)
-    assert "With another dataset, a loss is that of other text, and cannot be compared." in remarks
-    failed = [Outcome(0, 5, params[0], "failed", error="<b>")]
-    remarks = notes(summarize(failed, [5]), failed, [5], is_search=False)
-    html = sweep_page("<i>", space, summarize(failed, [5]), failed, {}, remarks)
-    assert "failed with seed 5: &lt;b&gt;" in html and "<title>&lt;i&gt;</title>" in html and "plotly" not in html
 
 
 def test_tokens_set_the_steps_of_each_trial_and_seeds_can_be_added(arguments, in_process, tmp_path):
@@ -228,13 +203,13 @@ def test_a_config_file_may_be_edited_while_the_sweep_runs(arguments, in_process,
     """The remaining trials had the new settings, under the name of the old ones."""
     config = tmp_path / "mine.py"
     config.write_text("dataset = 'verse'\nmax_iters = 8\n")
-    run_training = sweep.run_training
+    run_training = runner.run_training
 
     def edit(*of_training):
         config.write_text("dataset = 'verse'\nmax_iters = 4\n")
         return run_training(*of_training)
 
-    monkeypatch.setattr(sweep, "run_training", edit)
+    monkeypatch.setattr(runner, "run_training", edit)
     rest = [argument for argument in arguments if "max_iters" not in argument and "dataset" not in argument]
     sweep.main([str(config), "n_layer=1", "--seeds=2", *rest])
     assert {trial["tokens"] for trial in results_of(tmp_path)["trials"]} == {8 * 4 * 16}
@@ -243,91 +218,19 @@ def test_a_config_file_may_be_edited_while_the_sweep_runs(arguments, in_process,
 def test_fewer_seeds_or_trials_train_no_more_than_these(arguments, in_process, tmp_path, monkeypatch):
     """All trials of an interrupted command were trained, and the bar showed -2/1 runs."""
     words = ["learning_rate=1e-3..1e-2", *arguments]
-    run_training = sweep.run_training
+    run_training = runner.run_training
 
     def interrupted(*of_training):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sweep, "run_training", interrupted)
+    monkeypatch.setattr(runner, "run_training", interrupted)
     with pytest.raises(SystemExit):
         sweep.main([*words, "--trials=3", "--seeds=2"])
-    monkeypatch.setattr(sweep, "run_training", run_training)
+    monkeypatch.setattr(runner, "run_training", run_training)
     sweep.main([*words, "--trials=1", "--seeds=1"])
     assert [name for name, _ in in_process] == ["trial-000-seed-1337"]
     sweep.main([*words, "--trials=2", "--seeds=1"])
     assert [name for name, _ in in_process[1:]] == ["trial-001-seed-1337"]
-
-
-@pytest.mark.parametrize(
-    ("words", "evaluations"),
-    [
-        (["--max_iters=100", "--eval_interval=10"], 10),
-        (["--tokens=6400", "--eval_interval=10"], 10),  # of 100 steps; max_iters is 600,000 by default
-        (["--tokens=6400"], 10),
-    ],
-)
-def test_pruning_knows_the_number_of_evaluations(words, evaluations, data_dir):
-    rest = ["--batch_size=4", "--block_size=16", "--dataset=verse", f"--data_dir={data_dir}", "--trials=9"]
-    assert sweep.parse_sweep(["learning_rate=1e-3..1e-2", *words, *rest]).evaluations == evaluations
-
-
-@pytest.mark.parametrize(
-    ("code", "output", "reason"),
-    [
-        (0, "error: of an evaluation that was repeated", None),
-        (2, "step 1\nerror: too much\nanother line", "too much"),
-        (1, "Traceback:\nValueError: x\n\n", "ValueError: x"),
-        (1, "", "it printed nothing"),
-        (-signal.SIGSEGV, "step 1/20: loss 2.1", "killed by SIGSEGV"),
-        (-signal.SIGKILL, "step 1/20: loss 2.1", "killed by SIGKILL, as the system does when memory runs out"),
-    ],
-)
-def test_a_failure_has_a_reason(code, output, reason):
-    """A run that was killed seemed to have failed for its last line, a loss."""
-    assert reason_of_failure(code, output.encode()) == reason
-
-
-def test_a_failure_has_not_the_reason_of_an_earlier_attempt(tmp_path):
-    (tmp_path / "output.txt").write_text("error: out of memory\n")
-    reason = run_training(tmp_path, ["--n_layer=none"], {}, lambda step, evaluations: "train")
-    assert reason.startswith("command line: n_layer=none")
-    assert "out of memory" in (tmp_path / "output.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    ("jobs", "visible", "expected"),
-    [
-        (None, None, ["0", "1", "2"]),  # one run for each GPU
-        (2, None, ["0", "1"]),
-        (None, "5,7,6", ["5", "7", "6"]),
-    ],
-)
-def test_each_run_has_a_gpu_of_its_own(jobs, visible, expected, arguments, monkeypatch):
-    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 3)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    options = ["n_layer=1,2", *arguments, "--device=auto", *([f"--jobs={jobs}"] if jobs else [])]
-    found = sweep.environments(sweep.parse_sweep(options))
-    assert found == [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in expected]
-    with pytest.raises(UserError, match="jobs=4: each run has a GPU of its own, and this machine has 3"):
-        sweep.environments(sweep.parse_sweep([*options, "--jobs=4"]))
-
-
-def test_runs_on_a_cpu_share_its_cores(arguments, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
-    found = sweep.environments(sweep.parse_sweep(["n_layer=1,2", *arguments, "--jobs=3"]))
-    assert found == [{"OMP_NUM_THREADS": "2"}] * 3
-
-
-def test_a_sweep_without_settings_or_in_a_runs_folder_is_refused(arguments, tiny):
-    """It trained GPT-2 for 600,000 steps, and mixed its trials with a run's checkpoints."""
-    with pytest.raises(UserError, match="without a config file, the trials would be GPT-2"):
-        sweep.parse_sweep(["n_head=2,4"])
-    train.train(tiny(max_iters=1))
-    with pytest.raises(UserError, match="it is the folder of a run; choose another --out_dir"):
-        sweep.parse_sweep([*arguments, "n_head=2,4", f"--out_dir={tiny().out_dir}"])
 
 
 def start_sweep(words: list[str], output: Path, **env: str) -> processes.BaseProcess:

@@ -1,0 +1,80 @@
+"""Checks that an exported model computes what model.py does, and that model.py computes GPT-2.
+
+Dimensions: T time, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from folio import UserError
+from folio.base.settings import ROOT
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.export_formats import ExportedModel, transformers_model
+from folio.decoding.decoders import make_decoder
+from folio.decoding.prompts import default_prompt
+from folio.decoding.scheduler import generate
+from folio.machine.runtime import resolve_runtime
+from model import GPT, GPTConfig
+
+TOLERANCE = 1e-4  # largest difference of the logits in float32, relative to the largest logit
+OTHER_GELU_TOLERANCE = 1e-2  # the same where one computes exact GELU and the other one GPT-2's approximation
+
+
+def logit_tolerance(loaded: Checkpoint, activations: tuple[str, ...]) -> float:
+    """The largest relative difference of the logits in a program that computes these activations."""
+    computes_the_same = loaded.state["model"].get("activation", GPTConfig.activation) in activations
+    return TOLERANCE if computes_the_same else OTHER_GELU_TOLERANCE
+
+
+def check_computes_gpt2(loaded: Checkpoint, gpt2: Checkpoint, to: str) -> None:
+    """Raise UserError unless model.py computes from the checkpoint what transformers' GPT-2 does from `gpt2`, which is
+    the checkpoint with a table of position embeddings.
+
+    A changed model.py may have the same parameters and compute something else. The check of the export would not notice
+    that if Folio itself reads the format.
+    """
+    shape = gpt2.state["model"]
+    ids = torch.arange(shape["block_size"])[None] % shape["vocab_size"]  # (1, T)
+    with torch.inference_mode():
+        logits = loaded.build().eval().logits(ids)  # (1, T, V)
+        difference = relative_difference(logits, transformers_model(shape, gpt2.model)(ids).logits)
+    if not difference < TOLERANCE:  # also if it is NaN
+        raise UserError(
+            f"model.py does not compute GPT-2: with these weights its logits differ by {difference:.1e} of the largest "
+            f"from transformers' GPT-2, and --to={to} holds only GPT-2"
+        )
+
+
+def relative_difference(logits: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected logit."""
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
+def compare_export(loaded: Checkpoint, exported: ExportedModel, tolerance: float = TOLERANCE) -> str:
+    """Compare an export with the checkpoint. Raises UserError if it tokenizes or computes something else."""
+    model, tokenizer = loaded.build().eval(), loaded.tokenizer
+    tokenizer.on_unknown = "skip"
+    n_tokens, differences = 0, []
+    for text in ((ROOT / "train.py").read_text(encoding="utf-8"), generate_text(model, loaded)):
+        ids = tokenizer.encode(text).tolist()
+        known_text = tokenizer.decode(ids)  # without the characters that this tokenizer lacks
+        if exported.encode(known_text) != ids or exported.decode(ids) != known_text:
+            raise UserError(f"the exported tokenizer encodes {known_text[:40]!r}... differently")
+        context = torch.tensor([ids[: model.config.block_size]])  # (1, T)
+        with torch.inference_mode():
+            expected = model.logits(context)  # (1, T, V)
+            difference = relative_difference(exported.logits(context), expected)
+        if not difference < tolerance:  # also if it is NaN
+            raise UserError(f"the exported model's logits differ by {difference:.1e} of the largest")
+        n_tokens += len(ids)
+        differences.append(difference)
+    return f"{n_tokens:,} tokens are identical; the largest relative difference of logits is {max(differences):.0e}"
+
+
+def generate_text(model: GPT, loaded: Checkpoint) -> str:
+    """200 tokens of the model's text."""
+    tokenizer = loaded.tokenizer
+    runtime = resolve_runtime("cpu", "float32", False)
+    decoder = make_decoder(model, runtime)
+    steps = generate(decoder, [default_prompt(tokenizer)], max_new_tokens=200, vocab_size=tokenizer.vocab_size)
+    return tokenizer.decode([step.tokens[0] for step in steps if step.tokens[0] != tokenizer.eot])

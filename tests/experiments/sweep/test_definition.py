@@ -1,0 +1,40 @@
+import pytest
+
+from tests.support.sweeps import parse, small_sweep
+
+
+@pytest.mark.parametrize(
+    ("words", "evaluations"),
+    [
+        (["--max_iters=100", "--eval_interval=10"], 10),
+        (["--tokens=6400", "--eval_interval=10"], 10),  # of 100 steps; max_iters is 600,000 by default
+        (["--tokens=6400"], 10),
+    ],
+)
+def test_pruning_knows_the_number_of_evaluations(words, evaluations, data_dir):
+    rest = ["--batch_size=4", "--block_size=16", "--dataset=verse", f"--data_dir={data_dir}", "--trials=9"]
+    _, sweep = parse(["learning_rate=1e-3..1e-2", *words, *rest])
+    assert sweep.evaluations == evaluations
+
+
+def test_the_first_trials_of_a_search_have_no_values_yet(data_dir, tmp_path):
+    words = small_sweep(data_dir, tmp_path / "sweep")
+    _, grid = parse(["n_head=1,2", "--seeds=2", *words])
+    assert grid.first_trials() == ([(0, {"n_head": 1}), (1, {"n_head": 2})], [1337, 1338])
+    _, search = parse(["n_head=1,2", "--seeds=2", "--trials=3", *words])
+    assert search.first_trials() == ([(0, {}), (1, {}), (2, {})], [1337])
+
+
+def test_a_trial_has_a_folder_and_arguments_of_its_own(data_dir, tmp_path):
+    words = small_sweep(data_dir, tmp_path / "sweep")
+    _, sweep = parse(["n_head=1,2", *words])
+    assert sweep.folder(3, 1338) == tmp_path / "sweep" / "trial-003-seed-1338"
+    assert sweep.arguments_of({"n_head": 2}, 1338) == [*sweep.arguments, "--n_head=2", "--seed=1338"]
+    assert sweep.fraction({"n_head": 2}, step=2, seconds=9.0) == 2 / 8
+
+
+def test_tokens_give_each_trial_its_steps(data_dir, tmp_path):
+    words = [word for word in small_sweep(data_dir, tmp_path / "sweep") if not word.startswith("--max_iters")]
+    _, sweep = parse(["batch_size=2,8", "--tokens=512", *words])
+    assert [sweep.max_iters_of({"batch_size": size}) for size in (2, 8)] == [16, 4]  # of 16 tokens per sequence
+    assert sweep.arguments_of({"batch_size": 2}, 5)[-1] == "--max_iters=16"

@@ -1,0 +1,68 @@
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from folio.experiments.sweep.runner import Runner, Watch
+from tests.support.sweeps import parse, small_sweep
+
+
+class FakeTrial:
+    """A trial of optuna's that is hopeless from a number of evaluations on."""
+
+    def __init__(self, seed: int, hopeless_after: int):
+        self.user_attrs = {"point": 0, "seed": seed}
+        self.hopeless_after = hopeless_after
+        self.reports: list[tuple[float, int]] = []
+
+    def report(self, loss: float, number: int) -> None:
+        self.reports.append((loss, number))
+
+    def should_prune(self) -> bool:
+        return len(self.reports) == self.hopeless_after
+
+
+@pytest.fixture
+def runner(data_dir, tmp_path, monkeypatch) -> Runner:
+    """The runner of a sweep, of which no trial is started."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    _, sweep = parse(["n_head=1,2", "--seeds=2", *small_sweep(data_dir, tmp_path / "sweep")])
+    runner = Runner(sweep, SimpleNamespace(outcomes=lambda: []), jobs=3)
+    monkeypatch.setattr(runner, "show", lambda: None)
+    return runner
+
+
+def test_a_runner_has_an_environment_for_each_job(runner):
+    assert runner.jobs == 3
+    assert len({runner.environments.get()["OMP_NUM_THREADS"] for _ in range(3)}) == 1
+
+
+def test_each_evaluation_of_the_first_seed_is_reported_once(runner):
+    """A later evaluation that is not hopeless does not let the run continue."""
+    trial = FakeTrial(seed=1337, hopeless_after=2)
+    watch = Watch(runner, trial, {"n_head": 1})
+    assert watch(0, []) == "train"
+    assert watch(2, [(2, 3.0)]) == "train"
+    assert watch(4, [(2, 3.0), (4, 2.5)]) == "stop"
+    assert watch(6, [(2, 3.0), (4, 2.5), (6, 2.0)]) == "stop"
+    assert trial.reports == [(3.0, 1), (2.5, 2), (2.0, 3)] and watch.reported == 3 and watch.is_hopeless
+    assert runner.fractions == {(0, 1337): 6 / 8}
+
+
+def test_other_seeds_are_not_judged(runner):
+    trial = FakeTrial(seed=1338, hopeless_after=0)
+    watch = Watch(runner, trial, {"n_head": 1})
+    assert watch(2, [(2, 3.0)]) == "train"
+    assert trial.reports == [] and watch.reported == 1
+
+
+def test_the_first_signal_stops_the_trials_and_the_second_one_kills_them(runner):
+    watch = Watch(runner, FakeTrial(seed=1337, hopeless_after=9), {"n_head": 1})
+    before = signal.getsignal(signal.SIGTERM)
+    with runner.signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watch(1, []) == "stop"
+        os.kill(os.getpid(), signal.SIGINT)
+        assert watch(1, []) == "kill"
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,164 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import model as model_py
+from folio import UserError
+from folio.checkpoints import export_formats, foreign
+from folio.checkpoints.export_formats import FORMATS
+from folio.web.html_file import read_html
+from tests.support.exports import checkpoint_of, output_path, run_export
+from tests.support.tiny_tokenizers import bpe
+from tests.support.viewed_models import TOKENIZERS, save_random_run
+from train import train
+
+pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
+
+
+@pytest.mark.parametrize("paths", [[], ["run"], ["run", "output", "more"]])
+def test_a_wrong_number_of_paths_shows_the_command(paths):
+    with pytest.raises(
+        UserError, match=r"give two, the run and the path to write: python tools/export\.py --to=hf out-shakes"
+    ):
+        run_export(*paths)
+    with pytest.raises(UserError, match="to=h: it takes 'hf', 'gguf', 'nanogpt', 'onnx' or 'html'"):
+        run_export("run", "output", "--to=h")
+
+
+def test_the_command_writes_and_checks_and_removes_what_is_wrong(tiny, tmp_path, capsys, monkeypatch):
+    cfg = tiny(max_iters=6)
+    train(cfg)
+    run_export(cfg.out_dir, tmp_path / "hf")
+    assert "tokens are identical; the largest relative difference of logits is" in capsys.readouterr().out
+    with pytest.raises(UserError, match="already exists"):
+        run_export(cfg.out_dir, tmp_path / "hf")
+
+    def save_other_weights(tensors, *args, **kwargs):
+        save_file({name: 1.1 * tensor for name, tensor in tensors.items()}, *args, **kwargs)
+
+    monkeypatch.setattr(export_formats, "save_file", save_other_weights)
+    with pytest.raises(UserError, match="the exported model's logits differ by"):
+        run_export(cfg.out_dir, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+class NoMean(torch.nn.RMSNorm):
+    """A norm with the parameters of nn.LayerNorm without a bias."""
+
+    def __init__(self, size: int, bias: bool):
+        super().__init__(size, eps=1e-5)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refused(to, tmp_path, monkeypatch):
+    """Folio's own reader computed the same as the changed model.py, so the export was certified."""
+    loaded = checkpoint_of(bpe(), False)
+    monkeypatch.setattr(foreign, "load", lambda *_: loaded)
+    path = output_path(tmp_path, to)
+    monkeypatch.setattr(model_py, "LayerNorm", NoMean)
+    reason = rf"from transformers' GPT-2, and --to={to} holds only GPT-2"
+    words = r"model\.py does not compute GPT-2: with these weights its logits differ by \d\.\de-0\d of the largest"
+    with pytest.raises(UserError, match=f"^{words} {reason}$"):
+        run_export("random", path, f"--to={to}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "to, name, message",
+    [
+        ("gguf", "exported", r"--to=gguf writes a file; choose a name that ends in \.gguf"),
+        ("nanogpt", "exported.gguf", r"--to=nanogpt writes a folder; choose a name without \.gguf"),
+    ],
+)
+def test_the_output_must_have_the_suffix_of_its_format(to, name, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run_export("random", tmp_path / name, f"--to={to}")
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tiny, tmp_path):
+    train(tiny(max_iters=2))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/exported cannot be written .*; choose another path"):
+        run_export(tiny().out_dir, tmp_path / "file" / "exported", "--to=nanogpt")
+
+
+def test_the_out_dir_of_nanogpt_is_read(tiny, tmp_path):
+    train(tiny(max_iters=2, position="sinusoidal"))
+    run_export(tiny().out_dir, tmp_path / "theirs", "--to=nanogpt")
+    read = foreign.load(str(tmp_path / "theirs"))
+    assert read.tokenizer.kind == "char" and read.build().num_params()["positions"] == 32 * 32
+
+
+# --- an HTML file -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def random_run(tmp_path) -> Path:
+    """A run of random weights, without its training data."""
+    sizes = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)
+    save_random_run(tmp_path / "run", TOKENIZERS["char"], 3, **sizes)
+    return tmp_path / "run"
+
+
+def refuse_html(message: str, *arguments: object) -> None:
+    """The export fails with one line."""
+    with pytest.raises(UserError, match=rf"^[^\n]*{message}[^\n]*$"):
+        run_export(*arguments, "--to=html")
+
+
+def test_outputs_that_are_refused_for_html(random_run, tmp_path):
+    refuse_html("choose a name that ends in .html", random_run, tmp_path / "model.txt")
+    (tmp_path / "model.html").write_text("mine")
+    refuse_html("already exists", random_run, tmp_path / "model.html")
+    assert (tmp_path / "model.html").read_text() == "mine"
+    with pytest.raises(UserError, match="writes a folder; choose a name without \\.html"):
+        run_export(random_run, tmp_path / "other.html", "--to=hf")
+    with pytest.raises(UserError, match="dtype=int8: it needs --to=html"):
+        run_export(random_run, tmp_path / "other", "--dtype=int8")
+    (tmp_path / "file").write_text("")
+    refuse_html("cannot be written", random_run, tmp_path / "file" / "model.html")
+
+
+def test_a_changed_model_is_refused_for_html(random_run, tmp_path, monkeypatch):
+    """The engine would compute something else from its weights."""
+    monkeypatch.setattr(model_py, "ACTIVATIONS", {**model_py.ACTIVATIONS, "gelu_new": F.relu})
+    refuse_html("model.py does not compute GPT-2", random_run, tmp_path / "model.html")
+    assert not (tmp_path / "model.html").exists()
+
+
+def test_an_html_file_without_its_training_data(random_run, tmp_path, capsys):
+    """The loss is unknown, and the path of the run is not in the file."""
+    run_export(random_run, tmp_path / "model.html", "--to=html", "--text=To be", "--dtype=int8")
+    printed = capsys.readouterr().out
+    assert re.search(r"^the validation loss is not measured: .*the training data$", printed, re.MULTILINE)
+    assert re.search(r"^\S+model\.html: 0\.\d MB, 0\.0 MB of weights in int8$", printed, re.MULTILINE)
+    read = read_html(tmp_path / "model.html")
+    assert read.header["losses"] == [] and read.header["text"] == "To be" and read.header["name"] == "run"
+    assert str(tmp_path) not in json.dumps(read.header)
+
+
+def test_an_html_file_with_its_training_data(run, tmp_path, capsys):
+    run_export(run, tmp_path / "model.html", "--to=html", "--dtype=float32", "--with_index")
+    printed = capsys.readouterr().out
+    for line in (
+        r"measuring the loss of the stored weights, and writing the file",
+        r"making the index of the training data",
+        r"\S+model\.html: 0\.\d MB, 0\.1 MB of weights in float32",
+        r"the index of the training data has 0\.1 MB",
+        r"loss on [\d,]+ validation tokens of verse: \d\.\d{4} nats per token",
+    ):
+        assert re.search(f"^{line}$", printed, re.MULTILINE), line
+    header = read_html(tmp_path / "model.html").header
+    (losses,) = header["losses"]
+    assert losses["of"] == "verse" and losses["before"] == losses["after"] and header["languages"] is None
+    assert header["index"]["codes"]["offset"] == header["storage"]["bytes"]
+
+
+def test_an_index_needs_the_training_data(random_run, tmp_path):
+    refuse_html(rf"with_index: {re.escape(str(random_run))}: ", random_run, tmp_path / "model.html", "--with_index")
+    assert not (tmp_path / "model.html").exists()
