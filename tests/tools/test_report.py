@@ -8,7 +8,6 @@ import pytest
 
 from folio import UserError
 from folio.base import settings
-from folio.base.number_format import format_seconds
 from folio.experiments.runs import Run
 from folio.experiments.selection import sort_runs
 from model import GPT, GPTConfig
@@ -143,20 +142,6 @@ def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     assert run.measured()["seconds"] == pytest.approx(10)
     only_evaluated = run_of("run", [first], folder=tmp_path)
     assert rows_of(summary([only_evaluated]))[1][2:6] == ["0", "0", "", ""] and report([only_evaluated])
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (8.24, "8.2 s"),
-        (59.9, "59.9 s"),
-        (140, "2 min 20 s"),
-        (3599.6, "1 h 00 min"),
-        (3600 * 1200 + 300, "1,200 h 05 min"),
-    ],
-)
-def test_seconds_are_readable(seconds, text):
-    assert format_seconds(seconds) == text
 
 
 def test_without_a_run_the_command_is_shown():
