@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import train as train_script
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint
 from folio.checkpoints.snapshots import find_snapshots, read_snapshot
+from train import train
 
 
 def blank_state(step: int, **changes: Any) -> dict[str, Any]:
@@ -111,3 +113,11 @@ def set_date(folder: Path, seconds: int) -> None:
     """When a run last wrote something, in seconds after some day."""
     for path in folder.iterdir():
         os.utime(path, (1_700_000_000 + seconds,) * 2)
+
+
+def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
+    """What a run prints whose evaluations, one per step, give these losses."""
+    remaining = [3.0, *val_losses]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))
+    return capsys.readouterr().out
