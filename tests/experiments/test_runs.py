@@ -19,10 +19,9 @@ from folio.checkpoints import checkpoint
 from folio.checkpoints.find_runs import runs_under
 from folio.experiments import runs
 from folio.experiments.runs import Run, is_logged
-from folio.experiments.selection import Selection, different_settings
 from folio.training.session import TrainingError
 from tests.support.processes import ROOT, start, wait
-from tests.support.runs import edit_state, line_of, set_date, write_run
+from tests.support.runs import edit_state, write_run
 from tools import report
 from tools.runs import RunsConfig, main
 from train import TrainConfig, train
@@ -237,28 +236,6 @@ def test_of_a_run_only_the_numbers_and_one_state_are_opened(tmp_path, monkeypatc
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def four(tmp_path, monkeypatch) -> Path:
-    """Four runs, in the order of their dates, in the working directory."""
-    a, b = dict(n_layer=2, learning_rate=1e-3, dataset="novel"), dict(n_layer=6, learning_rate=1e-2, dataset="novel")
-    c = dict(n_layer=6, learning_rate=3e-3, dataset="letters")
-    write_run(tmp_path / "a", {4: 2.5, 8: 2.0}, **a, bias=False, dropout=None)
-    write_run(tmp_path / "sweep-x" / "b", {4: 1.5}, "SIGINT", **b, bias=False, max_iters=8)
-    write_run(tmp_path / "sweep-x" / "c", {4: 1.75, 8: 1.8}, **c, bias=True)
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "metrics.jsonl").write_text(json.dumps(line_of(2)) + "\n")
-    for number, name in enumerate(["a", "sweep-x/b", "sweep-x/c", "d"]):
-        set_date(tmp_path / name, 1000 * number)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def names(*arguments: str) -> list[str]:
-    """The last parts of the selected runs' names."""
-    cfg = settings.load(RunsConfig, [*arguments])
-    return [run.name[-1] for run in cfg.select(runs_under(Path()), Path())]
-
-
 def test_the_table_shows_what_differs_the_best_loss_and_the_state(four, capsys):
     head, under, *rows, summary = listed(capsys, "--columns=learning_rate,dataset,n_layer").splitlines()
     assert head.split() == ["learning_", "n_"]
@@ -270,40 +247,6 @@ def test_the_table_shows_what_differs_the_best_loss_and_the_state(four, capsys):
     assert summary == "4 runs: 1 failed, 2 finished, 1 stopped"
     assert "bias" in listed(capsys, "--columns=bias,date").splitlines()[0]
     assert "2023-11-14" in listed(capsys, "--columns=bias,date")
-
-
-@pytest.mark.parametrize(
-    "arguments, expected",
-    [
-        ([], "dcba"),
-        (["--sort=date"], "dcba"),
-        (["--sort=-date"], "abcd"),
-        (["--sort=loss"], "bcad"),
-        (["--sort=-loss"], "acbd"),
-        (["--sort=loss", "--limit=2"], "bc"),
-        (["--sort=name"], "adbc"),
-        (["--sort=tokens"], "dbac"),
-        (["--sort=-time", "--filter=state=finished"], "ac"),
-        (["--sort=learning_rate"], "acbd"),
-        (["--sort=dataset"], "cabd"),
-        (["--filter=n_layer=6"], "cb"),
-        (["--filter=n_layer!=6"], "a"),
-        (["--filter=learning_rate>1e-3"], "cb"),
-        (["--filter=learning_rate>=0.001,learning_rate<0.01"], "ca"),
-        (["--filter=n_layer==6", "--filter=dataset=nov*"], "b"),
-        (["--filter=dataset!=novel"], "c"),
-        (["--filter=bias=true"], "c"),
-        (["--filter=dropout=None"], "a"),
-        (["--filter=loss=None"], "d"),
-        (["--filter=loss<1.8"], "cb"),
-        (["--filter=sweep-x"], "cb"),
-        (["--filter=sweep-?/b"], "b"),
-        (["--filter=date>2023-11-14 22:20"], "dcb"),
-        (["--filter=time<=8"], "db"),
-    ],
-)
-def test_runs_are_filtered_sorted_and_limited(four, arguments, expected):
-    assert "".join(names(*arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -364,18 +307,6 @@ def test_a_column_for_what_was_sorted_by(four, capsys):
     assert " seed " not in listed(capsys) and " seed " in listed(capsys, "--sort=seed")
 
 
-def test_what_a_person_set_comes_first_and_counts_of_a_time_budget_are_left_out(tmp_path):
-    """The data set and the learning rate that was asked for came after eval_interval, which --minutes had scaled."""
-    asked = {"learning_rate": "command line", "minutes": "command line"}
-    for n in range(4):
-        counts = dict(minutes=1.0, max_iters=100 + n, eval_interval=10 + 3 * n, warmup_iters=n)
-        settings = dict(beta2=0.9 + 0.01 * n, learning_rate=0.1 if n else 0.2, dataset="b" if n == 3 else "a", **counts)
-        write_run(tmp_path / f"{n}", {1: 2.0}, **settings)
-        edit_state(tmp_path / f"{n}" / "step-000001", lambda state: state.update(origins=asked))
-    found = [Run.of(tmp_path / f"{n}") for n in range(4)]
-    assert different_settings(found) == ["dataset", "learning_rate", "beta2"]
-
-
 def test_losses_on_different_data_are_not_in_one_ranking(tmp_path, capsys):
     for name, loss, data in (("a", 1.0, "x"), ("b", 1.5, "y"), ("c", 2.0, "x"), ("d", 1.2, "y")):
         write_run(tmp_path / name, {1: loss}, dataset=data)
@@ -388,21 +319,6 @@ def test_losses_on_different_data_are_not_in_one_ranking(tmp_path, capsys):
     assert "cannot be compared" not in capsys.readouterr().out
 
 
-def test_which_settings_differ(tmp_path):
-    """Not those of the records; first those that many runs have changed; a resumed run is like one from scratch."""
-    settings = [dict(n_layer=n % 3, n_head=n % 3, bias=n == 0, keep_last=n, out_dir=f"{n}") for n in range(6)]
-    settings[3]["init_from"], settings[4]["init_from"] = "scratch", "resume"
-    for n, of_run in enumerate(settings):
-        steps = 100 * (n + 1)
-        counts = dict(max_iters=steps, warmup_iters=round(steps / 30), lr_decay_iters=None if n else 50)
-        write_run(tmp_path / f"{n}", {1: 2.0}, **{"init_from": "scratch", **counts, **of_run})
-    found = [Run.of(tmp_path / f"{n}") for n in range(6)]
-    assert different_settings(found) == ["n_layer", "bias", "n_head", "max_iters", "lr_decay_iters"]
-    edit_state(tmp_path / "5" / "step-000001", lambda state: state["config"].update(init_from="out-novel"))
-    assert "init_from" in different_settings([Run.of(tmp_path / f"{n}") for n in range(6)])
-    assert different_settings(found[:1]) == []
-
-
 def test_json_holds_every_run_with_all_settings(four, tmp_path, capsys):
     listed(capsys, "--json=runs.json", "--sort=loss")
     rows = json.loads((tmp_path / "runs.json").read_text())["runs"]
@@ -411,12 +327,6 @@ def test_json_holds_every_run_with_all_settings(four, tmp_path, capsys):
     assert rows[0].items() >= {**first, "max_iters": 8, "tokens": 400, "seconds": 8.0}.items()
     assert rows[0]["settings"]["learning_rate"] == 0.01 and rows[0]["date"].startswith("2023-11-14")
     assert rows[3]["loss"] is None and rows[3]["settings"] == {}
-
-
-def test_an_option_that_is_a_list_can_be_given_several_times():
-    cfg = settings.load(Selection, ["--filter=a, b", "--filter", "c=1"])
-    assert cfg.filter == ("a", "b", "c=1") and settings.load(Selection, []).filter == ()
-    assert re.search(r"--filter= +state=failed", settings.help_text(Selection))
 
 
 def test_the_report_takes_the_same_selection(four, tmp_path, capsys):
