@@ -3,7 +3,7 @@ import random
 import pytest
 
 from folio.data.tokenizer import CharTokenizer
-from folio.decoding.text_stream import TextStream, default_prompt
+from folio.decoding.text_stream import TextStream
 from tests.support.tiny_tokenizers import bpe
 
 
@@ -58,8 +58,3 @@ def test_an_incomplete_character_at_the_end_becomes_a_replacement_character():
     stream = TextStream(bpe())
     tokens = bpe().encode("a🎉")[:3].tolist()
     assert [stream.push(token) for token in [*tokens, None]] == ["a", "", "", "\ufffd"]
-
-
-def test_the_default_prompt_is_a_line_break_or_the_end_of_text():
-    assert default_prompt(CharTokenizer("\nab")) == [0] and default_prompt(CharTokenizer("ab\n")) == [2]
-    assert default_prompt(CharTokenizer("ab")) == [0] and default_prompt(bpe()) == [261]
