@@ -409,7 +409,7 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
         assert run_folder.exists(Path(tiny().out_dir))  # the checkpoint is saved first
         raise RuntimeError("no sample today")
 
-    monkeypatch.setattr("folio.decoding.scheduler.generate", failing_generate)
+    monkeypatch.setattr("folio.decoding.text_stream.generate", failing_generate)
     train(tiny(async_save=False))
     assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
     out = capsys.readouterr().out
