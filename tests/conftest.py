@@ -200,3 +200,15 @@ def music_run(tiny, tmp_path, capsys) -> str:
     cfg = tiny(dataset="pieces", data_dir=data, out_dir=str(tmp_path / "out-pieces"), block_size=64)
     train_and_print(cfg)
     return cfg.out_dir
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """A function that writes a config file into the working directory. Returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(content: str) -> str:
+        Path("x.py").write_text(content, encoding="utf-8")
+        return "x.py"
+
+    return write

@@ -1,11 +1,11 @@
-"""Which file may import which, and that nothing runs at import."""
+"""Which file may import which, that nothing runs at import, and that the tests mirror the packages."""
 
 import ast
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -230,6 +230,106 @@ def test_data_needs_no_torch():
     names = [name for name in modules_of(ROOT) if name.startswith(("folio.base", "folio.data"))]
     code = f"import sys, {', '.join(names)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# --- the files of tests -----------------------------------------------------------------------------------------------
+
+EXEMPT = {  # modules without a test file of their own, and the file that tests them
+    "folio/data/minhash.py": "tests/data/test_near_duplicates.py",  # constants
+    "folio/data/text_kernels.py": "tests/machine/test_compiled.py",  # one name for text_step.py, compiled
+    "folio/decoding/cpu_records.py": "tests/decoding/test_cpu_decoder.py",  # the arguments of the compiled step
+    "folio/machine/openmp.py": "tests/test_layout.py",  # one line, which runs at import
+}
+MOVING = {  # modules whose tests are still in the file of a command
+    "folio/evaluation/benchmarks.py": "tests/tools/test_evaluate.py",
+    "folio/evaluation/comparison.py": "tests/tools/test_evaluate.py",
+    "folio/evaluation/scores.py": "tests/tools/test_evaluate.py",
+    "folio/evaluation/text_loss.py": "tests/tools/test_evaluate.py",
+}
+CROSS_CUTTING = {  # test files that name no module, and what they test
+    "tests/checkpoints/test_damage.py": "damaged checkpoints in every command",
+    "tests/checkpoints/test_strangers.py": "hostile files in every place where one is opened",
+    "tests/prepare/test_prepare_scripts.py": "all scripts",
+    "tests/tools/test_bench.py": "tools/bench/",
+    "tests/training/test_soak.py": "runs that are killed again and again",
+    "tests/web/test_api_clients.py": "the API with OpenAI's and others' clients",
+    "tests/web/test_html_file_firefox.py": "html_file.py in Firefox",
+}
+
+
+def problems_of_tests(root: Path, exempt: dict[str, str], cross_cutting: Collection[str]) -> list[str]:
+    """Which files of tests/ do not mirror the tree, one line each. Pages and JavaScript are not Python modules."""
+    problems, files = [], {path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py")}
+    modules = {path.relative_to(root).as_posix() for path in (root / "folio").rglob("*.py") if path.stem != "__init__"}
+    for module in sorted(modules):
+        path = Path(module)
+        own = ("tests" / path.relative_to("folio").parent / f"test_{path.name}").as_posix()
+        if (own in files) == (module in exempt):
+            problems.append(f"{module} has no {own}" if own not in files else f"{module} is exempt and has {own}")
+    for module, file in exempt.items():
+        if module not in modules or not (root / file).is_file():
+            problems.append(f"{module} is exempt, and {file if module in modules else 'it'} does not exist")
+    for file in sorted(files):
+        folder, name = Path(file).relative_to("tests").parent, Path(file).name.removeprefix("test_")
+        tested = next((path for path in (root / "folio" / folder, root / folder) if path.is_dir()), None)
+        if folder == Path() or file in cross_cutting:
+            continue
+        if tested is None or (any(tested.glob("*.py")) and not (tested / name).is_file()):
+            problems.append(f"{file} names no module")
+    problems += [f"{file} is listed, and does not exist" for file in cross_cutting if file not in files]
+    names = [Path(file).name for file in files]
+    return problems + [f"two files are called {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+
+
+def test_each_module_has_the_test_file_with_its_name():
+    """Whoever edits a module finds its tests by its name, and a test file says by its name what it tests."""
+    assert problems_of_tests(ROOT, {**EXEMPT, **MOVING}, CROSS_CUTTING) == []
+
+
+MISPLACED = {  # files of a small tree, and the problem
+    "a module without tests": ({"folio/data/x.py": ""}, "folio/data/x.py has no tests/data/test_x.py"),
+    "a module of a package in a package": (
+        {"folio/data/more/x.py": "", "tests/data/test_x.py": "", "folio/data/x.py": ""},
+        "folio/data/more/x.py has no tests/data/more/test_x.py",
+    ),
+    "an exempt module that has tests": (
+        {"tests/data/test_few.py": ""},
+        "folio/data/few.py is exempt and has tests/data/test_few.py",
+    ),
+    "an exempt module that is tested nowhere": (
+        {"tests/data/test_shards.py": None, "folio/data/shards.py": None},
+        "folio/data/few.py is exempt, and tests/data/test_shards.py does not exist",
+    ),
+    "an exempt module that does not exist": (
+        {"folio/data/few.py": None},
+        "folio/data/few.py is exempt, and it does not exist",
+    ),
+    "tests of a module that does not exist": ({"tests/data/test_x.py": ""}, "tests/data/test_x.py names no module"),
+    "tests of a script that does not exist": ({"tests/tools/test_x.py": ""}, "tests/tools/test_x.py names no module"),
+    "a folder of no package": ({"tests/more/test_x.py": ""}, "tests/more/test_x.py names no module"),
+    "two test files of one name": ({"tests/test_shards.py": ""}, "two files are called test_shards.py"),
+    "a listed file that does not exist": (
+        {"tests/data/test_everything.py": None},
+        "tests/data/test_everything.py is listed, and does not exist",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [None, *MISPLACED])
+def test_a_misplaced_test_file_is_found(case, tmp_path):
+    clean = dict.fromkeys(
+        ["folio/__init__.py", "folio/data/__init__.py", "folio/data/shards.py", "folio/data/few.py"], ""
+    )
+    clean |= dict.fromkeys(["tests/data/test_shards.py", "tests/data/test_everything.py", "tests/test_layout.py"], "")
+    clean |= {"tools/view.py": "", "tests/tools/test_view.py": "", "folio/web/page/x.js": ""}
+    clean |= {"tests/web/page/test_page_x.py": ""}  # tests of JavaScript may have any name
+    files, problem = MISPLACED[case] if case else ({}, None)
+    for name, content in (clean | files).items():
+        if content is not None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content)
+    exempt, cross_cutting = {"folio/data/few.py": "tests/data/test_shards.py"}, ["tests/data/test_everything.py"]
+    assert problems_of_tests(tmp_path, exempt, cross_cutting) == ([problem] if case else [])
 
 
 # --- all files --------------------------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ import json
 import math
 import os
 import pickle
-import shlex
 import shutil
 import signal
-import sys
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,6 @@ from torch import nn
 import sample
 import train as train_script
 from folio import UserError
-from folio.base import settings
 from folio.checkpoints import checkpoint, run_folder
 from folio.data.find_data import find_datasets
 from folio.data.shards import DatasetError, Shard
@@ -33,10 +30,8 @@ from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training import setup
 from folio.training.session import TrainingError
 from model import GPT, GPTConfig
-from prepare import text as prepare_text
 from tests.support.runs import assert_same_run, read_losses, read_metrics, same_tensors
-from tests.support.simulated import SimulatedMachine
-from train import TrainConfig, mean_loss, train
+from train import mean_loss, train
 
 # --- a run and what it writes -----------------------------------------------------------------------------------------
 
@@ -169,25 +164,6 @@ def test_gradient_accumulation_equals_one_large_batch_with_masked_targets(tiny, 
     for B in (1, 2):
         for line, expected in zip(losses[B], losses[8], strict=True):
             assert [n or 0 for n in line] == pytest.approx([n or 0 for n in expected], rel=2e-4)
-
-
-def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp_path, monkeypatch):
-    """As on a GPU without bfloat16, but with the CPU's float16. The first loss scale is too large and overflows."""
-    half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
-    monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
-    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
-    uninterrupted, resumed = tiny(max_iters=40), tiny(max_iters=40, out_dir=str(tmp_path / "resumed"))
-    train(uninterrupted)
-    train(tiny(max_iters=20, lr_decay_iters=40, out_dir=resumed.out_dir))
-    train(tiny(max_iters=40, init_from="resume", out_dir=resumed.out_dir))
-    a, b = checkpoint.load(Path(uninterrupted.out_dir)), checkpoint.load(Path(resumed.out_dir))
-    assert same_tensors(a.model, b.model)
-    assert a.state["grad_scaler"] == b.state["grad_scaler"] and 1 < a.state["grad_scaler"]["scale"] < 2.0**36
-    assert a.state["guard"]["skipped"] == 0
-    updates = a.optimizer()["transformer.wte.weight/step"].item()
-    assert 20 < updates < 40  # the others only lowered the loss scale
-    metrics = read_metrics(uninterrupted.out_dir)
-    assert metrics[-1]["loss"] < metrics[0]["loss"]
 
 
 # --- the validation loss ----------------------------------------------------------------------------------------------
@@ -494,43 +470,6 @@ def test_a_deterministic_run_on_a_gpu_resumes_bitwise_identically(tiny, tmp_path
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def run_command(args: list[str], monkeypatch, capsys) -> str:
-    """What `python train.py ARGS` prints. It runs in this process, which saves the start of another."""
-    monkeypatch.setattr(sys, "argv", ["train.py", *args])
-    train_script.main(settings.load(TrainConfig, args))
-    return capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "args, config",
-    [
-        (["--max_iters=4"], ""),
-        (["--minutes=0.08", "--max_iters=100"], ""),
-        ([], "minutes = 0.08\nmax_iters = 100\nwarmup_iters = 3\n"),
-        (["--max_iters=9", "--patience=1", "--learning_rate=0", "--eval_interval=1"], ""),
-        ([], "max_iters = 9\npatience = 1\nlearning_rate = 0\neval_interval = 1\n"),
-        (["--max_iters=4", "--overwrite=True", "--init_from=scratch"], "max_iters = 6\nwsd_decay_iters = 3\n"),
-        (["--minutes=0.08", "--max_iters=100000", "--warmup_iters=5000", "--lr_decay_iters=100000"], ""),
-    ],
-)
-def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, config, monkeypatch, capsys):
-    """After --minutes it was refused, or trained no step. After patience it trained no step either."""
-    SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
-    monkeypatch.chdir(tmp_path)
-    Path("x.py").write_text(config)
-    cfg = tiny(eval_iters=1, sample_tokens=0)
-    names = "n_layer n_head n_embd block_size batch_size eval_iters sample_tokens dataset data_dir dtype out_dir"
-    small = [f"--{name}={getattr(cfg, name)}" for name in names.split()]
-    first_output = run_command(["x.py", *small, *args], monkeypatch, capsys)
-    (command,) = [line.split(":", 1)[1] for line in first_output.splitlines() if line.startswith("continue:")]
-    step = run_folder.last_state(Path(cfg.out_dir))["step"]
-    program, script, *continue_args = shlex.split(command)
-    assert (program, script) == ("python", "train.py")
-    second_output = run_command(continue_args, monkeypatch, capsys)
-    assert run_folder.last_state(Path(cfg.out_dir))["step"] > step
-    assert len(read_metrics(cfg.out_dir)) > 1 and "before its warmup does" not in second_output
-
-
 def test_print_config_prints_all_settings_and_does_nothing_else(tiny, capsys):
     train_script.main(tiny(print_config=True, dataset="prose"))
     out = capsys.readouterr().out.splitlines()
@@ -548,14 +487,6 @@ def test_eval_only_names_what_it_evaluated(tiny, capsys):
 def test_without_a_sample_none_is_printed_at_the_end(tiny, capsys):
     train(tiny(max_iters=1, sample_tokens=0))
     assert "a sample of" not in capsys.readouterr().out
-
-
-def test_a_run_that_is_past_its_length_says_so(tiny, capsys):
-    train(tiny(max_iters=4))
-    capsys.readouterr()
-    train(tiny(max_iters=3, init_from="resume"))
-    out = capsys.readouterr().out
-    assert "nothing to train: 4 steps are done, more than max_iters=3" in out and "a sample of the model" not in out
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -576,55 +507,6 @@ def test_the_exit_status_says_which_signal_stopped_the_run(tiny, monkeypatch, ca
     assert f"stopped by {signal.Signals(number).name} and saved after step 3" in out and "continue: " in out
 
 
-def test_a_text_that_is_read_very_often_is_named_before_the_run(tiny, capsys):
-    """18,581 tokens in sequences of 32 are 579 sequences per epoch; a step reads 4."""
-    message = "after about 40 times a text has nothing more to teach"
-    train(tiny(max_iters=8))
-    assert message not in capsys.readouterr().out
-    with pytest.raises(TrainingError):  # ends at once
-        train(tiny(max_iters=10_000, out_dir=tiny().out_dir + "2", learning_rate=1e30, grad_clip=0, eval_interval=1))
-    out = capsys.readouterr().out
-    assert message in out and "verse will be read 69 times" in out
-
-
-def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, data_dir, tmp_path, capsys):
-    source, data = str(data_dir / "verse.txt"), dict(data_dir=str(tmp_path), dataset="bpe", max_iters=1)
-    cfg = prepare_text.TextConfig(inputs=(source,), name="bpe", tokenizer="bpe", vocab_size=300, data_dir=str(tmp_path))
-    prepare_text.main(cfg)
-    capsys.readouterr()
-    train(tiny(**data))
-    assert "the vocabulary of 300 is large for " in capsys.readouterr().out
-    train(tiny(**data, init_from=tiny().out_dir, out_dir=str(tmp_path / "finetuned")))
-    train(tiny(max_iters=1, out_dir=str(tmp_path / "characters")))
-    assert "is large for" not in capsys.readouterr().out
-
-
-def test_a_learning_rate_that_concerns_a_part_of_the_model_says_so(tiny, capsys):
-    """--learning_rate changed only the embeddings of a recipe with Muon, and two runs were compared by it."""
-    message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases; the blocks' matrices learn at "
-    for args, said in (
-        (["--optimizer=muon"], True),
-        (["--optimizer=muon", "--muon_learning_rate=0.02"], False),
-        ([], False),
-    ):
-        cfg = settings.load(TrainConfig, ["--learning_rate=2e-3", *args])
-        train(tiny(max_iters=1, overwrite=True).replace(cfg.origins, optimizer=cfg.optimizer, learning_rate=2e-3))
-        assert (message in capsys.readouterr().out) == said
-
-
-def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
-    train(tiny(max_iters=1, total_batch_tokens=500))
-    assert "4 micro-batches = 512 tokens (the nearest to total_batch_tokens=500)" in capsys.readouterr().out
-    train(tiny(max_iters=1, total_batch_tokens=512, overwrite=True))
-    assert "nearest" not in capsys.readouterr().out
-
-
-def test_a_run_that_ends_before_its_warmup_says_so(tiny, capsys):
-    train(tiny(max_iters=5, warmup_iters=100))
-    assert "warmup_iters=100: the run of 5 steps ends before its warmup does" in capsys.readouterr().out
-    assert [line["lr"] for line in read_metrics(tiny().out_dir)] == pytest.approx([3e-3 * n / 101 for n in range(1, 6)])
-
-
 @pytest.mark.parametrize("setting", ["out_dir", "init_from", "dataset"])
 def test_an_empty_name_is_refused(tiny, setting):
     """--out_dir=$UNSET wrote the checkpoints into the current folder."""
@@ -639,9 +521,3 @@ def test_numbers_that_are_far_too_large_are_refused_at_once(tiny, setting):
         train(tiny(**{setting: 10**23}))
     with pytest.raises(UserError):
         train(tiny(block_size=1024, **{"batch_size" if setting == "max_iters" else setting: 10**13}))
-
-
-def test_a_batch_that_needs_twice_the_memory_is_refused(tiny):
-    """It was only printed, and the system killed the run."""
-    with pytest.raises(UserError, match=r"far too little; use --batch_size="):
-        train(tiny(batch_size=2**22, block_size=1024))

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from folio.base.number_format import counted, format_value
 from tests.support.processes import ROOT
 
 CODE = "from folio.base.progress import progress_bar\nfor _ in progress_bar(iterable=range(3), desc='steps'): pass"
@@ -37,15 +36,6 @@ def test_the_bar_is_visible_in_a_terminal_of_any_size(rows, columns):
 def test_without_a_terminal_there_is_no_bar():
     result = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == result.stderr == ""
-
-
-def test_counts_and_values():
-    """There were "1 minutes" and "1 characters", and a sweep showed 0.99 and 0.9900001 as the same number."""
-    assert [counted(n, "minute") for n in (1, 1.0, 0.5, 2)] == ["1 minute", "1 minute", "0.5 minutes", "2 minutes"]
-    assert counted(1, "batch", "batches") == "1 batch" and counted(3000, "batch", "batches") == "3,000 batches"
-    assert [format_value(x) for x in (0.99, 0.9900001, 1e-3, 0.1 + 0.2, 1 / 3, 3)] == [
-        *("0.99", "0.9900001", "0.001", "0.3", "0.3333", "3")
-    ]
 
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\rX\x9b1A\x7f\u202egnp.exe\ttab é"

@@ -9,7 +9,6 @@ import pytest
 
 from folio.base import settings
 from folio.base.settings import ConfigError, Settings
-from model import GPTConfig
 from sample import SampleConfig
 from tests.support.repository import shipped
 from tools.verify_resume import VerifyConfig
@@ -36,17 +35,6 @@ class Config(Settings):
 
     def problems(self) -> list[tuple[str, str]]:
         return [(n, "it must be positive") for n in ("learning_rate", "max_iters") if getattr(self, n) <= 0]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-    def write(content: str) -> str:
-        Path("x.py").write_text(content, encoding="utf-8")
-        return "x.py"
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -236,50 +224,6 @@ def test_shipped_configs_load(path, monkeypatch, tmp_path):
     assert path.read_text(encoding="utf-8").startswith("# python train.py config/" + path.name)
 
 
-def test_all_invalid_training_settings_are_reported_together():
-    invalid = ["--n_embd=30", "--n_head=4", "--learning_rate=-1", "--max_iters=10", "--dropout=1", "--batch_size=0"]
-    invalid += [
-        "--total_batch_tokens=0",
-        "--gradient_accumulation_steps=2",
-        "--min_lr=1",
-        "--beta2=1",
-        "--patience=0",
-    ]
-    with pytest.raises(ConfigError) as error:
-        settings.load(TrainConfig, invalid)
-    named = {line.split(": ")[1].split("=")[0] for line in str(error.value).splitlines()}
-    assert named == set("n_head learning_rate dropout batch_size total_batch_tokens min_lr beta2 patience".split())
-    assert "n_embd=30 is not divisible by it; use 2 or 3 or 5" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "n_embd, n_head, message",
-    [
-        (30, 2, "n_head=2: position=rotary needs an even head size, and n_embd / n_head is 15; use 1 or 3 or 5"),
-        (30, 4, "n_head=4: n_embd=30 is not divisible by it; use 1 or 3 or 5"),
-        (33, 3, "n_head=3: position=rotary needs an even head size, and n_embd / n_head is 11; use n_embd=36"),
-    ],
-)
-def test_rotary_positions_need_an_even_head_size(n_embd, n_head, message):
-    """Every number that is proposed works."""
-    with pytest.raises(ConfigError, match=f"^command line: {message}$"):
-        settings.load(TrainConfig, ["--position=rotary", f"--n_embd={n_embd}", f"--n_head={n_head}"])
-    remedy = message.partition("; use ")[2]
-    for number in map(int, re.findall(r"\d+", remedy)):
-        changed = {"n_embd": number} if "n_embd" in remedy else {"n_head": number}
-        GPTConfig(**{"n_embd": n_embd, "n_head": n_head, "position": "rotary", **changed})
-    with pytest.raises(ConfigError, match=r"position=rope: it takes 'learned', .*'rotary'"):
-        settings.load(TrainConfig, ["--position=rope"])
-
-
-@pytest.mark.parametrize("words", [["--n_embd=0", "--n_head=5"], ["--block_size=0", "--total_batch_tokens=64"]])
-def test_a_broken_setting_brings_no_second_error(words):
-    """Rules across settings were checked with the default of the broken one: "n_embd=768 is not divisible by it"."""
-    with pytest.raises(ConfigError) as error:
-        settings.load(TrainConfig, words)
-    assert str(error.value) == f"command line: {words[0].removeprefix('--')}: it must be at least 1"
-
-
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
 def test_numbers_must_be_finite(number, write):
     """Others were accepted, and the run failed at its first checkpoint, because JSON has no such numbers."""
@@ -307,13 +251,6 @@ def test_origins_say_where_settings_were_set(write):
     config = settings.load(Config, [write("max_iters = 3\nname = 'a'"), "--name=b"])
     assert config.origins == {"max_iters": "x.py:1", "name": "command line"}
     assert Config().origins == {}
-
-
-@pytest.mark.parametrize("tokens, accumulation", [(100_000, 10), (91_000, 9), (96_000, 10), (1, 1)])
-def test_total_batch_tokens_determines_the_accumulation(tokens, accumulation):
-    """A number that is not a multiple of the micro-batch was refused. The nearest multiple is taken."""
-    cfg = settings.load(TrainConfig, [f"--total_batch_tokens={tokens}", "--batch_size=10", "--block_size=1000"])
-    assert cfg.accumulation == accumulation and cfg.step_tokens == accumulation * 10_000
 
 
 def test_positional_arguments_are_shown_as_they_were_given():
@@ -345,20 +282,6 @@ def test_names_that_people_use_elsewhere_are_understood(args, message):
     """--lr was not a setting, and --resume needed a value."""
     with pytest.raises(ConfigError, match=message):
         settings.load(TrainConfig, args)
-
-
-def test_a_config_file_without_a_data_set_is_refused(write):
-    """nanoGPT's train_gpt2.py, which relies on nanoGPT's default, was run on Tiny Shakespeare."""
-    path = write("n_layer = 12\nlr_decay_iters = 600000\n")
-    with pytest.raises(ConfigError) as error:
-        settings.load(TrainConfig, [path])
-    assert "x.py names no data set; add --dataset=NAME" in str(error.value)
-    resumed = settings.load(TrainConfig, [path, "--init_from=resume"])
-    settings.check(resumed.replace(init_from="scratch", dataset="verse"))  # named in Python
-    assert "--dataset=openwebtext" in str(error.value)
-    assert settings.load(TrainConfig, [path, "--dataset=mine"]).dataset == "mine"
-    assert settings.load(TrainConfig, [path, "--init_from=resume"]).n_layer == 12  # the run knows its data
-    assert settings.load(TrainConfig, ["--n_layer=2"]).dataset == "shakespeare_char"
 
 
 NANOGPT = """

@@ -1,11 +1,7 @@
 import io
 import json
 import os
-import pickle
-import random
-import re
 import shutil
-import struct
 import warnings
 import zipfile
 from contextlib import redirect_stdout
@@ -16,46 +12,27 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from folio import UserError
-from folio.base import pickles
 from folio.checkpoints import foreign, foreign_tokenizers
-from folio.data.tokenizer import byte_alphabet
 from folio.decoding.language_model import LanguageModel
 from folio.machine import memory
 from model import GPT, GPTConfig
 from sample import SampleConfig
 from sample import main as sample
+from tests.support.foreign import (
+    PAIRS,
+    VOCAB,
+    change_json,
+    change_tensors,
+    save_changed_checkpoint,
+    save_nanogpt_checkpoint,
+)
 from tests.support.tiny_tokenizers import bpe
 from train import train
 
 pytestmark = pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
-
-PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
-VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
-
-
-@pytest.fixture
-def theirs(seed: int) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=260, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=259, eos_token_id=259
-    )
-    model = GPT2LMHeadModel(config).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    return model
-
-
-@pytest.fixture
-def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
-    """A folder as transformers saves it, with a tiny table of merges."""
-    theirs.save_pretrained(tmp_path / "theirs")
-    lines = "".join(" ".join(pair) + "\n" for pair in PAIRS)
-    (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
-    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(VOCAB), encoding="utf-8")
-    return tmp_path / "theirs"
 
 
 def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
@@ -148,13 +125,6 @@ def test_incomplete_folders_are_refused(folder):
         foreign.load(str(folder))
 
 
-def change_json(folder: Path, name: str, **changes) -> None:
-    """Change fields of a JSON file in the folder."""
-    path = folder / name
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
-
-
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 def test_an_untied_output_matrix_is_refused(file, theirs, folder):
     """lm_head.weight was ignored: an untied model computed different logits than transformers."""
@@ -199,12 +169,6 @@ def test_what_folio_computes_differently_is_refused(changes, message, folder):
     with pytest.raises(UserError, match=message) as refused:
         foreign.load(str(folder)).build()
     assert len(str(refused.value).splitlines()) == 1
-
-
-def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
-    """Change tensors of model.safetensors; None removes one."""
-    tensors = {**load_file(folder / "model.safetensors"), **changes}
-    save_file({n: t for n, t in tensors.items() if t is not None}, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -281,234 +245,6 @@ def test_shards_that_do_not_fit_their_index_are_refused(theirs, folder, tmp_path
         foreign.load(str(folder))
 
 
-TEXT = "hello <|endoftext|> hell wörld's  日本\n"
-
-
-def use_tokenizer_json(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
-    """Replace merges.txt and vocab.json by tokenizer.json, as transformers writes it. Returns the folder."""
-    (folder / "merges.txt").unlink()
-    (folder / "vocab.json").unlink()
-    GPT2Tokenizer(vocab=dict(vocab), merges=PAIRS).save_pretrained(folder)
-    return folder
-
-
-def assert_same_ids(folder: Path) -> None:
-    expected = AutoTokenizer.from_pretrained(folder)
-    text = TEXT.replace("<|endoftext|>", "")
-    assert foreign.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
-
-
-def test_the_vocabulary_next_to_the_merges_is_used(folder):
-    """vocab.json was not read: with ids in another order than GPT-2's, text was silently tokenized wrongly."""
-    assert_same_ids(folder)
-    swapped = {**VOCAB, "a": VOCAB["b"], "b": VOCAB["a"]}  # bytes may be in any order
-    (folder / "vocab.json").write_text(json.dumps(swapped), encoding="utf-8")
-    assert_same_ids(folder)
-    assert foreign.load(str(folder)).tokenizer.encode("ab").tolist() == [VOCAB["b"], VOCAB["a"]]
-    first = {token: (i + 1) % len(VOCAB) for token, i in VOCAB.items()}  # the end-of-text token first
-    for vocab, message in (
-        ({**VOCAB, "he": 257, "ll": 256}, "vocab.json: 'he' has the id 257, but the order of the merges gives it 256"),
-        (first, "vocab.json: .* has the id "),
-        (
-            {**VOCAB, "<pad>": 260},
-            r"no merge makes the token '<pad>' \(id 260\), and the only token that Folio adds is",
-        ),
-        ({token: i for token, i in VOCAB.items() if token != "hell"}, "the vocabulary lacks the token 'hell'"),
-        ([], "is not a folder of Hugging Face's GPT-2"),
-        ({"a": "b"}, "is not a folder of Hugging Face's GPT-2|vocab.json"),
-    ):
-        (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
-        with pytest.raises(UserError, match=message):
-            foreign.load(str(folder))
-    (folder / "vocab.json").unlink()
-    with pytest.raises(UserError, match=r"No such file.*vocab\.json"):
-        foreign.load(str(folder))
-
-
-@pytest.mark.parametrize(
-    "name, changes, message",
-    [
-        (
-            "added_tokens.json",
-            {"<|user|>": 260},
-            r"added_tokens\.json: no merge makes the token '<\|user\|>' \(id 260\)",
-        ),
-        ("tokenizer_config.json", {"add_prefix_space": True}, "add_prefix_space=True; Folio supports only False"),
-        ("tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=True; Folio supports only False"),
-        (
-            "tokenizer_config.json",
-            {"added_tokens_decoder": {"260": {"content": "<x>"}}},
-            "no merge makes the token '<x>'",
-        ),
-    ],
-)
-def test_added_tokens_and_other_rules_are_refused(name, changes, message, folder):
-    """The files that transformers reads in addition to merges.txt were ignored."""
-    change_json(folder, name, **changes)
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(folder))
-
-
-@pytest.mark.parametrize(
-    "merges, message",
-    [
-        ("h e\nl l\n", "does not make a new token from two|no merge makes the token 'he'"),
-        ("#version: 0.2\nhe ll\n", "the merge 'he ll' does not make a new token from two earlier tokens"),
-        ("#version: 0.2\nh e\nh e\n", "the merge 'h e' does not make a new token"),
-        ("#version: 0.2\nh e l\n", "the merge 'h e l' does not make a new token"),
-        ("#version: 0.2\n日 本\n", "does not make a new token from two earlier tokens"),
-        ("", "no merge makes the token 'he'"),
-        ("#version: 0.2\nh e\nl l\n", "no merge makes the token 'hell'"),
-    ],
-)
-def test_damaged_merges_are_refused(merges, message, folder):
-    """They ended in a traceback. Without the version line, merges.txt lost a merge and all ids were shifted by one."""
-    (folder / "merges.txt").write_text(merges, encoding="utf-8")
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(folder))
-
-
-def test_a_merge_that_never_applies_is_refused(folder):
-    """tiktoken merges by the result: it merged "ab" and "c" to "abc", and transformers only "a" and "bc"."""
-    pairs = [("a", "b"), ("b", "c"), ("a", "bc")]
-    vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
-    theirs = GPT2Tokenizer(vocab=vocab, merges=pairs)
-    ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
-    assert theirs("abc").input_ids != foreign_tokenizers.GPT2Tokenizer(ranks).encode("abc").tolist()
-    lines = "".join(" ".join(pair) + "\n" for pair in pairs)
-    (folder / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
-    with pytest.raises(UserError, match="the merge 'a bc' never applies, because earlier merges come first"):
-        foreign.load(str(folder))
-
-
-def test_merges_are_accepted_exactly_where_both_tokenizers_agree(seed):
-    """Random merges over three letters. The oracle encodes each token with the merges before it, one by one."""
-    rng = random.Random(seed)
-    verdicts = set()
-    for _ in range(300):
-        rank = {letter: i for i, letter in enumerate("abc")}
-        parts: dict[str, list[str]] = {}
-        for _ in range(8):
-            pair = [rng.choice(list(rank)) for _ in range(2)]
-            token = "".join(pair)
-            if token in rank:
-                continue
-            text = list(token)
-            while True:  # byte-pair encoding by its definition: the lowest rank first, the leftmost of equal ranks
-                merged = [text[i] + text[i + 1] for i in range(len(text) - 1)]
-                best = min(merged, key=lambda t: rank.get(t, len(rank)))
-                if best not in rank:
-                    break
-                at = merged.index(best)
-                text[at : at + 2] = [best]
-            verdicts.add(text == pair)
-            assert foreign_tokenizers.merge_applies(*pair, rank, parts) == (text == pair), (parts, pair)
-            if text == pair:
-                rank[token], parts[token] = len(rank), pair
-    assert verdicts == {True, False}
-
-
-@pytest.mark.parametrize("vocab_size", [260, 50304])
-def test_tokenizer_json_is_read_at_any_vocabulary_size(vocab_size, folder):
-    """With 50,257 tokens or more, GPT-2's own tokenizer was used instead of the one in the folder."""
-    use_tokenizer_json(folder)
-    change_json(folder, "config.json", vocab_size=vocab_size)
-    rows = torch.zeros(vocab_size - 260, 16)
-    wte = load_file(folder / "model.safetensors")["transformer.wte.weight"]
-    change_tensors(folder, {"transformer.wte.weight": torch.cat([wte, rows])})
-    assert_same_ids(folder)
-    assert foreign.load(str(folder)).tokenizer.eot == 259
-
-
-def test_tokenizer_json_in_the_older_format_is_read(folder):
-    """GPT-2's own on the hub: merges are strings, and the model has no type."""
-    content = json.loads((use_tokenizer_json(folder) / "tokenizer.json").read_text(encoding="utf-8"))
-    content["model"] = {"vocab": VOCAB, "merges": [" ".join(pair) for pair in PAIRS]}
-    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    content["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    assert_same_ids(folder)
-
-
-NOT_GPT2 = "not a byte-level BPE with GPT-2's pre-tokenizer"
-TOKEN = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            lambda c: c["added_tokens"].append({"id": 260, "content": "<|user|>", **TOKEN}),
-            r"its one added token must be",
-        ),
-        (lambda c: c["pre_tokenizer"].update(add_prefix_space=True), NOT_GPT2),
-        (lambda c: c["pre_tokenizer"].update(use_regex=False), NOT_GPT2),
-        (lambda c: c.update(normalizer={"type": "Lowercase"}), NOT_GPT2),
-        (lambda c: c["model"].update(dropout=0.1), NOT_GPT2),
-        (lambda c: c["model"].update(type="Unigram"), "'Unigram' is not a byte-level BPE with GPT-2's pre-tokenizer"),
-        (
-            lambda c: c["post_processor"].update(special_tokens={"<s>": {}}),
-            "a post_processor that adds tokens to each text",
-        ),
-        (lambda c: c["model"]["vocab"].update(he=257, ll=256), "'he' has the id 257"),
-        (lambda c: c.pop("model"), "it has no 'model'"),
-    ],
-)
-def test_tokenizer_json_of_another_kind_is_refused(change, message, folder):
-    content = json.loads((use_tokenizer_json(folder) / "tokenizer.json").read_text(encoding="utf-8"))
-    change(content)
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UserError, match=message):
-        foreign.load(str(folder))
-
-
-def test_tokenizer_files_that_disagree_are_refused(folder):
-    saved = {name: (folder / name).read_text(encoding="utf-8") for name in ("merges.txt", "vocab.json")}
-    use_tokenizer_json(folder)
-    for name, content in saved.items():
-        (folder / name).write_text(content, encoding="utf-8")
-    assert_same_ids(folder)
-    (folder / "merges.txt").write_text("#version: 0.2\nh e\nl l\nl o\n", encoding="utf-8")
-    (folder / "vocab.json").write_text(saved["vocab.json"].replace('"hell"', '"lo"'), encoding="utf-8")
-    with pytest.raises(UserError, match=r"merges\.txt and tokenizer\.json have different tokens"):
-        foreign.load(str(folder))
-
-
-@pytest.mark.parametrize(
-    "vocab_size, gpt2", [(50257, True), (50304, True), (50260, False), (60000, False), (260, False)]
-)
-def test_without_a_tokenizer_the_vocabulary_size_must_be_gpt2s(vocab_size, gpt2, folder, monkeypatch):
-    """Any vocabulary of 50,257 tokens or more was assumed to be GPT-2's."""
-    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
-    (folder / "merges.txt").unlink()
-    (folder / "vocab.json").unlink()
-    change_json(folder, "config.json", vocab_size=vocab_size)
-    change_tensors(folder, {"transformer.wte.weight": torch.zeros(vocab_size, 16)})
-    if gpt2:
-        assert foreign.load(str(folder)).tokenizer.vocab_size == bpe().vocab_size
-        return
-    with pytest.raises(UserError, match=f"no tokenizer.json, and a vocabulary of {vocab_size:,} tokens is not GPT-2's"):
-        foreign.load(str(folder))
-
-
-def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
-    """Write ckpt.pt and its data set as nanoGPT's train.py and prepare.py do. Returns the model."""
-    shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
-    ours = GPT(GPTConfig(**shape, activation="gelu"), 5).eval()
-    arguments = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, bias=False, vocab_size=3, dropout=0.0)
-    saved = dict(model={prefix + name: tensor for name, tensor in ours.state_dict().items()}, model_args=arguments)
-    saved |= dict(optimizer={"state": {}}, iter_num=7, best_val_loss=torch.tensor(1.5), config={"dataset": "abc"})
-    path.parent.mkdir(parents=True)
-    torch.save(saved, path)
-    data = path.parent.parent / "data" / "abc"
-    data.mkdir(parents=True)
-    for split in ("train", "val"):
-        (data / f"{split}.bin").write_bytes(bytes([0, 0, 1, 0, 2, 0] * 200))
-    itos = dict(enumerate("\nab"))
-    (data / "meta.pkl").write_bytes(pickle.dumps(dict(vocab_size=3, itos=itos, stoi={c: i for i, c in itos.items()})))
-    return ours
-
-
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "module._orig_mod."])
 def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
     ours = save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt", prefix)
@@ -516,15 +252,6 @@ def test_nanogpts_checkpoint_computes_the_same(prefix, tmp_path):
     ids = torch.randint(3, (2, 10))
     assert torch.equal(loaded.build().eval()(ids)[0], ours(ids)[0])
     assert loaded.tokenizer.characters == "\nab"
-
-
-def save_changed_checkpoint(path: Path, **changes) -> None:
-    """The same with changes in the model's arguments (model_args), tensors (model) or settings (config)."""
-    save_nanogpt_checkpoint(path, prefix="")
-    saved = torch.load(path, weights_only=True)
-    for name, change in changes.items():
-        saved[name] = {**saved[name], **change}
-    torch.save(saved, path)
 
 
 @pytest.mark.parametrize(
@@ -550,28 +277,6 @@ def test_a_nanogpt_checkpoint_that_folio_computes_differently_is_refused(changes
     """An untied lm_head and the settings of nanoGPT's forks were ignored."""
     save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
     with pytest.raises(UserError, match=message):
-        foreign.load(str(tmp_path / "out" / "ckpt.pt"))
-
-
-@pytest.mark.parametrize("vocab_size, gpt2", [(50257, True), (50304, True), (50300, False), (100288, False)])
-def test_a_nanogpt_checkpoint_without_meta_pkl_must_have_gpt2s_size(vocab_size, gpt2, tmp_path, monkeypatch):
-    """Any vocabulary of 50,257 tokens or more was assumed to be GPT-2's; nanoGPT pads it to 50,304."""
-    monkeypatch.setattr(foreign_tokenizers, "gpt2_tokenizer", bpe)
-    rows = {"transformer.wte.weight": torch.zeros(vocab_size, 16), "lm_head.weight": torch.zeros(vocab_size, 16)}
-    changes = dict(model=rows, model_args={"vocab_size": vocab_size}, config={"dataset": "openwebtext"})
-    save_changed_checkpoint(tmp_path / "out" / "ckpt.pt", **changes)
-    if gpt2:
-        assert foreign.load(str(tmp_path / "out" / "ckpt.pt")).tokenizer.vocab_size == bpe().vocab_size
-        return
-    with pytest.raises(UserError, match=f"a vocabulary of {vocab_size:,} tokens is not GPT-2's, and no meta.pkl"):
-        foreign.load(str(tmp_path / "out" / "ckpt.pt"))
-
-
-def test_the_meta_pkl_of_another_vocabulary_is_refused(tmp_path):
-    """With a data set that was prepared again with fewer characters, the model's ids decoded to other characters."""
-    save_nanogpt_checkpoint(tmp_path / "out" / "ckpt.pt")
-    (tmp_path / "data" / "abc" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 2, "itos": {0: "a", 1: "b"}}))
-    with pytest.raises(UserError, match=r"meta\.pkl has a vocabulary of 2, but the model has one of 3"):
         foreign.load(str(tmp_path / "out" / "ckpt.pt"))
 
 
@@ -626,63 +331,6 @@ def test_a_device_in_the_place_of_a_foreign_file_is_refused(name, folder):
     (folder / name).symlink_to(os.devnull)
     with pytest.raises(UserError, match=r"is not a regular file|holds no checkpoint"):
         foreign.load(str(init_from))
-
-
-def text(value: str) -> bytes:
-    """A string as an opcode of a pickle."""
-    return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-
-def doubled(empty: bytes) -> bytes:
-    """A list, b"]", or a tuple, b")", that holds another one twice, which holds another one twice, and so on."""
-    content = empty + b"q\x00"
-    for i in range(60):
-        value = content + b"h" + bytes([i])
-        content = (b"](" + value + b"e" if empty == b"]" else value + b"\x86") + b"q" + bytes([i + 1])
-    return content
-
-
-HUGE_STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"J\xff\xff\xff\x7ftQ"
-HOSTILE_PICKLES = {
-    "a bytearray of 3 GB": (b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R", "it uses 'builtins bytearray'"),
-    "lists that double": (doubled(b"]"), "too many values"),
-    "a key that is a nested tuple": (b"}" + doubled(b")") + b"K\x01s", "a key of a dict is not a string or a number"),
-    "the same in a mark": (b"}(" + doubled(b")") + b"K\x01u", "a key of a dict is not a string or a number"),
-    "an OrderedDict of such items": (
-        b"ccollections\nOrderedDict\n](" + doubled(b")") + b"K\x01\x86e\x85R",
-        "OrderedDict from items",
-    ),
-    "a deep list": (b"]" * 1000 + b"a" * 999, "nested too deeply"),
-    "a list that contains itself": (b"]q\x00h\x00a", "a value contains itself"),
-    "a memo of 2**31 entries": (b"}r\xff\xff\xff\x7f", "LONG_BINPUT with the index 2,147,483,647"),
-    "a storage larger than the file": (b"]" + HUGE_STORAGE + b"a", "its tensors are larger than the file"),
-    "an opcode that torch.save does not write": (b"\x8f", "it uses EMPTY_SET"),
-    "a stack that is empty": (b"]aaa", "it is damaged"),
-    "two million values": (b"](" + b"N" * 2**21 + b"e", "more than 1,048,576 opcodes"),
-}
-
-
-@pytest.mark.parametrize("case", HOSTILE_PICKLES)
-def test_a_hostile_pickle_is_refused_before_torch_opens_it(case, tmp_path, monkeypatch):
-    """torch's unpickler, although it runs no code, allocated gigabytes for such a file, or never came back: computing
-    the hash of a key, or printing a value, takes 2**60 steps.
-    """
-    monkeypatch.setattr(torch, "load", lambda *args, **named: pytest.fail("torch.load was called"))
-    content, message = HOSTILE_PICKLES[case]
-    with zipfile.ZipFile(tmp_path / "ckpt.pt", "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
-    with pytest.raises(UserError, match=rf"ckpt\.pt was not opened: .*\(.*{re.escape(message)}.*\); download it again"):
-        foreign.load(str(tmp_path / "ckpt.pt"))
-
-
-def test_a_shared_list_of_a_pickle_is_read_once(monkeypatch):
-    """A list that holds another one n times was read n times: minutes for a file of 2 MB."""
-    n, reads, iterate = 500, [], pickles.PickledValues.__iter__
-    monkeypatch.setattr(pickles.PickledValues, "__iter__", lambda values: reads.append(len(values)) or iterate(values))
-    inner = b"](" + b"K\x01" * n + b"eq\x00"
-    content = b"\x80\x02](" + inner + b"h\x00" * (n - 1) + b"e."
-    assert len(pickles.check(io.BytesIO(content)).value) == n
-    assert sum(reads) < 10 * n
 
 
 def zip_records(path: Path, *names: str, **settings) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from folio.data import corpus
-from folio.data.blocks import END, CorpusError, DocumentPart, Field, TextBlock, document_hash
+from folio.data.blocks import CorpusError, DocumentPart, TextBlock, document_hash
 from folio.data.corpus import Corpus, find_cut, find_sources
 from tests.support.tiny_tokenizers import bpe, trained
 
@@ -420,7 +420,3 @@ def test_paths_that_are_not_text_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", denied)  # chmod does not stop root
     with pytest.raises(CorpusError, match=r"folder\.txt cannot be read: Permission denied"):
         find_sources([str(tmp_path / "folder.txt")])
-
-
-def test_field_takes_the_text_of_one_field():
-    assert Field("a")({"a": "text"}) == "text" and END is None

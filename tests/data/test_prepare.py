@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,70 +18,29 @@ from folio import UserError
 from folio.base.files import read_json, write_json
 from folio.base.settings import ConfigError, check, load
 from folio.base.workers import map_in_order
-from folio.data import builder, corpus, tokenizer
+from folio.data import corpus, tokenizer
 from folio.data import prepare as prepare_module
 from folio.data.blocks import document_hash
-from folio.data.builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
 from folio.data.corpus import Corpus, find_sources
 from folio.data.prepare import PrepareConfig, name_from, prepare
 from folio.data.shards import open_dataset
 from folio.data.windows import parse_mixture
 from folio.machine import compiled
 from prepare.text import TextConfig
+from tests.support.prepared import (
+    config,
+    content,
+    ids_of,
+    interrupt,
+    interrupted_after,
+    read_back,
+    small_tokenizer,
+    write_documents,
+)
 from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import bpe
 
-
-@pytest.fixture
-def texts(tmp_path: Path, seed: int) -> list[str]:
-    """Some documents: an empty one, a repeated one, and a repeated one that is larger than a block."""
-    rng = random.Random(seed)
-    words = ["alpha", "beta", "γάμμα", "日本", "🎉", "the", "of", "\n", "it's"]
-    texts = [" ".join(rng.choices(words, k=rng.randrange(1, 60))) for _ in range(120)]
-    texts[7], texts[50], texts[90] = "", texts[20], " ".join(rng.choices(words, k=900))
-    texts[110] = texts[90]
-    return texts
-
-
-@pytest.fixture
-def lines(texts: list[str], tmp_path: Path) -> Corpus:
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    return Corpus(find_sources([str(tmp_path / "texts.jsonl")]))
-
-
-@pytest.fixture
-def folder_of_texts(texts: list[str], tmp_path: Path) -> Corpus:
-    (tmp_path / "texts").mkdir()
-    for number, text in enumerate(texts):
-        (tmp_path / "texts" / f"{number:03d}.txt").write_bytes(text.encode())
-    return Corpus(find_sources([str(tmp_path / "texts")]))
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
-
-
-def config(tmp_path: Path, **settings) -> PrepareConfig:
-    return PrepareConfig(**{"data_dir": str(tmp_path / "data"), "tokenizer": "byte", "val_fraction": 0.1, **settings})
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
-
-
-def ids_of(folder: Path, split: str) -> np.ndarray:
-    return np.concatenate([shard.ids for shard in getattr(open_dataset(folder), split)])
-
-
-def read_back(folder: Path, split: str) -> list[str]:
-    """The documents of a split."""
-    tokenizer = open_dataset(folder).load_tokenizer()
-    ids = ids_of(folder, split)
-    ends = np.flatnonzero(ids == tokenizer.eot)
-    assert ends[-1] == len(ids) - 1
-    return [tokenizer.decode(part[part != tokenizer.eot]) for part in np.split(ids, ends[:-1] + 1)]
-
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 # --- the data set -----------------------------------------------------------------------------------------------------
 
@@ -128,14 +85,6 @@ def test_the_default_val_fraction_is_saved_in_meta_json(lines, folder_of_texts, 
         (tmp_path / "texts" / f"more_{number}.txt").write_text(f"text number {number}")
     folder = prepare(config(tmp_path, val_fraction=None), Corpus(find_sources([str(tmp_path / "texts")])), "many_files")
     assert read_json(folder / "meta.json")["val_fraction"] == 0.01
-
-
-def write_documents(folder: Path, texts: list[str]) -> Corpus:
-    """A corpus with one file per text."""
-    folder.mkdir(parents=True)
-    for number, text in enumerate(texts):
-        (folder / f"{number:03d}.txt").write_bytes(text.encode())
-    return Corpus(find_sources([str(folder)]))
 
 
 @pytest.mark.parametrize("fraction", [None, 1e-9, 0.01, 0.3, 0.9999])
@@ -211,78 +160,6 @@ def test_a_split_needs_at_least_two_tokens(tmp_path):
         prepare(config(tmp_path, **settings), write_documents(tmp_path / "few", list("abc")), "b")
 
 
-@pytest.mark.parametrize("dedup", [False, True])
-def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, seed):
-    """The corpus is read twice, because a split is empty; either pass may be interrupted at any block.
-
-    The validation split is one text, twice if it is one of those that occur twice.
-    """
-    rng = random.Random(seed)
-    texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
-    documents = write_documents(tmp_path / "texts", texts + texts[:2])
-    settings = dict(tokenizer="bpe", vocab_size=270, val_fraction=1e-9, shard_tokens=500, dedup=dedup)
-    add, bounds = DatasetBuilder.add, []
-
-    def interrupted(builder, block, encoded):
-        bounds.append(builder.notes["bound"])
-        add(builder, block, encoded)
-        if len(bounds) == stop_after:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
-    stop_after = None
-    straight = prepare(config(tmp_path, **settings), documents, "straight")
-    total = len(bounds)
-    assert len(set(read_back(straight, "val"))) == 1 and bounds[0] is None and bounds[-1] is not None
-    resumed = 0
-    for block_number in range(1, total, 2):
-        bounds, stop_after = [], block_number
-        with pytest.raises(KeyboardInterrupt):
-            prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
-        bounds, stop_after = [], None
-        folder = prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
-        resumed += bounds[0] is not None
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
-        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
-    assert resumed  # in the second pass, without repeating the first
-
-
-@pytest.mark.parametrize("form", ["text", "jsonl", "split_on"])
-def test_too_much_white_space_is_reported_with_its_byte_in_the_file(form, tmp_path, monkeypatch):
-    """A million white-space characters gave a traceback from tiktoken."""
-    monkeypatch.setattr(tokenizer, "LONG_SPACES", 10)
-    monkeypatch.setattr(tokenizer, "MOST_SPACES", 30)
-    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
-    before, spaces = "größer " * 400 + "é", "\t" * 31
-    path = tmp_path / ("x.jsonl" if form == "jsonl" else "x.txt")
-    if form == "jsonl":
-        path.write_text(json.dumps({"text": "a"}) + "\n\n" + json.dumps({"text": before + spaces + "b"}))
-        place = rf"x\.jsonl:3, byte {len(before.encode()):,} of its text"
-    else:
-        path.write_text((before + spaces + "b") if form == "text" else f"a--b--{before}{spaces}b")
-        place = rf"x\.txt, from byte {len(before.encode()) + 6 * (form == 'split_on'):,}"
-    text = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
-    for workers in (0, 1):
-        with pytest.raises(
-            UserError, match=rf"^\S*{place}: more than 30 white-space characters in a row.* char or byte$"
-        ):
-            prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5, num_workers=workers), text, "a")
-    path.write_text(path.read_text().replace(spaces, spaces[1:]).replace(r"\t" * 31, r"\t" * 30))
-    text = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
-    prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5), text, "a")
-
-
-@pytest.mark.parametrize("kind", ["char", "byte", "gpt2", "bpe"])
-def test_a_lone_surrogate_in_json_becomes_a_question_mark(kind, tmp_path, monkeypatch):
-    """json.loads returns a string that UTF-8 cannot encode, so writing the tokenizer failed."""
-    monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
-    (tmp_path / "x.jsonl").write_text('{"text": "a \\ud83d b \\ud83d\\ude00 c"}\n' * 2 + '{"text": "more"}\n' * 2)
-    lines = Corpus(find_sources([str(tmp_path / "x.jsonl")]), split_rule=split_by_number(np.array([1])))
-    folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=258), lines, "a")
-    assert read_back(folder, "val") == ["a ? b 😀 c"]
-
-
 def test_an_unreadable_input_is_not_reported_as_a_full_disk(lines, tmp_path, monkeypatch):
     lines.sources[0].path.chmod(0)
     if os.access(lines.sources[0].path, os.R_OK):
@@ -328,12 +205,6 @@ def test_the_tokenizer_of_another_data_set_can_be_used(lines, tmp_path):
         prepare(config(tmp_path, tokenizer="word"), more, "third")
 
 
-def small_tokenizer(tmp_path: Path, characters: str) -> str:
-    """A file with a character tokenizer."""
-    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of(characters, eot=True).to_json())
-    return str(tmp_path / "tokenizer.json")
-
-
 @pytest.mark.parametrize("dedup", [False, True])
 @pytest.mark.parametrize("on_unknown, outcome", [("skip", "left out"), ("replace", r"replaced by U\+FFFD")])
 @pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
@@ -358,12 +229,6 @@ def test_nothing_is_said_about_unknown_characters_if_there_are_none(lines, tmp_p
     folder = prepare(config(tmp_path, tokenizer="char", on_unknown="skip"), lines, "a")
     assert read_json(folder / "report.json")["unknown_characters"] == 0
     assert "not in the vocabulary" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("unknown, shown", [(2, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
-def test_the_share_of_unknown_characters_is_rounded(unknown, shown):
-    assert f" ({shown}) are not" in describe_unknown(unknown, 100_000, "skip")
-    assert describe_unknown(1, 1, "skip") == "1 of 1 character (100.0%) is not in the vocabulary and was left out"
 
 
 @pytest.mark.parametrize("files", [1, 3])
@@ -448,25 +313,6 @@ def test_duplicates_are_left_out_on_request(form, texts, tmp_path, request):
     repeated = 119 - len(set(texts) - {""})
     assert read_json(folder / "report.json")["duplicates"] == {"repeated": 0, "val_in_train": 0, "left_out": repeated}
     assert sorted(read_back(folder, "train") + read_back(folder, "val")) == sorted(set(texts) - {""})
-
-
-def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_path):
-    lines.split_rule = split_by_number(np.array([50, 51, 52]))
-    folder = prepare(config(tmp_path), lines, "a")
-    assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
-    assert len(read_back(folder, "val")) == 3
-
-
-def test_a_key_set_is_a_set(seed):
-    rng, keys, python_set = np.random.default_rng(seed), KeySet(), set()
-    for _ in range(300):
-        added = rng.integers(0, 2000, size=rng.integers(0, 30)).astype(np.uint64)
-        expected = []
-        for key in added.tolist():
-            expected.append(key in python_set)
-            python_set.add(key)
-        assert keys.add(added).tolist() == expected
-    assert sum(map(len, keys.levels)) == len(python_set) and len(keys.levels) < 12
 
 
 # --- near duplicates and shared n-grams -------------------------------------------------------------------------------
@@ -613,45 +459,6 @@ def test_a_large_text_is_not_checked_unless_asked(lines, tmp_path, monkeypatch, 
     assert content(tmp_path / "data" / "never") == content(tmp_path / "data" / "asked")
 
 
-def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
-    """The size of the file with the signatures after each block, from now on."""
-    sizes, add = [], DatasetBuilder.add
-
-    def add_and_measure(builder, block, encoded):
-        add(builder, block, encoded)
-        if builder.signatures:
-            builder.signatures.flush()
-        sizes.append((builder.folder / "signatures").stat().st_size)
-
-    monkeypatch.setattr(DatasetBuilder, "add", add_and_measure)
-    return sizes
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
-    """And not after an interruption either."""
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
-    settings = dict(num_workers=workers, shard_tokens=3000)
-    sizes = sizes_of_signatures(tmp_path, monkeypatch)
-    prepare(config(tmp_path, **settings), lines, "all")
-    signed = sizes[-1] // 512
-    assert len(sizes) > 8 and signed == sum(read_json(tmp_path / "data" / "all" / "report.json")["documents"].values())
-    monkeypatch.setattr(prepare_module, "MOST_COMPARED", signed // 3)
-    sizes.clear()
-    straight = prepare(config(tmp_path, **settings), lines, "few")
-    assert signed // 3 < sizes[-1] // 512 < signed // 2 and sizes[-1] == sizes[-4]
-    sizes.clear()
-    prepare(config(tmp_path, dedup="near", **settings), lines, "near")
-    assert sizes[-1] > 512 * signed // 2  # dedup needs all of them
-
-    for stop_after in range(2, 9, 2):
-        with interrupted_after(stop_after, monkeypatch):
-            prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
-        folder = prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
-
-
 def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
     """So the line that says what is compiled is printed once."""
     monkeypatch.setattr("folio.data.tokenizer.CACHE_WORDS_AFTER", 10)
@@ -672,67 +479,6 @@ def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dedup", [False, True, "near"])
-@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
-def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_path, monkeypatch, request, capsys):
-    """Wherever it is interrupted, the result has the same bytes, and no full shard is written again."""
-    documents = request.getfixturevalue(form)
-    settings = dict(tokenizer="bpe", vocab_size=300, shard_tokens=700, dedup=dedup)
-    straight = prepare(config(tmp_path, **settings), documents, "straight")
-    add, blocks = DatasetBuilder.add, 0
-
-    def interrupted(builder, block, encoded):
-        nonlocal blocks
-        blocks += 1
-        add(builder, block, encoded)
-        if builder.progress.blocks == stop_after:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
-    stop_after = None
-    prepare(config(tmp_path, **settings), documents, "counted")
-    total = blocks
-    for block_number in range(1, total, 3):
-        name = f"cut{block_number}"
-        blocks, stop_after = 0, block_number
-        with pytest.raises(KeyboardInterrupt):
-            prepare(config(tmp_path, **settings), documents, name)
-        part = tmp_path / "data" / f".{name}.part"
-        assert not (tmp_path / "data" / name).exists()
-        assert part.exists() == ("the same command resumes after them" in capsys.readouterr().err)
-        if part.exists():
-            (part / ".progress.json.123.tmp").touch()  # of a process that was killed; it stayed in the data set
-        full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
-        stop_after = None
-        folder = prepare(config(tmp_path, **settings), documents, name)
-        assert content(folder) == content(straight)
-        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
-        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
-        assert all((folder / path.name).stat().st_mtime_ns == before for path, before in full_shards.items())
-        if full_shards:
-            assert blocks < total + block_number
-    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.parametrize("save", [2, 5])
-def test_killed_after_finishing_a_shard_and_before_saving_the_progress(save, lines, tmp_path, monkeypatch):
-    """The shard had its final name while progress.json described the unfinished file: it was replaced by zeros."""
-    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
-    saves = 0
-
-    def killed(path, value):
-        nonlocal saves
-        saves += path.name == "progress.json"
-        if saves == save:
-            raise KeyboardInterrupt
-        write_json(path, value)
-
-    monkeypatch.setattr(builder, "write_json", killed)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config(tmp_path, shard_tokens=700), lines, "killed")
-    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "killed")) == content(straight)
 
 
 def start_script(tmp_path: Path, *words: str, **options) -> subprocess.Popen:
@@ -995,61 +741,3 @@ def test_a_file_with_the_name_of_the_data_set_is_refused(lines, tmp_path):
         with pytest.raises(UserError, match=r"a is a file, not the folder of a data set; set another --name"):
             prepare(config(tmp_path, overwrite=overwrite), lines, "a")
     assert (tmp_path / "data" / "a").read_text() == "mine"
-
-
-@contextmanager
-def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
-    """Preparation is interrupted after so many blocks."""
-    add = DatasetBuilder.add
-
-    def interrupted(builder, block, encoded):
-        add(builder, block, encoded)
-        if builder.progress.blocks == blocks:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
-        patches.setattr(DatasetBuilder, "add", interrupted)
-        yield
-
-
-def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
-    """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
-    with interrupted_after(8, monkeypatch):
-        prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")
-
-
-def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):
-    """Its blocks were different, so a resumed run would leave text out or repeat it."""
-    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
-    interrupt(lines, tmp_path, monkeypatch)
-    path = tmp_path / "data" / ".a.part" / "progress.json"
-    saved = read_json(path)
-    saved["progress"]["blocks"] += 1
-    write_json(path, {**saved, "version": 2})
-    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
-
-
-def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, monkeypatch):
-    settings = dict(tokenizer=small_tokenizer(tmp_path, "abehlpt o"), on_unknown="skip", shard_tokens=700)
-    straight = prepare(config(tmp_path, **settings), lines, "straight")
-    assert read_json(straight / "report.json")["unknown_characters"] > 1000
-    interrupt(lines, tmp_path, monkeypatch, **settings)
-    assert read_json(tmp_path / "data" / ".a.part" / "progress.json")["progress"]["unknown"] > 100
-    folder = prepare(config(tmp_path, **settings), lines, "a")
-    assert content(folder) == content(straight)
-    assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
-
-
-def test_after_a_change_of_the_source_the_run_is_not_resumed(lines, tmp_path, monkeypatch):
-    """Shards of the old text must not be mixed with the new text."""
-    interrupt(lines, tmp_path, monkeypatch)
-    assert (tmp_path / "data" / ".a.part" / "progress.json").exists()
-    path = lines.sources[0].path
-    path.write_text(path.read_text().replace("alpha", "omega"))
-    folder = prepare(config(tmp_path, shard_tokens=700), Corpus(find_sources([str(path)])), "a")
-    assert "alpha" not in "".join(read_back(folder, "train"))
-
-
-def test_an_invalid_progress_file_is_not_resumed(lines, tmp_path):
-    write_json(tmp_path / "data" / ".a.part" / "progress.json", [1])
-    assert read_back(prepare(config(tmp_path), lines, "a"), "train")

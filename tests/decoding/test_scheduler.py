@@ -14,6 +14,7 @@ from folio.decoding.scheduler import Completion, Scheduler, TokenLogprobs, gener
 from folio.decoding.torch_decoder import TorchBatch
 from folio.machine.runtime import resolve_runtime
 from model import GPT
+from tests.support import decoding
 from tests.support.decoding import GREEDY, decoder_in, generate_tokens, random_model
 
 CPU = resolve_runtime("cpu", "float32", False)
@@ -265,3 +266,82 @@ def test_generate_gives_the_tokens_of_all_rows_at_once(seed):
     model = random_model(seed)
     steps = list(generate(decoder_in("float32", model), [[1], [2, 3, 4], [5] * 8], max_new_tokens=30, sampling=GREEDY))
     assert len(steps) == 30 and all(None not in step.tokens for step in steps)
+
+
+# --- generate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(temperature=0.9, top_k=8, repetition_penalty=1.2)])
+@pytest.mark.parametrize("stride", [1, None])
+def test_a_batch_of_prompts_of_unequal_length_equals_each_prompt_alone(sampling, stride, model, runtime):
+    prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [7, 8], list(range(15)), [9, 1, 2]]
+    settings = dict(sampling=sampling, stride=stride)
+    rows = generate_tokens(model, prompts, runtime, **settings)
+    for k, prompt in enumerate(prompts):
+        assert generate_tokens(model, [prompt], runtime, **settings, samples=[k]) == [rows[k]]
+    assert rows[2] != rows[3] or sampling is GREEDY
+
+
+def test_rows_that_end_do_not_affect_the_others(model, runtime):
+    prompts = [[1], [2, 3, 4], [5, 6]]
+    full = generate_tokens(model, prompts, runtime)
+    eot = full[0][4]
+    until_eot = generate_tokens(model, prompts, runtime, eot=eot)
+    assert until_eot == [row[: row.index(eot)] if eot in row else row for row in full]
+    ended = [False] * 3  # set by the caller
+    tokens = []
+    steps = generate(decoding.make_decoder(model, runtime), prompts, max_new_tokens=20, sampling=GREEDY, ended=ended)
+    for number, step in enumerate(steps):
+        tokens.append(step.tokens)
+        ended[1] = ended[1] or number == 2
+        ended[0] = ended[2] = number >= 15
+    assert [row[1] for row in tokens] == full[1][:3] + [None] * 13
+    assert [row[2] for row in tokens] == full[2][:16]
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_a_row_does_not_depend_on_its_batch(case, model, runtime, seed):
+    """The tokens of (prompt, sample) are the same in any batch and in any order.
+
+    With max_new_tokens=None the longest prompt of a batch limited the tokens of each row.
+    """
+    rng = random.Random(seed + case)
+    requests = [([rng.randrange(20) for _ in range(rng.randint(1, 11))], rng.randrange(1000)) for _ in range(6)]
+    requests += [(requests[0][0], 7), requests[1], requests[1]]  # another sample of a prompt, and one sample twice
+    settings = dict(
+        max_new_tokens=rng.choice([None, 1, 30]),
+        sampling=rng.choice([GREEDY, Sampling(), Sampling(1.3, 0.9, top_k=8, top_p=0.9, min_p=0.01)]),
+        stride=rng.choice([None, 1, 3, 8, 100]),
+        eot=rng.choice([None, 3]),
+        vocab_size=rng.choice([None, 18]),
+        seed=rng.randrange(2**63),
+    )
+    print(settings)
+    expected = {
+        (*prompt, k): generate_tokens(model, [prompt], runtime, samples=[k], **settings)[0] for prompt, k in requests
+    }
+    for _ in range(3):
+        rng.shuffle(requests)
+        batch = requests[: rng.randint(2, len(requests))]
+        prompts, samples = [prompt for prompt, _ in batch], [k for _, k in batch]
+        rows = generate_tokens(model, prompts, runtime, samples=samples, **settings)
+        for (prompt, k), row in zip(batch, rows, strict=True):
+            assert row == expected[(*prompt, k)]
+
+
+def test_without_a_limit_each_row_fills_its_own_context(model, runtime):
+    prompts = [[1], [2, 3, 4, 5, 6], list(range(12))]
+    assert [len(row) for row in generate_tokens(model, prompts, runtime, max_new_tokens=None)] == [7, 3, 1]
+
+
+def test_top_k_of_1_is_greedy(model, runtime):
+    greedy = generate_tokens(model, [[1, 2]], runtime)
+    assert generate_tokens(model, [[1, 2]], runtime, sampling=Sampling(top_k=1)) == greedy
+
+
+def test_sample_k_does_not_depend_on_the_number_of_samples(model, runtime):
+    prompts, sampling = [[1, 2]] * 5, Sampling(temperature=1.2)
+    rows = generate_tokens(model, prompts, runtime, sampling=sampling)
+    assert len({tuple(row) for row in rows}) == 5
+    assert generate_tokens(model, prompts[:2], runtime, sampling=sampling, samples=[3, 1]) == [rows[3], rows[1]]
+    assert generate_tokens(model, prompts, runtime, sampling=sampling, seed=2) != rows

@@ -16,39 +16,23 @@ import tools.replay as replay_script
 from folio import UserError
 from folio.base import settings
 from folio.base.files import locked
-from folio.checkpoints import checkpoint, run_folder
-from folio.experiments.replay_report import label, visible
+from folio.checkpoints import checkpoint
 from folio.machine.runtime import Runtime
 from folio.training import setup
 from folio.training.setup import open_data
 from model import GPT
 from prepare import text as prepare_text
 from tests.support.processes import run, wait
+from tests.support.replays import SMALLEST, replay
 from tests.support.runs import read_metrics
-from tests.support.simulated import SimulatedMachine
 from tests.support.torchrun import ROOT, run_ranks, start_script_ranks
 from tools.replay import ReplayConfig, main
 from train import TrainConfig, train
 
 
-def replay(cfg: TrainConfig, step: int, **settings) -> dict:
-    """Replay a step of a run. Returns the content of --json."""
-    path = Path(cfg.out_dir).with_suffix(".json")
-    main(ReplayConfig(run=(cfg.out_dir,), step=step, json=str(path), **settings))
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def remove_checkpoints(cfg: TrainConfig, *steps: int) -> None:
-    for step in steps:
-        shutil.rmtree(Path(cfg.out_dir, f"step-{step:06d}"))
-
-
 def mean_of_tokens(facts: dict) -> float:
     losses = [loss for sequence in facts["sequences"] for loss in sequence["losses"] if loss is not None]
     return math.fsum(losses) / max(1, len(losses))  # a step without a target has a loss of zero
-
-
-SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, batch_size=1, dropout=0.0)
 
 
 @pytest.fixture
@@ -222,85 +206,6 @@ def test_a_step_that_is_not_finite(tiny, poison):
         replay(cfg, 9)
 
 
-# --- settings that changed on the way ---------------------------------------------------------------------------------
-
-
-def test_a_run_that_was_resumed_with_other_settings(tiny):
-    """Each step has the settings that it had in the run, also if only the last checkpoint is left."""
-    cfg = tiny(max_iters=4, lr_decay_iters=12)
-    train(cfg)
-    changes = dict(learning_rate=1e-3, dropout=0.3, batch_size=2, gradient_accumulation_steps=2, weight_decay=0.0)
-    train(tiny(max_iters=8, init_from="resume", **changes))
-    train(tiny(max_iters=8, init_from="resume", **changes, patience=9))  # nothing to train
-    train(tiny(max_iters=12, init_from="resume", **{**changes, "grad_clip": 0.1}))
-    assert replay(cfg, 10)["replayed_from"] == "the checkpoint of step 8"
-    remove_checkpoints(cfg, *(int(path.name[5:]) for path in run_folder.directories(Path(cfg.out_dir))[:-1]))
-    for step in (3, 4, 5, 9, 12):
-        facts = replay(cfg, step)
-        assert facts["bitwise"] and facts["equal_before"] == [*range(1, step)], step
-        assert facts["replayed_from"] == "step 0, random weights"
-
-
-def test_a_run_with_a_time_budget(tiny, monkeypatch, capsys):
-    """Its learning rates follow from decisions on its length."""
-    recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5, keep_last=9)
-    cfg = tiny(**recipe, **SMALLEST, minutes=0.5, sample_tokens=0)
-    with monkeypatch.context() as patch:
-        SimulatedMachine(patch, lambda step: 0.5 if step < 20 else 1.5, lambda step: 0.1)
-        train(cfg)
-    state = checkpoint.load(Path(cfg.out_dir)).state
-    assert len(state["decisions"]) > 1
-    last = state["step"]
-    assert replay(cfg, last)["bitwise"]
-    train(tiny(**{**recipe, "max_iters": last + 3}, **SMALLEST, init_from="resume", minutes=None, sample_tokens=0))
-    assert replay(cfg, last)["bitwise"] and replay(cfg, last + 2)["bitwise"]
-    remove_checkpoints(cfg, *(int(path.name[5:]) for path in run_folder.directories(Path(cfg.out_dir))[:-1]))
-    capsys.readouterr()
-    facts = replay(cfg, last)
-    assert facts["bitwise"] is False and "the logged learning rate is" in facts["remarks"][-1]
-    assert f"no checkpoint says how long the run was to be before step {last:,}" in capsys.readouterr().out
-
-
-def test_a_run_from_other_weights(tiny, tmp_path, capsys):
-    """Its step 0 has these weights, also after it was resumed, when init_from is "resume"."""
-    train(tiny(out_dir=str(tmp_path / "base")))
-    cfg = tiny(out_dir=str(tmp_path / "fine"), init_from=str(tmp_path / "base"), max_iters=6, eval_interval=3)
-    train(cfg)
-    train(tiny(out_dir=cfg.out_dir, init_from="resume", max_iters=9))
-    remove_checkpoints(cfg, 6)
-    assert checkpoint.load(Path(cfg.out_dir)).state["started_from"] == str(tmp_path / "base")
-    facts = replay(cfg, 7)
-    assert facts["bitwise"] and facts["replayed_from"] == f"step 0, the weights of {tmp_path / 'base'}"
-    train(tiny(out_dir=str(tmp_path / "base"), init_from="resume", max_iters=14))
-    facts = replay(cfg, 2)
-    assert facts["bitwise"] is False and facts["different_before"] == [1]
-    assert "from which it started, may have changed" in facts["remarks"][-1]
-    shutil.rmtree(tmp_path / "base")
-    with pytest.raises(UserError, match="no checkpoint before this step, and the weights that it started from cannot"):
-        replay(cfg, 2)
-
-
-def test_the_number_of_threads_is_that_of_the_run(tiny, monkeypatch, capsys):
-    """With another number, sums are rounded differently."""
-    train(tiny(max_iters=2))
-    threads = torch.get_num_threads()
-    assert checkpoint.load(Path(tiny().out_dir)).state["threads"] == threads
-    with monkeypatch.context() as patch:
-        set_to: list[int] = []
-        patch.setattr(torch, "set_num_threads", set_to.append)
-        assert replay(tiny(), 2)["bitwise"] and set_to == [threads]
-
-
-def test_another_dtype_is_named_as_the_reason(tiny, capsys):
-    train(tiny())
-    facts = replay(tiny(), 12, dtype="bfloat16")
-    assert facts["bitwise"] is False and facts["loss"] == pytest.approx(facts["logged_loss"], abs=0.05)
-    reason = "it was trained with dtype=float32, and this is bfloat16"
-    assert facts["remarks"] == ["the first step that differs from the log is 7", f"the likely reason: {reason}"]
-    out = capsys.readouterr().out
-    assert f"it may not be bitwise equal: {reason}" in out and "the logged loss is" in out
-
-
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
@@ -362,31 +267,6 @@ def test_only_the_page_is_written_also_while_the_run_holds_its_lock(tiny):
         assert after == files
 
 
-def test_a_damaged_checkpoint_is_left_out(tiny, capsys):
-    cfg = tiny(eval_interval=3, keep_last=9)
-    train(cfg)
-    file = Path(cfg.out_dir, "step-000006", "model.safetensors")
-    file.write_bytes(file.read_bytes()[:-1])
-    facts = replay(cfg, 8)
-    assert facts["bitwise"] and facts["replayed_from"] == "the checkpoint of step 3"
-    assert "model.safetensors has changed since it was written" in capsys.readouterr().err
-    Path(cfg.out_dir, "step-000003", "manifest.json").unlink()
-    assert replay(cfg, 8)["replayed_from"] == "step 0, random weights"
-    assert "step-000003 was removed; replaying from an earlier step" in capsys.readouterr().err
-
-
-def test_a_checkpoint_of_an_abandoned_future_is_left_out(tiny, tmp_path):
-    """The run was resumed from step 3, before it, with another learning rate, and keeps the older one of step 4."""
-    cfg = tiny(eval_interval=1, keep_last=9, max_iters=4, lr_decay_iters=12)
-    train(cfg)
-    abandoned = Path(cfg.out_dir, "step-000004")
-    abandoned.rename(tmp_path / "abandoned")
-    train(tiny(eval_interval=5, keep_last=9, lr_decay_iters=12, max_iters=9, init_from="resume", learning_rate=1e-4))
-    (tmp_path / "abandoned").rename(abandoned)
-    facts = replay(cfg, 5)
-    assert facts["bitwise"] and facts["replayed_from"] == "the checkpoint of step 3"
-
-
 def test_ctrl_c_ends_with_one_line(tiny, monkeypatch, capsys):
     train(tiny())
     step = replay_script.train_step
@@ -417,26 +297,6 @@ def test_bad_arguments_are_errors_in_one_line(arguments, message):
     with pytest.raises(UserError, match=re.escape(message)) as error:
         settings.load(ReplayConfig, arguments)
     assert "\n" not in str(error.value)
-
-
-def test_a_step_or_a_run_that_does_not_exist_is_an_error(tiny, tmp_path, monkeypatch):
-    cfg = tiny(max_iters=2, eval_interval=2)
-    train(cfg)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "metrics.jsonl").write_text('{"step": 0}\n')
-    monkeypatch.chdir(tmp_path)
-    for name, step, message in (
-        ("out", 3, r"step=3: the last step of out is 2; choose one up to it"),
-        ("out/step-000002", 1, r"is one checkpoint; name the run: .*out$"),
-        ("gpt2", 1, r"gpt2 holds weights and no run, so there are no steps to replay"),
-        ("empty", 1, r"empty holds no checkpoint: try out"),
-        ("missing", 1, r"missing holds no checkpoint"),
-        ("*", 1, r"\* matches \d folders; name one run: "),
-        ("new", 1, r"new has no checkpoint yet, which says what its settings are; wait"),
-    ):
-        with pytest.raises(UserError, match=message):
-            main(ReplayConfig(run=(name,), step=step))
 
 
 def test_output_that_cannot_be_written_is_an_error(tiny, tmp_path, capsys):
@@ -470,44 +330,3 @@ def test_a_reader_that_exits_early_does_not_lose_the_page(tiny):
     command = f"{ROOT / 'tools' / 'replay.py'} {tiny().out_dir} --step=2"
     result = run(["-c", command]) if os.name == "nt" else run(command.split())
     assert result.returncode == 0 and result.stdout.count("replay-2.html") == 1
-
-
-def test_text_is_shown_in_one_line_without_control_characters():
-    assert visible("a\n\tb \x1b[0m\u202e") == "a⏎⇥b \\x1b[0m\\u202e"
-    assert [label(token) for token in (" a", "", "\n")] == ["␣a", "∅", "⏎"]
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.browser
-def test_the_page_shows_the_loss_of_the_token_under_the_pointer(tiny):
-    from playwright.sync_api import sync_playwright
-
-    if not Path("/usr/bin/chromium").exists():
-        pytest.skip("there is no /usr/bin/chromium")
-    cfg = tiny()
-    train(cfg)
-    facts = replay(cfg, 9)
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page, errors, requests = chromium.new_page(), [], []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(Path(cfg.out_dir, "replay-9.html").as_uri())
-        hardest = max(facts["sequences"], key=lambda sequence: sequence["loss"])
-        tokens = page.locator("pre").first.locator("b")
-        assert tokens.count() == cfg.block_size
-        assert page.locator("pre").first.inner_text().replace("⏎", "") == hardest["text"]
-        for t in (0, 7, cfg.block_size - 1):
-            tokens.nth(t).hover()
-            assert f"loss {hardest['losses'][t]:.4f} nats" in page.locator("#token").inner_text()
-        shades = [int(tokens.nth(t).get_attribute("class")[1:]) for t in range(cfg.block_size)]
-        assert shades == sorted(shades, key=lambda s: s) or np.corrcoef(shades, hardest["losses"])[0, 1] > 0.9
-        bars = page.locator(".gradients .bar").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
-        norms = [p["gradient_norm"] for p in facts["parameters"]]
-        assert norms == sorted(norms, reverse=True) and len(bars) == len(norms)
-        assert bars == pytest.approx([200 * norm / norms[0] for norm in norms], abs=1)
-        assert "equal to the logged loss, bit for bit" in page.locator("#facts").inner_text()
-        chromium.close()
-    assert errors == [] and requests == [Path(cfg.out_dir, "replay-9.html").as_uri()]

@@ -10,56 +10,21 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
 
 import train as train_script
-from folio import UserError, load
+from folio import UserError
 from folio.base import settings
-from folio.base.files import is_locked
-from folio.checkpoints import checkpoint, run_folder
-from folio.checkpoints.find_runs import resolve, runs_under
+from folio.checkpoints import checkpoint
+from folio.checkpoints.find_runs import runs_under
 from folio.experiments import report_page, runs
 from folio.experiments.runs import Run, is_logged
-from folio.experiments.selection import Selection, different_settings
 from folio.training.session import TrainingError
-from folio.web.viewed_model import ViewedModel
-from prepare import text as prepare_text
-from sample import SampleConfig
-from sample import main as sample
 from tests.support.processes import ROOT, start, wait
-from tests.support.runs import blank_state, edit_state, write_state
-from tools import evaluate, export, report
+from tests.support.runs import edit_state, write_run
+from tools import report
 from tools.runs import RunsConfig, main
-from tools.sweep import main as run_sweep
 from train import TrainConfig, train
-
-SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
-
-
-def write_run(folder: Path, losses: dict[int, float], stopped_by: str | None = "its end", **settings) -> Path:
-    """A run as train.py leaves it, without weights. losses: the validation loss after each step; the last is saved."""
-    best_step = min(losses, key=losses.get)
-    state = blank_state(max(losses), best_step=best_step, best_val_loss=losses[best_step], stopped_by=stopped_by)
-    state |= dict(model=SHAPE, config={**SHAPE, "max_iters": max(losses), "seed": 1, **settings})
-    saved = folder / f"step-{max(losses):06d}"
-    saved.mkdir(parents=True)
-    write_state(saved, state)
-    (folder / "last.json").write_text(json.dumps({"checkpoint": saved.name}))
-    steps = [line_of(step, losses.get(step)) for step in range(max(losses) + 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
-    return folder
-
-
-def line_of(step: int, val_loss: float | None = None) -> dict:
-    """A line of metrics.jsonl: 100 tokens per step, 50 per second."""
-    return {"step": step, "tokens": 100 * step, "loss": 2.0, "val_loss": val_loss, "tokens_per_second": 50.0}
-
-
-def set_date(folder: Path, seconds: int) -> None:
-    """When a run last wrote something, in seconds after some day."""
-    for path in folder.iterdir():
-        os.utime(path, (1_700_000_000 + seconds,) * 2)
 
 
 def listed(capsys, *arguments: str) -> str:
@@ -190,16 +155,6 @@ def test_a_run_is_starting_when_it_has_only_the_lock(tmp_path):
         Run.of(tmp_path / "out")
 
 
-def test_a_lock_is_tested_without_waiting_and_without_a_trace(tmp_path):
-    path = tmp_path / ".lock"
-    assert is_locked(path) is False and not path.exists()
-    with FileLock(path) as lock:
-        assert is_locked(path) is True
-        lock.release()
-        assert is_locked(path) is False
-        lock.acquire(timeout=0)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="its file systems have locks")
 def test_without_locks_nobody_knows_whether_a_run_is_running(tmp_path, monkeypatch):
     import fcntl
@@ -261,24 +216,7 @@ def test_a_damaged_line_of_the_best_evaluation_leaves_the_run_what_it_is():
     assert not is_logged(state, [{"step": 2, "val_loss": 3.0}, {"step": 4, "val_loss": None}])
 
 
-# --- finding runs -----------------------------------------------------------------------------------------------------
-
-
-def test_runs_are_found_at_any_depth_once_each(tmp_path):
-    """Not in hidden folders, data sets, and checkpoints, and not in circles."""
-    out, trial = write_run(tmp_path / "out", {1: 2.0}), write_run(tmp_path / "sweep" / "a" / "trial-1", {1: 2.0})
-    write_run(tmp_path / ".hidden" / "out", {1: 2.0})
-    write_run(tmp_path / "out" / "step-000001" / "inside", {1: 2.0})
-    nested = write_run(tmp_path / "out" / "nested", {1: 2.0})
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "meta.json").write_text("{}")
-    write_run(tmp_path / "data" / "out", {1: 2.0})
-    elsewhere = write_run(tmp_path.parent / f"{tmp_path.name}-elsewhere" / "big", {1: 2.0})
-    for link, target in ("0-out", out), ("circle", tmp_path), ("linked", elsewhere.parent), ("nowhere", "nothing"):
-        (tmp_path / link).symlink_to(target)
-    (tmp_path / "itself").symlink_to(tmp_path / "itself")
-    assert runs_under(tmp_path) == [tmp_path / "linked" / "big", nested.parent, nested, trial]
-    assert runs_under(out) == [out, nested] and runs_under(tmp_path / "missing") == []
+# --- what is read -----------------------------------------------------------------------------------------------------
 
 
 def test_of_a_run_only_the_numbers_and_one_state_are_opened(tmp_path, monkeypatch):
@@ -298,28 +236,6 @@ def test_of_a_run_only_the_numbers_and_one_state_are_opened(tmp_path, monkeypatc
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def four(tmp_path, monkeypatch) -> Path:
-    """Four runs, in the order of their dates, in the working directory."""
-    a, b = dict(n_layer=2, learning_rate=1e-3, dataset="novel"), dict(n_layer=6, learning_rate=1e-2, dataset="novel")
-    c = dict(n_layer=6, learning_rate=3e-3, dataset="letters")
-    write_run(tmp_path / "a", {4: 2.5, 8: 2.0}, **a, bias=False, dropout=None)
-    write_run(tmp_path / "sweep-x" / "b", {4: 1.5}, "SIGINT", **b, bias=False, max_iters=8)
-    write_run(tmp_path / "sweep-x" / "c", {4: 1.75, 8: 1.8}, **c, bias=True)
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "metrics.jsonl").write_text(json.dumps(line_of(2)) + "\n")
-    for number, name in enumerate(["a", "sweep-x/b", "sweep-x/c", "d"]):
-        set_date(tmp_path / name, 1000 * number)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def names(*arguments: str) -> list[str]:
-    """The last parts of the selected runs' names."""
-    cfg = settings.load(RunsConfig, [*arguments])
-    return [run.name[-1] for run in cfg.select(runs_under(Path()), Path())]
-
-
 def test_the_table_shows_what_differs_the_best_loss_and_the_state(four, capsys):
     head, under, *rows, summary = listed(capsys, "--columns=learning_rate,dataset,n_layer").splitlines()
     assert head.split() == ["learning_", "n_"]
@@ -331,40 +247,6 @@ def test_the_table_shows_what_differs_the_best_loss_and_the_state(four, capsys):
     assert summary == "4 runs: 1 failed, 2 finished, 1 stopped"
     assert "bias" in listed(capsys, "--columns=bias,date").splitlines()[0]
     assert "2023-11-14" in listed(capsys, "--columns=bias,date")
-
-
-@pytest.mark.parametrize(
-    "arguments, expected",
-    [
-        ([], "dcba"),
-        (["--sort=date"], "dcba"),
-        (["--sort=-date"], "abcd"),
-        (["--sort=loss"], "bcad"),
-        (["--sort=-loss"], "acbd"),
-        (["--sort=loss", "--limit=2"], "bc"),
-        (["--sort=name"], "adbc"),
-        (["--sort=tokens"], "dbac"),
-        (["--sort=-time", "--filter=state=finished"], "ac"),
-        (["--sort=learning_rate"], "acbd"),
-        (["--sort=dataset"], "cabd"),
-        (["--filter=n_layer=6"], "cb"),
-        (["--filter=n_layer!=6"], "a"),
-        (["--filter=learning_rate>1e-3"], "cb"),
-        (["--filter=learning_rate>=0.001,learning_rate<0.01"], "ca"),
-        (["--filter=n_layer==6", "--filter=dataset=nov*"], "b"),
-        (["--filter=dataset!=novel"], "c"),
-        (["--filter=bias=true"], "c"),
-        (["--filter=dropout=None"], "a"),
-        (["--filter=loss=None"], "d"),
-        (["--filter=loss<1.8"], "cb"),
-        (["--filter=sweep-x"], "cb"),
-        (["--filter=sweep-?/b"], "b"),
-        (["--filter=date>2023-11-14 22:20"], "dcb"),
-        (["--filter=time<=8"], "db"),
-    ],
-)
-def test_runs_are_filtered_sorted_and_limited(four, arguments, expected):
-    assert "".join(names(*arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -425,18 +307,6 @@ def test_a_column_for_what_was_sorted_by(four, capsys):
     assert " seed " not in listed(capsys) and " seed " in listed(capsys, "--sort=seed")
 
 
-def test_what_a_person_set_comes_first_and_counts_of_a_time_budget_are_left_out(tmp_path):
-    """The data set and the learning rate that was asked for came after eval_interval, which --minutes had scaled."""
-    asked = {"learning_rate": "command line", "minutes": "command line"}
-    for n in range(4):
-        counts = dict(minutes=1.0, max_iters=100 + n, eval_interval=10 + 3 * n, warmup_iters=n)
-        settings = dict(beta2=0.9 + 0.01 * n, learning_rate=0.1 if n else 0.2, dataset="b" if n == 3 else "a", **counts)
-        write_run(tmp_path / f"{n}", {1: 2.0}, **settings)
-        edit_state(tmp_path / f"{n}" / "step-000001", lambda state: state.update(origins=asked))
-    found = [Run.of(tmp_path / f"{n}") for n in range(4)]
-    assert different_settings(found) == ["dataset", "learning_rate", "beta2"]
-
-
 def test_losses_on_different_data_are_not_in_one_ranking(tmp_path, capsys):
     for name, loss, data in (("a", 1.0, "x"), ("b", 1.5, "y"), ("c", 2.0, "x"), ("d", 1.2, "y")):
         write_run(tmp_path / name, {1: loss}, dataset=data)
@@ -449,21 +319,6 @@ def test_losses_on_different_data_are_not_in_one_ranking(tmp_path, capsys):
     assert "cannot be compared" not in capsys.readouterr().out
 
 
-def test_which_settings_differ(tmp_path):
-    """Not those of the records; first those that many runs have changed; a resumed run is like one from scratch."""
-    settings = [dict(n_layer=n % 3, n_head=n % 3, bias=n == 0, keep_last=n, out_dir=f"{n}") for n in range(6)]
-    settings[3]["init_from"], settings[4]["init_from"] = "scratch", "resume"
-    for n, of_run in enumerate(settings):
-        steps = 100 * (n + 1)
-        counts = dict(max_iters=steps, warmup_iters=round(steps / 30), lr_decay_iters=None if n else 50)
-        write_run(tmp_path / f"{n}", {1: 2.0}, **{"init_from": "scratch", **counts, **of_run})
-    found = [Run.of(tmp_path / f"{n}") for n in range(6)]
-    assert different_settings(found) == ["n_layer", "bias", "n_head", "max_iters", "lr_decay_iters"]
-    edit_state(tmp_path / "5" / "step-000001", lambda state: state["config"].update(init_from="out-novel"))
-    assert "init_from" in different_settings([Run.of(tmp_path / f"{n}") for n in range(6)])
-    assert different_settings(found[:1]) == []
-
-
 def test_json_holds_every_run_with_all_settings(four, tmp_path, capsys):
     listed(capsys, "--json=runs.json", "--sort=loss")
     rows = json.loads((tmp_path / "runs.json").read_text())["runs"]
@@ -472,12 +327,6 @@ def test_json_holds_every_run_with_all_settings(four, tmp_path, capsys):
     assert rows[0].items() >= {**first, "max_iters": 8, "tokens": 400, "seconds": 8.0}.items()
     assert rows[0]["settings"]["learning_rate"] == 0.01 and rows[0]["date"].startswith("2023-11-14")
     assert rows[3]["loss"] is None and rows[3]["settings"] == {}
-
-
-def test_an_option_that_is_a_list_can_be_given_several_times():
-    cfg = settings.load(Selection, ["--filter=a, b", "--filter", "c=1"])
-    assert cfg.filter == ("a", "b", "c=1") and settings.load(Selection, []).filter == ()
-    assert re.search(r"--filter= +state=failed", settings.help_text(Selection))
 
 
 def test_the_report_takes_the_same_selection(four, tmp_path, capsys):
@@ -505,99 +354,3 @@ def test_a_report_of_many_runs_has_one_closed_part_per_run(tmp_path, monkeypatch
     assert len({trace["line"]["color"] for trace in traces}) == 30
     losses = [trace for trace in traces if trace["name"] == "05" and trace["showlegend"]]
     assert losses[0]["x"][:3] == [0, 5, 10] and len(losses[0]["x"]) <= 10
-
-
-# --- latest -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two(tiny, tmp_path, monkeypatch, capsys) -> Path:
-    """Two trained runs in the working directory, of which sweep-x/new was written to last."""
-    monkeypatch.chdir(tmp_path)
-    for name, n_layer in ("old", 2), (os.path.join("sweep-x", "new"), 1):
-        train(tiny(out_dir=name, n_layer=n_layer, max_iters=4, eval_interval=2))
-    set_date(tmp_path / "old", 0)
-    capsys.readouterr()
-    return Path("sweep-x") / "new"
-
-
-def test_latest_is_the_run_that_was_written_to_last(two, tmp_path, capsys):
-    assert resolve("latest") == str(two) and capsys.readouterr().err == f"latest: {two}\n"
-    set_date(two, -1000)
-    (two / "report.html").write_text("not by the run")
-    assert resolve("latest") == "old" and resolve("old") == "old"
-    (tmp_path / "latest").touch()
-    assert resolve("latest") == "old"
-    (tmp_path / "latest").unlink()
-    set_date(write_run(tmp_path / "latest", {1: 2.0}), -2000)
-    assert resolve("latest") == "latest"
-
-
-def test_without_a_run_latest_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "starting").mkdir()
-    with (
-        FileLock(tmp_path / "starting" / ".lock"),
-        pytest.raises(UserError, match=r"^latest: there is no run under .*"),
-    ):
-        resolve("latest")
-
-
-def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
-    expected = load(two, device="cpu").generate("the", max_new_tokens=5, temperature=0.0)
-    assert load("latest", device="cpu").generate("the", max_new_tokens=5, temperature=0.0) == expected
-    for setting in "--out_dir=latest", "--init_from=latest":
-        options = ["--start=the", "--max_new_tokens=5", "--temperature=0", "--device=cpu", setting]
-        sample(settings.load(SampleConfig, options))
-        captured = capsys.readouterr()
-        assert captured.out == f"the{expected}\n" and f"by {two}" in captured.err
-    assert evaluate.expand("old,latest") == ["old", str(two)] and evaluate.expand("latest") == [str(two)]
-    with pytest.raises(UserError, match="is on both sides"):
-        evaluate.choose_sides(settings.load(evaluate.EvaluateConfig, ["compare", "latest", str(two)]))
-    export.main(settings.load(export.ExportConfig, ["--to=nanogpt", "latest", "exported"]))
-    assert (tmp_path / "exported" / "ckpt.pt").exists()
-    assert ViewedModel("latest", "best", torch.device("cpu")).name == str(two)
-    report.main(settings.load(report.ReportConfig, ["latest"]))
-    assert "<title>Folio: new</title>" in (two / "report.html").read_text(encoding="utf-8")
-    main(settings.load(RunsConfig, ["latest"]))
-    assert "\nnew " in capsys.readouterr().out
-
-
-def test_latest_resumes_and_finetunes(two, tiny, data_dir, capsys):
-    """The line that continues the run, and the checkpoint, name its folder: latest will soon be another run."""
-    train_script.main(settings.load(TrainConfig, ["--init_from=resume", "--out_dir=latest", "--max_iters=6"]))
-    assert run_folder.last_state(two)["step"] == 6 and f"--out_dir={two}" in capsys.readouterr().out
-    cfg = tiny(out_dir="fine", init_from="latest", n_layer=1, max_iters=2)
-    train_script.main(cfg)
-    assert run_folder.last_state(Path("fine"))["config"]["init_from"] == str(two)
-    assert f"from the weights of {two}" in capsys.readouterr().out
-
-
-def test_a_new_run_is_not_called_latest(two, tmp_path):
-    with pytest.raises(UserError, match=r"out_dir=latest: it names the run that was written to last; resume that with"):
-        settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"])
-    (tmp_path / "latest").mkdir()
-    assert settings.load(TrainConfig, ["--out_dir=latest", "--dataset=verse"]).out_dir == "latest"
-
-
-def test_torchrun_does_not_guess_what_latest_is(two, monkeypatch):
-    """Each process, and each restart, would look again, and another run may have written since."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
-        monkeypatch.setenv(name, "0")
-    for options in ["--init_from=resume", "--out_dir=latest"], ["--init_from=latest", "--dataset=verse"]:
-        with pytest.raises(
-            UserError, match=rf"=latest: under torchrun, name the run's folder: --\w+={re.escape(str(two))}"
-        ):
-            train_script.main(settings.load(TrainConfig, options))
-
-
-def test_a_sweep_does_not_start_its_trials_from_the_latest_of_them(two):
-    with pytest.raises(UserError, match="--init_from=latest: name the run's folder"):
-        run_sweep(["--init_from=latest", "--dataset=verse", "learning_rate=1e-3,3e-3"])
-
-
-def test_the_tokenizer_of_the_latest_run_prepares_a_text(two, tmp_path, text, capsys):
-    (tmp_path / "more.txt").write_text(text[:5000])
-    options = ["more.txt", "--tokenizer=latest", "--data_dir=data", "--on_unknown=skip"]
-    prepare_text.main(settings.load(prepare_text.TextConfig, options))
-    assert f"--init_from={two}" in capsys.readouterr().out

@@ -18,12 +18,11 @@ from folio.data.sources.music import (
     in_order,
     notes_of_events,
 )
-from folio.data.sources.music_corpus import in_one_key, split_pieces, versions
 from prepare import chorales, midi
 from prepare.chorales import ChoralesConfig
 from prepare.midi import MidiConfig
 from tests.support.hub import fake_wheel
-from tests.support.music import SCORE, mutated, pieces_of, write, write_pieces
+from tests.support.music import mutated, pieces_of, write, write_pieces
 
 
 def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
@@ -52,22 +51,6 @@ def test_pieces_are_split_and_only_training_is_transposed(tmp_path, capsys):
     assert sorted(train) == sorted(expected)
     assert read_json(folder / "report.json")["pieces"] == {"train": 11 - len(val), "val": len(val)}
     assert f"11 pieces: {11 - len(val)} for training, each in up to 12 keys, and" in capsys.readouterr().out
-
-
-def test_a_piece_and_its_transposition_are_in_the_same_split(tmp_path):
-    write_pieces(tmp_path / "pieces", 6)
-    pieces = [events_of_file(path, SCORE) for path in sorted((tmp_path / "pieces").glob("*.mid"))]
-    same = {pieces[0], pieces[6]}  # 0.mid and again.mid
-    for fraction in (0.01, 0.2, 0.4, 0.6, 0.8, 0.99):
-        val, train = split_pieces(pieces, fraction, in_one_key)
-        assert val and train and sorted(val + train) == sorted(pieces)
-        assert same <= set(val) or same <= set(train)
-
-
-def test_a_transposition_out_of_range_is_left_out():
-    assert versions("NoteOn_88 NoteOff_88", range(-1, 5), SCORE) == [
-        f"NoteOn_{p} NoteOff_{p}" for p in (88, 87, 89, 90)
-    ]
 
 
 def test_the_same_command_again_prepares_nothing_and_other_settings_are_refused(tmp_path, capsys):

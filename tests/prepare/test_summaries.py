@@ -15,7 +15,6 @@ from folio.base.settings import load
 from folio.data.shards import Shard, open_dataset
 from folio.data.sources import prepare_pairs
 from folio.data.sources.pairs import split_pairs, validation_pairs
-from folio.data.sources.prepare_pairs import choose_validation
 from folio.data.tokenizer import ByteTokenizer
 from prepare import summaries
 from prepare.summaries import SummariesConfig, cut
@@ -157,17 +156,6 @@ def test_documents_are_cut_before_a_word(seed):
         ends = [match.end() for match in re.finditer(r"\S+", text.strip())]
         longest = max((end for end in ends if end <= length), default=length)
         assert cut(text, length) == text.strip()[:longest]
-
-
-def test_groups_are_in_one_split_near_the_fraction(seed):
-    groups = np.random.default_rng(seed).integers(0, 2**64, 100, dtype=np.uint64)[
-        np.random.default_rng(seed).integers(0, 100, 5000)
-    ]
-    chosen = choose_validation(groups.tolist(), 0.1)
-    others = np.setdiff1d(np.arange(5000), chosen)
-    assert not {*groups[chosen].tolist()} & {*groups[others].tolist()}
-    assert abs(len(chosen) - 500) < 60
-    assert choose_validation([5, 5, 7], 0.999).tolist() == [0, 1] and choose_validation([5, 7], 1e-9).tolist() == [0]
 
 
 # --- docstrings -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Reading and comparing what training runs have written."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import train as train_script
 from folio.base.files import read_json, sha256, write_json
 from folio.checkpoints import checkpoint
 from folio.checkpoints.snapshots import find_snapshots, read_snapshot
+from train import train
 
 
 def blank_state(step: int, **changes: Any) -> dict[str, Any]:
@@ -82,3 +85,39 @@ def assert_same_snapshots(first: str, second: str) -> None:
     a, b = read_snapshots(first), read_snapshots(second)
     assert a.keys() == b.keys() and a
     assert all(same_tensors(a[step], b[step]) for step in a)
+
+
+SHAPE = dict(block_size=8, vocab_size=10, n_layer=2, n_head=1, n_embd=4)
+
+
+def write_run(folder: Path, losses: dict[int, float], stopped_by: str | None = "its end", **settings) -> Path:
+    """A run as train.py leaves it, without weights. losses: the validation loss after each step; the last is saved."""
+    best_step = min(losses, key=losses.get)
+    state = blank_state(max(losses), best_step=best_step, best_val_loss=losses[best_step], stopped_by=stopped_by)
+    state |= dict(model=SHAPE, config={**SHAPE, "max_iters": max(losses), "seed": 1, **settings})
+    saved = folder / f"step-{max(losses):06d}"
+    saved.mkdir(parents=True)
+    write_state(saved, state)
+    (folder / "last.json").write_text(json.dumps({"checkpoint": saved.name}))
+    steps = [line_of(step, losses.get(step)) for step in range(max(losses) + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    return folder
+
+
+def line_of(step: int, val_loss: float | None = None) -> dict:
+    """A line of metrics.jsonl: 100 tokens per step, 50 per second."""
+    return {"step": step, "tokens": 100 * step, "loss": 2.0, "val_loss": val_loss, "tokens_per_second": 50.0}
+
+
+def set_date(folder: Path, seconds: int) -> None:
+    """When a run last wrote something, in seconds after some day."""
+    for path in folder.iterdir():
+        os.utime(path, (1_700_000_000 + seconds,) * 2)
+
+
+def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
+    """What a run prints whose evaluations, one per step, give these losses."""
+    remaining = [3.0, *val_losses]
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
+    train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))
+    return capsys.readouterr().out

@@ -8,7 +8,6 @@ import pytest
 
 from folio import UserError
 from folio.base import settings
-from folio.base.number_format import format_seconds
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
 from tools.report import ReportConfig, main
@@ -82,20 +81,6 @@ def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
 def test_differing_settings_are_shown_for_several_runs(runs):
     assert "Settings that differ" not in report_page([Run.of(runs[0])])
     assert "Settings that differ" in report_page([Run.of(run) for run in runs])
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (8.24, "8.2 s"),
-        (59.9, "59.9 s"),
-        (140, "2 min 20 s"),
-        (3599.6, "1 h 00 min"),
-        (3600 * 1200 + 300, "1,200 h 05 min"),
-    ],
-)
-def test_seconds_are_readable(seconds, text):
-    assert format_seconds(seconds) == text
 
 
 def test_without_a_run_the_command_is_shown():

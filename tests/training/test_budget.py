@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -219,19 +218,6 @@ def test_what_the_error_about_a_short_budget_suggests_works(case, seed):
                     **arguments,
                 )
                 assert 1 <= n < batches and counts.max_iters >= 1
-
-
-@pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
-def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, monkeypatch, capsys):
-    """It said so whenever evaluations took any time."""
-    monkeypatch.setattr(setup, "measure_step", lambda *arguments: 0.1)
-    monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
-    cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
-    group = SimpleNamespace(broadcast=lambda value: value)
-    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=SimpleNamespace(validation_tokens=10**5))
-    start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
-    setup.time_budget(cfg, start, state, None, loader, None, time.perf_counter())
-    assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
 
 
 @pytest.mark.parametrize("compiles", [False, True])

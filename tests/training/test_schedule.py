@@ -1,7 +1,5 @@
 """Step counts, and schedules whose length a time budget changes."""
 
-from pathlib import Path
-
 import pytest
 
 from folio.base import settings
@@ -9,29 +7,6 @@ from folio.training.schedule import Schedule, StepCounts
 from train import TrainConfig
 
 # --- step counts ------------------------------------------------------------------------------------------------------
-
-
-def test_max_iters_on_the_command_line_scales_a_config_files_step_counts(tmp_path, monkeypatch, capsys):
-    """--max_iters=10 failed with "warmup must end before max_iters", also with nanoGPT's own config files."""
-    monkeypatch.chdir(tmp_path)
-    Path("x.py").write_text(
-        "max_iters = 5000\nlr_decay_iters = 5000\nwarmup_iters = 100\neval_interval = 250\ndataset = 'a'\n"
-    )
-
-    def counts(*args: str) -> tuple:
-        cfg = settings.load(TrainConfig, ["x.py", *args])
-        return cfg.max_iters, cfg.lr_decay_iters, cfg.warmup_iters, cfg.eval_interval, cfg.wsd_decay_iters
-
-    assert counts() == (5000, 5000, 100, 250, None) and capsys.readouterr().out == ""
-    assert counts("--max_iters=30") == (30, 30, 1, 2, None)
-    assert capsys.readouterr().out == (
-        "max_iters=30 instead of the config file's 5,000, and in proportion: warmup_iters=1 (was 100), "
-        "lr_decay_iters=30 (was 5,000), eval_interval=2 (was 250)\n"
-    )
-    assert counts("--max_iters=10000") == (10000, 10000, 200, 500, None)
-    assert counts("--max_iters=30", "--eval_interval=7", "--wsd_decay_iters=3") == (30, 30, 1, 7, 3)
-    Path("y.py").write_text("max_iters = 40\n")
-    assert counts("--max_iters=30", "y.py") == (40, 5000, 100, 250, None)  # the last argument decides
 
 
 @pytest.mark.parametrize("max_iters", [1, 2, 5, 30, 1000, 600_000])

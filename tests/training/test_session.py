@@ -26,12 +26,10 @@ from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.machine.runtime import Runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
-from folio.training.signals import SignalHandler
 from folio.training.start import reserve
 from tests.support.processes import wait
-from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics
+from tests.support.runs import assert_same_run, assert_same_snapshots, read_losses, read_metrics, run_with_losses
 from tests.support.torchrun import LONG_RUN, output, run_ranks, start_ranks, wait_for_step
-from tests.support.waiting import wait_until
 from train import train
 
 
@@ -67,18 +65,6 @@ def send_signal(monkeypatch):
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    with SignalHandler() as signals:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert signals.save and not signals.stop
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.stop == signal.SIGTERM
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, monkeypatch, send_signal, number):
     uninterrupted, stopped = tiny(), tiny(out_dir=str(tmp_path / "stopped"))
@@ -90,38 +76,6 @@ def test_a_run_stopped_by_a_signal_resumes_bitwise_identically(tiny, tmp_path, m
     assert checkpoint.load(Path(stopped.out_dir)).state["stopped_by"] == signal.Signals(number).name
     train(tiny(out_dir=stopped.out_dir, init_from="resume"))
     assert_same_run(uninterrupted.out_dir, stopped.out_dir)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
-    """A run with slow steps or evaluations trained for ten minutes after a SIGTERM without a word."""
-    evaluate, evaluations = train_script.evaluate, []
-
-    def send_and_evaluate(*args):
-        evaluations.append(args)
-        if len(evaluations) == 2:  # the first one is before the first step
-            os.kill(os.getpid(), number)
-            wait_until(lambda: "stopping after this evaluation; a second signal stops it at once\n" in read(capfd))
-        return evaluate(*args)
-
-    printed = ""
-
-    def read(capfd) -> str:
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return printed
-
-    monkeypatch.setattr(train_script, "evaluate", send_and_evaluate)
-    assert train(tiny()).stopped_by == number
-    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
-
-
-def test_a_forked_process_that_has_the_socket_delays_no_end():
-    """The thread that announces signals read until every process had closed it."""
-    with SignalHandler() as signals:
-        inherited = os.dup(signals.sent.fileno())
-    os.close(inherited)
-    assert not signals.announcer.is_alive()
 
 
 def test_sigusr1_saves_and_training_continues(tiny, saved_steps, send_signal):
@@ -190,87 +144,6 @@ def test_a_validation_loss_is_printed_only_where_it_was_measured(tiny, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     evaluated = [line.split("/")[0] for line in lines if " val " in line]
     assert len(lines) == 7 and evaluated == ["step 0", "step 3", "step 6"]
-
-
-def run_with_losses(tiny, monkeypatch, capsys, val_losses: list[float], **settings) -> str:
-    """What a run prints whose evaluations, one per step, give these losses."""
-    remaining = [3.0, *val_losses]
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": remaining.pop(0)})
-    train(tiny(max_iters=len(val_losses), eval_interval=1, **settings))
-    return capsys.readouterr().out
-
-
-def test_overfitting_is_reported(tiny, monkeypatch, capsys):
-    """The validation loss rose by 1.19 without a word, below a sample of the last, worst model."""
-    out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
-    rise = "the validation loss has risen by 1.1900 since step 2, from 4.5400 to 5.7300: the model overfits"
-    before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
-    assert ", val 4.5400, " in out
-    assert "val 4.5600 (0.0200 above the best, of step 2)" in out
-    assert "step 4: the validation loss has risen by 0.0600 since step 2" in before_the_end
-    assert before_the_end.count("the model overfits") == 1
-    assert rise in at_the_end and "sample.py takes the best checkpoint, of step 2" in at_the_end
-    assert "a sample of the model after step 5 (sample.py takes the best checkpoint, of step 2):" in at_the_end
-
-
-def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
-    """A run with a learning rate of 3 was told that it overfits, and that more text would help."""
-    out = run_with_losses(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 3.73])
-    loss = read_metrics(tiny().out_dir)[-1]["loss"]
-    reason = f"from 2.5400 to 3.7300: the training loss is {loss:.4f}, so the learning rate is probably too high"
-    assert reason in out and "overfits" not in out
-
-
-@pytest.mark.parametrize("val_losses", [[4.7, 4.6, 4.5], [4.7, 4.6, 4.7], [4.5, 4.501, 4.502], [4.5, 4.8, 4.9, 4.4]])
-def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch, capsys, val_losses):
-    out = run_with_losses(tiny, monkeypatch, capsys, val_losses)
-    assert "the validation loss has risen" not in out.split("finished:")[1]
-    assert f"a sample of the model after step {len(val_losses)}" in out
-
-
-def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tiny, monkeypatch, capsys):
-    """An extended run raises its learning rate, and its losses rise at first. It was said to overfit."""
-    values = iter([3.0, 2.5, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8])
-    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(values)})
-    settings = dict(eval_interval=2, learning_rate=1e-6, warmup_iters=0, min_lr=0.0)
-    train(tiny(**settings, max_iters=4))
-    train(tiny(**settings, max_iters=20, init_from="resume"))
-    out = capsys.readouterr().out
-    assert "it rises, so the loss will rise at first" in out and "0.3000 above the best, of step 4" in out
-    assert "step 10: the validation loss has risen" not in out  # the rate is still higher than at step 4
-    assert "step 16: the validation loss has risen" in out
-
-
-def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
-    """The bar overwrote every evaluation."""
-    pty, code = (
-        pytest.importorskip("pty"),
-        """
-from pathlib import Path
-import sys
-from folio.base.files import is_locked, read_json
-from folio.training.run_log import Metrics
-line = dict(val_loss=None, tokens_per_second=None, mfu=None)
-with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
-    for step, val_loss in ((1, None), (2, 3.5), (3, None)):
-        metrics.advance()
-        metrics.log({**line, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
-""",
-    )
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    root = Path(train_script.__file__).parent
-    process = subprocess.Popen(command, cwd=root, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the end of the terminal
-        while chunk := os.read(ours, 4096):
-            shown += chunk
-    os.close(ours)
-    assert process.wait() == 0
-    lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
-    assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
-    assert shown.count(b"(best)") == 1  # a remark in the bar took the space of the bar
 
 
 def test_metrics_are_the_same_if_they_are_read_one_step_late(tiny, tmp_path, monkeypatch):
@@ -536,7 +409,7 @@ def test_a_sample_that_fails_does_not_end_a_run(tiny, monkeypatch, capsys):
         assert run_folder.exists(Path(tiny().out_dir))  # the checkpoint is saved first
         raise RuntimeError("no sample today")
 
-    monkeypatch.setattr("folio.decoding.scheduler.generate", failing_generate)
+    monkeypatch.setattr("folio.decoding.text_stream.generate", failing_generate)
     train(tiny(async_save=False))
     assert checkpoint.load(Path(tiny().out_dir)).state["step"] == 12
     out = capsys.readouterr().out

@@ -1,4 +1,3 @@
-import gzip
 import json
 
 import numpy as np
@@ -35,77 +34,6 @@ def test_pairs_are_found_again_in_the_shards(tmp_path):
     both = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
     assert sorted(both) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
     assert [pair[:2] for pair in validation_pairs(dataset)] == list(split_pairs(dataset.val, ByteTokenizer()))
-
-
-QUESTIONS = [(f"What is {k}, twice?", f"It is {2 * k}.") for k in range(20)]
-CSV = "".join(f'"{question}",{answer}\n' for question, answer in QUESTIONS)
-TABLES = {
-    "a.tsv": "".join(f"{question}\t{answer}\n" for question, answer in QUESTIONS),
-    "a.csv": CSV,
-    "b.csv": "Question,Answer\n" + CSV,
-    "c.tsv": "number\tcompletion\tprompt\n" + "".join(f"{n}\t{a}\t{q}\n" for n, (q, a) in enumerate(QUESTIONS)),
-    "c.tsv.csv": CSV,  # it was split at tabs
-    "a.tsv.gz": "".join(f"{question}\t{answer}\r\n\r\n" for question, answer in QUESTIONS),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_two_columns(tmp_path, name):
-    """The advice for a .tsv file was to fix the JSON."""
-    content = TABLES[name].encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    settings = dict(tokenizer="byte", data_dir=str(tmp_path), name="x")
-    prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / name),), **settings))
-    dataset = open_dataset(tmp_path / "x")
-    pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
-    assert sorted(pairs) == sorted((question, f" {answer}") for question, answer in QUESTIONS)
-    meta = (tmp_path / "x" / "meta.json").stat().st_mtime_ns
-    prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / name),), **settings))
-    assert (tmp_path / "x" / "meta.json").stat().st_mtime_ns == meta  # it is recognized
-
-
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        (
-            "a.txt",
-            "x",
-            r"a\.txt: \.txt is not a format for pairs; use JSON lines \(\.jsonl\), or two columns",
-        ),
-        ("a.parquet", "x", r"\.parquet is not a format for pairs"),
-        (
-            "a.csv",
-            "a,b,c\n1,2,3\n",
-            r"a\.csv: it has 3 columns; give two, the prompt and the completion, or a first line",
-        ),
-        ("a.tsv", "a\tb\nonly one\n", r"a\.tsv:2: this row has 1 column, but needs 2"),
-        ("a.csv", 'a,"b\n', r"a\.csv:1: this is not CSV"),
-    ],
-)
-def test_other_tables_are_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=message):
-        prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / name),), tokenizer="byte", data_dir=str(tmp_path)))
-
-
-def test_a_table_in_the_folder_of_the_data_set_is_not_replaced(tmp_path):
-    """--overwrite=True, which the message about other files advises, removed it."""
-    (tmp_path / "a").mkdir()
-    table = tmp_path / "a" / "a.csv"
-    table.write_text(CSV)
-    cfg = PairsConfig(inputs=(str(table),), tokenizer="byte", data_dir=str(tmp_path), overwrite=True)
-    with pytest.raises(UserError, match="which the data set would replace; set another --name"):
-        prepare_pairs.main(cfg)
-    assert table.read_text() == CSV
-
-
-def test_a_table_is_the_same_by_another_path(tmp_path, monkeypatch, capsys):
-    """Its data set was another one if the command ran in another folder."""
-    (tmp_path / "a.csv").write_text(CSV)
-    monkeypatch.chdir(tmp_path)
-    for path in (str(tmp_path / "a.csv"), "a.csv"):
-        prepare_pairs.main(PairsConfig(inputs=(path,), tokenizer="byte", data_dir=str(tmp_path)))
-    assert "is prepared already" in capsys.readouterr().out
 
 
 def test_pairs_of_a_chat_of_an_empty_answer_and_of_an_unfinished_one():

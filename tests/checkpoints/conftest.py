@@ -1,0 +1,32 @@
+"""Fixtures of the tests that read other programs' files: transformers' tiny GPT-2, and its folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.support.foreign import PAIRS, VOCAB
+
+
+@pytest.fixture
+def theirs(seed: int) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=260, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=259, eos_token_id=259
+    )
+    model = GPT2LMHeadModel(config).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return model
+
+
+@pytest.fixture
+def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
+    """A folder as transformers saves it, with a tiny table of merges."""
+    theirs.save_pretrained(tmp_path / "theirs")
+    lines = "".join(" ".join(pair) + "\n" for pair in PAIRS)
+    (tmp_path / "theirs" / "merges.txt").write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
+    (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(VOCAB), encoding="utf-8")
+    return tmp_path / "theirs"

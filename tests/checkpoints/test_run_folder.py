@@ -1,0 +1,162 @@
+"""A run's folder: which checkpoints stay, what the pointers name, and what is not a checkpoint."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from folio.base.files import write_json
+from folio.checkpoints import checkpoint, find_runs, run_folder
+from folio.checkpoints.run_folder import NoCheckpointError
+from folio.checkpoints.snapshots import find_snapshots
+from folio.data import tokenizer
+from folio.data.tokenizer import CharTokenizer
+from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
+from tests.support.runs import blank_state, edit_state
+
+
+def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
+    """The best one was damaged. After a resume from an earlier step, best.json still named it, and the next ones were
+    removed.
+    """
+
+    def save_loss(step: int, loss: float, best_step: int, resumes: list) -> None:
+        state = blank_state(step, best_val_loss=loss, best_step=best_step, resumes=resumes)
+        del state["format_version"]
+        checkpoint.save(tmp_path, step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last=2)
+
+    for step, loss in ((3, 2.0), (4, 1.9), (5, 1.5)):
+        save_loss(step, loss, step, [])
+    weights = tmp_path / "step-000005" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    resumes = [{"step": 4, "after": "a signal", "changes": {}, "exact": True}]
+    for step, loss, best_step in ((6, 1.8, 6), (7, 1.85, 6), (8, 1.85, 6), (9, 1.85, 6)):
+        save_loss(step, loss, best_step, resumes)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000006", "step-000008", "step-000009"]
+    assert checkpoint.load(tmp_path, "best").state["step"] == 6
+
+
+def test_last_and_best_are_kept(tmp_path):
+    for step, best in ((1, True), (2, True), (3, False), (4, False)):
+        save(tmp_path, step, best)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000002", "step-000004"]
+    assert checkpoint.load(tmp_path, "best").state["step"] == 2
+    assert checkpoint.load(tmp_path, "last").state["step"] == 4 == run_folder.last_state(tmp_path)["step"]
+
+
+def test_without_an_evaluation_the_last_checkpoint_is_loaded_as_the_best(tmp_path):
+    """A run that was stopped early had no best.json, so the printed command for sampling failed."""
+    save(tmp_path, 1, best=False)
+    assert checkpoint.load(tmp_path, "best").state["step"] == 1
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_replace_removes_the_earlier_run_and_no_other_file(tmp_path, best):
+    """--overwrite=True removed the earlier run before the new one had saved anything, and it might never do so."""
+    assert not run_folder.exists(tmp_path)
+    for step in (1, 5, 9):
+        save(tmp_path, step, keep_last=5)
+    (tmp_path / "notes.txt").write_text("mine")
+    evaluation = {} if best else dict(best_step=0, best_val_loss=None)
+    state = blank_state(5, run_id="another", **evaluation)
+    path = checkpoint.save(tmp_path, 5, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, 5, replace=True)
+    assert [folder.name for folder in tmp_path.glob("step-*")] == ["step-000005"] and (tmp_path / "notes.txt").exists()
+    assert checkpoint.load(tmp_path, "best").path == path and (tmp_path / "best.json").exists() == best
+
+
+@pytest.mark.parametrize("pointer", ["last.json", "best.json"])
+def test_a_pointer_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch, pointer, capsys):
+    """The save counted as failed, though its checkpoint was in place, and later ones replaced the best one."""
+    save(tmp_path, 1)
+
+    def write(path, value):
+        if path.name == pointer:
+            raise OSError(28, "No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr(run_folder, "write_json", write)
+    save(tmp_path, 2)
+    assert "is saved, but not all pointers to checkpoints could be written" in capsys.readouterr().err
+    assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000001", "step-000002"]
+    for which in ("last", "best"):
+        assert checkpoint.load(tmp_path, which).state["step"] == 2
+    monkeypatch.undo()
+    save(tmp_path, 3, best=False)
+    assert checkpoint.load(tmp_path).state["step"] == 3 and checkpoint.load(tmp_path, "best").state["step"] == 2
+    assert [path.name for path in run_folder.directories(tmp_path)] == ["step-000002", "step-000003"]
+
+
+def test_a_pointer_of_an_overwritten_run_does_not_lead_to_the_run_before(tmp_path):
+    """A kill after the new run's first save, before the old checkpoints are removed."""
+    for step in (5, 9):
+        save(tmp_path, step, keep_last=2)
+    shutil.copytree(tmp_path, tmp_path / "before")
+    state = blank_state(2, run_id="another", best_val_loss=5.0)
+    checkpoint.save(tmp_path, 2, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, replace=True)
+    for path in run_folder.directories(tmp_path / "before"):
+        path.rename(tmp_path / path.name)
+    for which in ("last", "best"):
+        assert checkpoint.load(tmp_path, which).state["step"] == 2
+
+
+@pytest.mark.parametrize("pointer", ["last.json", "best.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"checkpoint": "../x"}', '{"checkpoint": 5}', None])
+def test_a_damaged_pointer_does_not_lose_the_run(tmp_path, pointer, content):
+    for step in (1, 2):
+        save(tmp_path, step, keep_last=2)
+    (tmp_path / pointer).unlink() if content is None else (tmp_path / pointer).write_text(content)
+    assert run_folder.exists(tmp_path)
+    for which in ("last", "best"):
+        assert checkpoint.load(tmp_path, which).state["step"] == 2
+    save(tmp_path, 3)
+    assert checkpoint.load(tmp_path).state["step"] == 3
+
+
+def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step, best=False, keep_last=3)
+    save(tmp_path, 15, best=False, keep_last=2)
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-000010", "step-000015"]
+
+
+def test_a_missing_checkpoint_is_an_error_that_names_the_newest_runs(tmp_path, monkeypatch):
+    """In the same folder, or the run that the checkpoint would be in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(NoCheckpointError, match=r"^out holds no checkpoint: train one first: python train\.py config/"):
+        checkpoint.load(Path("out"))
+    for age, run in enumerate(["b", "d", "a", "c"]):
+        os.utime(save(tmp_path / run, 1), (1e9 - age, 1e9 - age))
+    for path in ("out", "gone"):
+        with pytest.raises(NoCheckpointError, match=f"^{path} holds no checkpoint: try b or d or a$"):
+            checkpoint.load(Path(path))
+    with pytest.raises(NoCheckpointError, match=r"^a.step-000002 holds no checkpoint: try a$"):
+        checkpoint.load(Path("a", "step-000002"))
+    assert str(NoCheckpointError(tmp_path / "out", "--out_dir=")).endswith(f"or --out_dir={tmp_path / 'a'}")
+
+
+@pytest.mark.parametrize("name", ["step-²", "step-٣", "step-", "step-1x", "step--1"])
+def test_a_folder_with_another_name_is_not_a_checkpoint(name, tmp_path):
+    """'²'.isdigit() is true, and int('²') an error: such a folder in a run ended tools with a traceback."""
+    path = save(tmp_path, 1)
+    (tmp_path / name).mkdir()
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / f"{name}.safetensors").touch()
+    assert run_folder.directories(tmp_path) == [path] and find_snapshots(tmp_path) == {}
+    assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
+    assert find_runs.runs_under(tmp_path) == [tmp_path]
+    (tmp_path / "last.json").unlink()
+    assert tokenizer.load(tmp_path).vocab_size == checkpoint.load(tmp_path).tokenizer.vocab_size
+
+
+def test_written_by_also_reads_a_damaged_checkpoint(tmp_path):
+    """Under torchrun, --overwrite=True was refused if the newest checkpoint was damaged, because all of it was read."""
+    assert run_folder.written_by(tmp_path) is None
+    for step, run in ((1, "first"), (2, "second")):
+        path = save(tmp_path, step, keep_last=2)
+        edit_state(path, lambda state, run=run: state.update(torchrun=run))
+    (tmp_path / "step-000002" / "model.safetensors").unlink()
+    assert run_folder.written_by(tmp_path) == "second"
+    (tmp_path / "step-000002" / "state.json").write_text("{")
+    assert run_folder.written_by(tmp_path) == "first"

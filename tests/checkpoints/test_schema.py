@@ -1,0 +1,46 @@
+"""The types and ranges of the values in state.json."""
+
+import json
+
+import pytest
+
+from folio.base.files import read_json
+from folio.checkpoints import checkpoint
+from folio.checkpoints.run_folder import CheckpointError
+from tests.support.checkpoints import save
+from tests.support.runs import edit_manifest
+
+IMPOSSIBLE = [
+    ("step", -1),
+    ("step", True),
+    ("next_sequence", 10**30),
+    ("best_val_loss", float("nan")),
+    ("best_val_loss", 10**400),
+    ("best_val_loss", None),
+    ("best_step", 7),
+    ("guard", {"moments": float("inf")}),
+    ("guard", {"moments": [[0.0, float("inf"), 0.0], [0.0, 0.0, 0.0]]}),
+    ("guard", {"moments": [[1e308, 0.0, 0.0], [0.0, 0.0, 0.0]]}),
+    ("grad_scaler", {"scale": 0}),
+    ("model", {"n_layer": 10**30}),
+    ("model", {"dropout": float("nan")}),
+    ("resolved", {"device": "cpu", "dtype": "float32", "compile": "x"}),
+    ("dataset", {}),
+    ("resolved", {"device": "cpu"}),
+    ("resumes", [{"step": 1}]),
+    ("decisions", [[0, -5]]),
+    ("budget", {"spent": "1"}),
+    ("threads", 0),
+    ("origins", ["x"]),
+]
+
+
+@pytest.mark.parametrize("name, value", IMPOSSIBLE)
+def test_an_impossible_value_in_state_json_is_refused(tmp_path, name, value):
+    """With a manifest that fits, it was a traceback, or the run trained from a negative step."""
+    path = save(tmp_path, 3)
+    state = {**read_json(path / "state.json"), name: value}
+    (path / "state.json").write_text(json.dumps(state))
+    edit_manifest(path)
+    with pytest.raises(CheckpointError, match=r"state\.json is not as Folio writes it: (best_step|" + name + ")$"):
+        checkpoint.load(tmp_path)

@@ -1,0 +1,223 @@
+"""What is kept of the documents while shards are written, and builds that are interrupted."""
+
+import random
+
+import numpy as np
+import pytest
+
+from folio.base.files import read_json, write_json
+from folio.data import builder, corpus
+from folio.data import prepare as prepare_module
+from folio.data.builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
+from folio.data.corpus import Corpus, find_sources
+from folio.data.prepare import prepare
+from tests.support.prepared import (
+    config,
+    content,
+    interrupt,
+    interrupted_after,
+    read_back,
+    small_tokenizer,
+    write_documents,
+)
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, seed):
+    """The corpus is read twice, because a split is empty; either pass may be interrupted at any block.
+
+    The validation split is one text, twice if it is one of those that occur twice.
+    """
+    rng = random.Random(seed)
+    texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
+    documents = write_documents(tmp_path / "texts", texts + texts[:2])
+    settings = dict(tokenizer="bpe", vocab_size=270, val_fraction=1e-9, shard_tokens=500, dedup=dedup)
+    add, bounds = DatasetBuilder.add, []
+
+    def interrupted(builder, block, encoded):
+        bounds.append(builder.notes["bound"])
+        add(builder, block, encoded)
+        if len(bounds) == stop_after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
+    stop_after = None
+    straight = prepare(config(tmp_path, **settings), documents, "straight")
+    total = len(bounds)
+    assert len(set(read_back(straight, "val"))) == 1 and bounds[0] is None and bounds[-1] is not None
+    resumed = 0
+    for block_number in range(1, total, 2):
+        bounds, stop_after = [], block_number
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
+        bounds, stop_after = [], None
+        folder = prepare(config(tmp_path, **settings), documents, f"cut{block_number}")
+        resumed += bounds[0] is not None
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
+    assert resumed  # in the second pass, without repeating the first
+
+
+@pytest.mark.parametrize("unknown, shown", [(2, "less than 0.1%"), (11_222, "11.2%"), (100_000, "100.0%")])
+def test_the_share_of_unknown_characters_is_rounded(unknown, shown):
+    assert f" ({shown}) are not" in describe_unknown(unknown, 100_000, "skip")
+    assert describe_unknown(1, 1, "skip") == "1 of 1 character (100.0%) is not in the vocabulary and was left out"
+
+
+def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_path):
+    lines.split_rule = split_by_number(np.array([50, 51, 52]))
+    folder = prepare(config(tmp_path), lines, "a")
+    assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
+    assert len(read_back(folder, "val")) == 3
+
+
+def test_a_key_set_is_a_set(seed):
+    rng, keys, python_set = np.random.default_rng(seed), KeySet(), set()
+    for _ in range(300):
+        added = rng.integers(0, 2000, size=rng.integers(0, 30)).astype(np.uint64)
+        expected = []
+        for key in added.tolist():
+            expected.append(key in python_set)
+            python_set.add(key)
+        assert keys.add(added).tolist() == expected
+    assert sum(map(len, keys.levels)) == len(python_set) and len(keys.levels) < 12
+
+
+def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
+    """The size of the file with the signatures after each block, from now on."""
+    sizes, add = [], DatasetBuilder.add
+
+    def add_and_measure(builder, block, encoded):
+        add(builder, block, encoded)
+        if builder.signatures:
+            builder.signatures.flush()
+        sizes.append((builder.folder / "signatures").stat().st_size)
+
+    monkeypatch.setattr(DatasetBuilder, "add", add_and_measure)
+    return sizes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
+    """And not after an interruption either."""
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    settings = dict(num_workers=workers, shard_tokens=3000)
+    sizes = sizes_of_signatures(tmp_path, monkeypatch)
+    prepare(config(tmp_path, **settings), lines, "all")
+    signed = sizes[-1] // 512
+    assert len(sizes) > 8 and signed == sum(read_json(tmp_path / "data" / "all" / "report.json")["documents"].values())
+    monkeypatch.setattr(prepare_module, "MOST_COMPARED", signed // 3)
+    sizes.clear()
+    straight = prepare(config(tmp_path, **settings), lines, "few")
+    assert signed // 3 < sizes[-1] // 512 < signed // 2 and sizes[-1] == sizes[-4]
+    sizes.clear()
+    prepare(config(tmp_path, dedup="near", **settings), lines, "near")
+    assert sizes[-1] > 512 * signed // 2  # dedup needs all of them
+
+    for stop_after in range(2, 9, 2):
+        with interrupted_after(stop_after, monkeypatch):
+            prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        folder = prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+@pytest.mark.parametrize("dedup", [False, True, "near"])
+@pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
+def test_an_interrupted_run_resumes_after_the_last_full_shard(form, dedup, tmp_path, monkeypatch, request, capsys):
+    """Wherever it is interrupted, the result has the same bytes, and no full shard is written again."""
+    documents = request.getfixturevalue(form)
+    settings = dict(tokenizer="bpe", vocab_size=300, shard_tokens=700, dedup=dedup)
+    straight = prepare(config(tmp_path, **settings), documents, "straight")
+    add, blocks = DatasetBuilder.add, 0
+
+    def interrupted(builder, block, encoded):
+        nonlocal blocks
+        blocks += 1
+        add(builder, block, encoded)
+        if builder.progress.blocks == stop_after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(DatasetBuilder, "add", interrupted)
+    stop_after = None
+    prepare(config(tmp_path, **settings), documents, "counted")
+    total = blocks
+    for block_number in range(1, total, 3):
+        name = f"cut{block_number}"
+        blocks, stop_after = 0, block_number
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config(tmp_path, **settings), documents, name)
+        part = tmp_path / "data" / f".{name}.part"
+        assert not (tmp_path / "data" / name).exists()
+        assert part.exists() == ("the same command resumes after them" in capsys.readouterr().err)
+        if part.exists():
+            (part / ".progress.json.123.tmp").touch()  # of a process that was killed; it stayed in the data set
+        full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
+        stop_after = None
+        folder = prepare(config(tmp_path, **settings), documents, name)
+        assert content(folder) == content(straight)
+        assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in straight.iterdir()}
+        assert all((folder / path.name).stat().st_mtime_ns == before for path, before in full_shards.items())
+        if full_shards:
+            assert blocks < total + block_number
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("save", [2, 5])
+def test_killed_after_finishing_a_shard_and_before_saving_the_progress(save, lines, tmp_path, monkeypatch):
+    """The shard had its final name while progress.json described the unfinished file: it was replaced by zeros."""
+    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+    saves = 0
+
+    def killed(path, value):
+        nonlocal saves
+        saves += path.name == "progress.json"
+        if saves == save:
+            raise KeyboardInterrupt
+        write_json(path, value)
+
+    monkeypatch.setattr(builder, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(tmp_path, shard_tokens=700), lines, "killed")
+    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "killed")) == content(straight)
+
+
+def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):
+    """Its blocks were different, so a resumed run would leave text out or repeat it."""
+    straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
+    interrupt(lines, tmp_path, monkeypatch)
+    path = tmp_path / "data" / ".a.part" / "progress.json"
+    saved = read_json(path)
+    saved["progress"]["blocks"] += 1
+    write_json(path, {**saved, "version": 2})
+    assert content(prepare(config(tmp_path, shard_tokens=700), lines, "a")) == content(straight)
+
+
+def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, monkeypatch):
+    settings = dict(tokenizer=small_tokenizer(tmp_path, "abehlpt o"), on_unknown="skip", shard_tokens=700)
+    straight = prepare(config(tmp_path, **settings), lines, "straight")
+    assert read_json(straight / "report.json")["unknown_characters"] > 1000
+    interrupt(lines, tmp_path, monkeypatch, **settings)
+    assert read_json(tmp_path / "data" / ".a.part" / "progress.json")["progress"]["unknown"] > 100
+    folder = prepare(config(tmp_path, **settings), lines, "a")
+    assert content(folder) == content(straight)
+    assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+
+
+def test_after_a_change_of_the_source_the_run_is_not_resumed(lines, tmp_path, monkeypatch):
+    """Shards of the old text must not be mixed with the new text."""
+    interrupt(lines, tmp_path, monkeypatch)
+    assert (tmp_path / "data" / ".a.part" / "progress.json").exists()
+    path = lines.sources[0].path
+    path.write_text(path.read_text().replace("alpha", "omega"))
+    folder = prepare(config(tmp_path, shard_tokens=700), Corpus(find_sources([str(path)])), "a")
+    assert "alpha" not in "".join(read_back(folder, "train"))
+
+
+def test_an_invalid_progress_file_is_not_resumed(lines, tmp_path):
+    write_json(tmp_path / "data" / ".a.part" / "progress.json", [1])
+    assert read_back(prepare(config(tmp_path), lines, "a"), "train")

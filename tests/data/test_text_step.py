@@ -1,0 +1,38 @@
+"""Where words end, against GPT-2's pre-tokenizer, and small letters, against Python's.
+
+The loops are tested through the modules that run them: test_word_cache.py, test_ngrams.py, and test_near_duplicates.py.
+"""
+
+import random
+
+import numpy as np
+import pytest
+from tokenizers import pre_tokenizers
+
+from folio.data.text_step import FOLDED, KINDS, WORD_ENDS
+
+CHARACTERS = [*"aZ09", *"'''", *"   ", *"\n\t\r", *".-&", *"éßñ中。🎉", *"\u0085\u00a0\u2003\u2028\u3000"]
+
+
+def test_words_end_where_the_table_says_so(seed):
+    """The table sees four bytes, and is right whatever comes before and after them."""
+    rng, words = random.Random(seed), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    seen = set()
+    for _ in range(3000):
+        text = "".join(rng.choices(rng.sample(CHARACTERS, rng.randint(2, 12)), k=rng.randint(1, 50)))
+        ends = {len(text[:end].encode()) for _, (_, end) in words.pre_tokenize_str(text)}
+        kinds = KINDS[np.frombuffer(text.encode(), np.uint8)].tolist()
+        for k in range(3, len(kinds)):
+            four = tuple(kinds[k - 3 : k + 1])
+            found = WORD_ENDS.reshape(8, 8, 8, 8)[four]
+            assert k in ends or not found & 1, (text, k)
+            assert k - 1 in ends or not found & 2, (text, k)
+            if found:
+                seen.add(four)
+    assert len(seen) > 500  # of 1,466
+
+
+@pytest.mark.parametrize("pair", ["Aa", "Zz", "Éé", "Жж", "Σσ", "ςσ", "aa", "ßß"])
+def test_letters_are_folded_to_small_ones_of_as_many_bytes(pair):
+    assert FOLDED[ord(pair[0])] == ord(pair[1])
+    assert len(pair[0].encode()) == len(pair[1].encode())

@@ -1,0 +1,212 @@
+"""Every decoder of a CPU, against the model without a cache and against transformers; and which one is chosen."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import model as model_file
+from folio import UserError
+from folio.decoding import sampling, torch_decoder
+from folio.decoding.cpu_decoder import computes_filters, computes_model
+from folio.decoding.decoders import make_decoder, print_once
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import generate
+from folio.decoding.torch_decoder import TorchDecoder
+from folio.machine.runtime import resolve_runtime
+from model import ACTIVATIONS, GPT, GPTConfig
+from tests.support.decoding import GREEDY, decoder_in, generate_tokens, random_model
+
+CPU = resolve_runtime("cpu", "float32", False)
+
+
+@pytest.mark.parametrize("length", [3, 8, 11])
+def test_greedy_tokens_are_those_of_the_models_own_generate(model, runtime, length):
+    """model.generate recomputes everything at each step, with a window that moves by one token."""
+    prompt = torch.arange(length)[None] % model.config.vocab_size
+    expected = model.eval().generate(prompt, 12, top_k=1)[0, length:].tolist()
+    (tokens,) = generate_tokens(model, prompt.tolist(), runtime, max_new_tokens=12, sampling=GREEDY, stride=1)
+    assert tokens == expected
+
+
+def generate_without_cache(model: GPT, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens, each by a full forward pass over the last block_size tokens."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(model(torch.tensor([context[-model.config.block_size :]]))[0][0, -1].argmax().item())
+    return context[len(prompt) :]
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 12])
+def test_greedy_tokens_are_the_same_with_and_without_the_cache(length, model, runtime):
+    """Up to the context size, and beyond it with a sliding window (stride=1)."""
+    prompt = list(range(length))
+    assert generate_tokens(model, [prompt], runtime, stride=1) == [generate_without_cache(model, prompt, 20)]
+    count = max(1, 8 - length)  # as many as fit into the context
+    expected = [generate_without_cache(model, prompt, count)]
+    assert generate_tokens(model, [prompt], runtime, max_new_tokens=count) == expected
+
+
+@pytest.mark.parametrize("stride", [2, 4, 7, 8, 100])
+def test_a_full_context_drops_stride_tokens(stride, model, runtime):
+    prompt = [1, 2, 3]
+    context, window = list(prompt), list(prompt)
+    for _ in range(20):
+        if len(window) > 8:
+            window = window[-max(1, 8 - stride + 1) :]
+        context.append(model(torch.tensor([window]))[0][0, -1].argmax().item())
+        window.append(context[-1])
+    assert generate_tokens(model, [prompt], runtime, stride=stride) == [context[3:]]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int8", "int4", "torch float32", "torch bfloat16", "torch autocast"]
+)
+@pytest.mark.parametrize("stride", [1, None])
+def test_rows_of_unequal_length_in_each_dtype(dtype, stride, model):
+    """The logits of each row are those of the row alone, also if rows end early and if contexts are full.
+
+    In bfloat16 and int8, writing to the cache, which is float32 on a CPU, crashed if rows had unequal lengths.
+    """
+    decoder = decoder_in(dtype, model)
+    sampling = Sampling(temperature=1e6)  # nearly uniform, so that rounding hardly ever changes a token
+    prompts = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 8], list(range(15)), [9, 1, 2]]
+
+    def generate_logits(rows: list[int]) -> list[list[torch.Tensor]]:
+        settings = dict(samples=rows, max_new_tokens=20, eot=5, stride=stride, sampling=sampling)
+        logits: list[list[torch.Tensor]] = [[] for _ in rows]
+        for step in generate(decoder, [prompts[row] for row in rows], **settings):
+            for row, token in enumerate(step.tokens):
+                if token is not None:
+                    logits[row].append(step.logits[row].clone())
+        return logits
+
+    batch = generate_logits(list(range(6)))
+    lengths = {len(row) for row in batch}
+    assert len(lengths) > 2 and max(lengths) == 20  # some rows end early, some have full contexts
+    exact = dtype in ("float32", "torch float32")
+    tolerance = dict(atol=1e-4, rtol=1e-4) if exact else dict(atol=0.5, rtol=0.05)
+    for row in range(6):
+        for logits, expected in zip(batch[row], generate_logits([row])[0], strict=True):
+            torch.testing.assert_close(logits, expected, **tolerance)
+
+
+def test_padding_ids_are_never_sampled(model, runtime):
+    with torch.no_grad():
+        model.transformer.wte.weight[15:] *= 3
+    settings = dict(sampling=Sampling(temperature=2.0))
+    unlimited = generate_tokens(model, [[1, 2]] * 20, runtime, **settings)
+    limited = generate_tokens(model, [[1, 2]] * 20, runtime, **settings, vocab_size=15)
+    assert max(map(max, unlimited)) >= 15 > max(map(max, limited))
+
+
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
+def test_transformers_generates_the_same(model, runtime):
+    """Greedy, with the same weights, in a batch."""
+    theirs = GPT2LMHeadModel(
+        GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    ).eval()
+    ours = GPT(GPTConfig(block_size=32, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.normal_(std=0.3)
+            is_matrix = name.endswith("weight") and ".h." in name and p.dim() == 2  # Conv1D's shape is (in, out)
+            dict(ours.named_parameters())[name].copy_(p.T if is_matrix else p)
+    prompts = torch.randint(20, (3, 5))
+    expected = theirs.generate(prompts, max_new_tokens=27, do_sample=False, attention_mask=torch.ones_like(prompts))
+    assert generate_tokens(ours, prompts.tolist(), runtime, max_new_tokens=27) == expected[:, 5:].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "torch bfloat16", "torch autocast"])
+def test_bfloat16_weights_and_autocast_are_close_to_float32(dtype, model):
+    exact = model(torch.tensor([[1, 2]]))[0][0, -1]
+    steps = generate(decoder_in(dtype, model), [[1, 2]], max_new_tokens=20, sampling=GREEDY)
+    first = next(steps)
+    assert (first.logits[0] - exact).abs().max() < 0.1 * exact.abs().max()
+    assert first.logits.dtype == torch.float32 and len(list(steps)) == 19
+
+
+def test_a_model_that_computes_nan_is_an_error(model, runtime):
+    """An id beyond the vocabulary was sampled, which crashed the embedding."""
+    with torch.no_grad():
+        model.transformer.ln_f.weight[3] = torch.nan
+    with pytest.raises(UserError, match="the model computes NaN: use another checkpoint"):
+        generate_tokens(model, [[1, 2]], runtime, sampling=Sampling())
+
+
+# --- the choice of a decoder ------------------------------------------------------------------------------------------
+
+
+def other_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer_norm = torch.nn.LayerNorm
+    monkeypatch.setattr(model_file, "LayerNorm", lambda size, bias: layer_norm(size, eps=1e-6, bias=bias))
+
+
+def other_order_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_model = GPT.hidden_states
+
+    def hidden_states(self, *arguments):
+        self.transformer.h, h = self.transformer.h[::-1], self.transformer.h
+        try:
+            return of_model(self, *arguments)
+        finally:
+            self.transformer.h = h
+
+    monkeypatch.setattr(GPT, "hidden_states", hidden_states)
+
+
+def swapped_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x, attend):
+        x = x + self.attn(self.ln_2(x), attend)
+        return x + self.mlp(self.ln_1(x))
+
+    monkeypatch.setattr(model_file.Block, "forward", forward)
+
+
+def other_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ACTIVATIONS, "gelu_new", ACTIVATIONS["gelu"])
+
+
+def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = model_file.AttentionKernel.__call__
+    monkeypatch.setattr(
+        model_file.AttentionKernel, "__call__", lambda self, layer, q, *rest: attend(self, layer, q * 1.001, *rest)
+    )
+
+
+def failing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, x):
+        raise AssertionError
+
+    monkeypatch.setattr(model_file.MLP, "forward", forward)
+
+
+@pytest.mark.parametrize(
+    "change", [other_epsilon, other_order_of_layers, swapped_norms, other_activation, other_scale, failing_parts]
+)
+def test_changed_models_are_not_computed(change, monkeypatch, capsys):
+    """They are decoded with torch. Two layers and all vectors had equal weights, so that a change of their order was
+    not noticed, nor was one of the epsilon.
+    """
+    change(monkeypatch)
+    assert not computes_model(random_model(1))
+    print_once.cache_clear()
+    assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
+    line = "torch decodes, which is slower, because model.py or the model was changed\n"
+    assert capsys.readouterr().err == line  # sampling was 12 times slower without a word
+    with pytest.raises(UserError, match=r"dtype=int8: torch decodes, .*, because model\.py or the model was changed"):
+        make_decoder(random_model(1), CPU, "int8")
+
+
+@pytest.mark.parametrize("name", ["penalize", "keep_top_k", "keep_top_p", "keep_min_p", "uniforms"])
+def test_a_changed_filter_is_not_ignored(name, monkeypatch):
+    """One whose settings are the same was."""
+    computes_filters.cache_clear()
+    assert computes_filters()
+    original = getattr(sampling, name)
+    for module in (sampling, torch_decoder):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, lambda *arguments: original(*arguments).flip(-1))
+    computes_filters.cache_clear()
+    assert isinstance(make_decoder(random_model(1), CPU), TorchDecoder)
+    computes_filters.cache_clear()

@@ -1,0 +1,65 @@
+"""Prompts that are read from files and from standard input."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from folio import UserError
+from folio.data.tokenizer import ByteTokenizer
+from folio.decoding.prompt_files import read_prompt, read_prompt_lines
+from tests.support.music import SCORE, write
+
+TEXT = "é\n日本 \\n x"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_prompt_is_the_text_of_its_file(encoding, line_end, tmp_path, monkeypatch):
+    """However an editor saved it. A backslash and an n are a line break only on the command line."""
+    content = TEXT.replace("\n", line_end).encode(encoding)
+    (tmp_path / "x.txt").write_bytes(content)
+    assert read_prompt("start", f"FILE:{tmp_path / 'x.txt'}", ByteTokenizer()) == TEXT
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    assert read_prompt("start", "-", ByteTokenizer()) == TEXT
+    assert read_prompt("start", TEXT, ByteTokenizer()) == "é\n日本 \n x"
+
+
+def test_a_midi_file_becomes_events(tmp_path):
+    """Two notes one after the other, of a beat each: four steps."""
+    path = write(tmp_path / "x.mid", [(0, 480, 60, 64), (480, 480, 62, 64)])
+    events = read_prompt("start", f"FILE:{path}", SCORE.tokenizer())
+    notes = [event for event in events.split() if event.startswith("Note")]
+    assert notes == ["NoteOn_60", "NoteOff_60", "NoteOn_62", "NoteOff_62"] and events.count("TimeShift_1.0.4") == 2
+    with pytest.raises(UserError, match=r"^start=FILE:.*x\.mid: it is a MIDI file, and this model writes text"):
+        read_prompt("start", f"FILE:{path}", ByteTokenizer())
+
+
+def test_files_that_cannot_be_read_name_the_setting(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("abé".encode("latin-1"))
+    (tmp_path / "damaged.mid").write_bytes(b"MThd")
+    for name, tokenizer, message in (
+        ("", ByteTokenizer(), "is not a file; give a file, or pipe the text to --start=-"),
+        ("gone.txt", ByteTokenizer(), r"the file .*gone\.txt does not exist"),
+        ("latin.txt", ByteTokenizer(), "it is not UTF-8 at byte 2; save it as UTF-8"),
+        ("damaged.mid", SCORE.tokenizer(), "this MIDI file cannot be used: "),
+    ):
+        with pytest.raises(UserError, match=rf"^start=FILE:\S*: .*{message}"):
+            read_prompt("start", f"FILE:{tmp_path / name}", tokenizer)
+
+
+def test_each_line_is_a_prompt(tmp_path):
+    path = tmp_path / "x.jsonl"
+    prompts = ["", TEXT, "a" * 10_000]
+    path.write_text("\n\n".join(json.dumps({"prompt": prompt, "n": 1}) for prompt in prompts))
+    assert read_prompt_lines(path) == prompts
+    for content, message in (
+        ("", r"^prompts=.*x\.jsonl: the file is empty"),
+        ('{"prompt": "a"}\n{"prompt": 5}', r'x\.jsonl:2: it has no text "prompt"'),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_prompt_lines(path)
+    with pytest.raises(UserError, match=r"it is not a file; name a \.jsonl file"):
+        read_prompt_lines(tmp_path)

@@ -1,0 +1,60 @@
+import random
+
+import pytest
+
+from folio.data.tokenizer import CharTokenizer
+from folio.decoding.text_stream import TextStream
+from tests.support.tiny_tokenizers import bpe
+
+
+@pytest.mark.parametrize("stop", ["\n\n", "aab", "x", "🎉", None])
+def test_text_ends_before_the_stop_string_and_shows_no_part_of_a_character(stop):
+    text = "caaab\n \n\nmore 🎉 aab"
+    stream, pieces = TextStream(bpe(), stop), []
+    for token in bpe().encode(text).tolist():
+        pieces.append(stream.push(token))
+        if stream.ended:
+            break
+    pieces.append(stream.push(None))
+    assert "".join(pieces) == (text.split(stop)[0] if stop else text) and stream.push(5) == ""
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_stop_strings_that_overlap_themselves(seed):
+    """The text ends before the first stop string. Only text that may be the beginning of one is held back."""
+    rng = random.Random(seed)
+    for _ in range(300):
+        text = "".join(rng.choices("ab", k=rng.randint(0, 30)))
+        stop = "".join(rng.choices("ab", k=rng.randint(1, 6)))
+        stream, shown, pushed = TextStream(CharTokenizer("ab"), stop), "", ""
+        for character in text:
+            shown, pushed = shown + stream.push("ab".index(character)), pushed + character
+            assert pushed.split(stop)[0].startswith(shown)
+            assert stream.ended or len(pushed) - len(shown) < len(stop)
+        assert shown + stream.push(None) == text.split(stop)[0]
+
+
+def test_of_several_stop_strings_the_one_that_is_complete_first_ends_the_text(seed):
+    """However the text is cut into tokens."""
+    rng, tokens = random.Random(seed), bpe()
+    for _ in range(300):
+        text = "".join(rng.choices("helo w", k=rng.randint(0, 30)))
+        stops = ["".join(rng.choices("helo w", k=rng.randint(1, 3))) for _ in range(rng.randint(1, 4))]
+        ends = [n for n in range(1, len(text) + 1) if text[:n].endswith(tuple(stops))]
+        matches = [stop for stop in stops if ends and text[: ends[0]].endswith(stop)]
+        expected = text[: ends[0] - max(map(len, matches))] if ends else text
+        for ids in (tokens.encode(text).tolist(), [*text.encode()]):
+            stream = TextStream(tokens, stops)
+            assert "".join(stream.push(token) for token in [*ids, None]) == expected, (text, stops)
+
+
+def test_a_character_is_shown_when_its_last_byte_arrives():
+    stream = TextStream(bpe())
+    pieces = [stream.push(token) for token in [*bpe().encode("a🎉b").tolist(), None]]
+    assert pieces == ["a", "", "", "", "🎉", "b", ""]
+
+
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character():
+    stream = TextStream(bpe())
+    tokens = bpe().encode("a🎉")[:3].tolist()
+    assert [stream.push(token) for token in [*tokens, None]] == ["a", "", "", "\ufffd"]

@@ -1,0 +1,87 @@
+"""What is special about the decoder that runs model.py with torch; test_decoders.py checks its tokens."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from folio.decoding import torch_decoder
+from folio.decoding.sampling import Sampling
+from folio.decoding.scheduler import generate
+from folio.decoding.torch_decoder import TorchDecoder, sampling_device
+from folio.machine.runtime import Runtime, resolve_runtime
+from model import GPT, GPTConfig
+from tests.support.decoding import GREEDY, generate_tokens, random_model
+
+
+def test_tokens_are_the_same_if_they_are_fetched_one_step_late(model, monkeypatch):
+    """As on CUDA, where the next step is launched before a step's tokens are known on the host."""
+    decoder = TorchDecoder(model, resolve_runtime("cpu", "float32", False))
+    for settings in (dict(eot=3), dict(max_new_tokens=1), dict(stride=1, sampling=Sampling(repetition_penalty=1.2))):
+        monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {})
+        expected = generate_tokens(decoder, [[1, 2], [3, 4, 5]], **settings)
+        monkeypatch.setattr(torch_decoder, "STEPS_AHEAD", {"cpu": 1})
+        assert generate_tokens(decoder, [[1, 2], [3, 4, 5]], **settings) == expected
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_generate_the_same(model, monkeypatch):
+    """With several graphs, rows of unequal length, and more tokens than block_size."""
+    monkeypatch.setattr(torch_decoder.CUDAGraphDecoder, "GRANULARITY", 4)
+    cpu, cuda = resolve_runtime("cpu", "float32", False), resolve_runtime("cuda", "float32", False)
+    for settings in (dict(), dict(stride=1), dict(sampling=Sampling(top_k=5))):
+        prompts = [[1, 2], [3, 4, 5]]
+        expected = generate_tokens(model.cpu(), prompts, cpu, **settings)
+        assert generate_tokens(model.cuda(), prompts, cuda, **settings) == expected
+
+
+class MetaWithoutFloat64(TorchDispatchMode):
+    """The meta device with the limits of Apple's GPUs: no float64, and no asynchronous copies from it.
+
+    Copies to the CPU are zeros, and conditions are false.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        assert not kwargs.get("non_blocking")
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return False
+        if kwargs.get("device") == torch.device("cpu") and args and getattr(args[0], "is_meta", False):
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        result = function(*args, **kwargs)
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            assert not (tensor.is_meta and tensor.dtype == torch.float64), function
+        return result
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.2, 0.9, top_k=5, top_p=0.9, min_p=0.01)])
+def test_tokens_are_sampled_on_the_cpu_for_devices_without_float64(sampling, monkeypatch):
+    """On Apple's GPUs the cumulative sum in float64 is an error. The meta device is used in place of such a GPU."""
+    assert sampling_device(torch.device("mps")) == torch.device("cpu")
+    assert sampling_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)  # does not accept the meta device
+    monkeypatch.setattr(torch_decoder, "to_host", lambda chosen: lambda: [1] * len(chosen))
+    with torch.device("meta"):
+        model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
+    with MetaWithoutFloat64():
+        runtime = Runtime(torch.device("meta"), torch.float32, False, "")
+        rows = generate_tokens(model, [[1, 2], [3]], runtime, sampling=sampling, vocab_size=18)
+    assert rows == [[1] * 20] * 2
+
+
+def test_a_step_of_torch_leaves_a_core_to_other_processes(monkeypatch):
+    """Its threads waited for each other: beside a busy process, 999 tokens per second became 10."""
+    used, forward = [], GPT.forward
+    monkeypatch.setattr(
+        GPT, "forward", lambda *args, **kw: used.append(torch.get_num_threads()) or forward(*args, **kw)
+    )
+    monkeypatch.setattr(torch_decoder, "default_threads", lambda: 4)
+    before = torch.get_num_threads()
+    try:
+        for small, expected in ((2**26, 1), (1, 3)):
+            monkeypatch.setattr(torch_decoder, "SMALL", small)
+            decoder = torch_decoder.TorchDecoder(random_model(1), resolve_runtime("cpu", "float32", False))
+            for _ in generate(decoder, [[1]], max_new_tokens=3):
+                pass
+            assert used[-1] == expected and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,33 @@
+"""Parts of a page that is one file, as Python's parser of HTML reads them."""
+
+from html.parser import HTMLParser
+
+from folio.experiments.static_page import details, page, table
+
+HOSTILE = "<script>alert('x')</script> & \"é\""
+
+
+class Elements(HTMLParser):
+    """The text of each element, and the names of all elements."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.names, self.texts = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+
+    def handle_data(self, data):
+        self.texts.append((self.names[-1], data))
+
+
+def test_text_is_never_html():
+    """A run may have any name."""
+    html = page(HOSTILE, ["", table([HOSTILE], [[HOSTILE], ["2"]]), details(HOSTILE, "<p>inside</p>")])
+    elements = Elements(html)
+    assert "script" not in elements.names and elements.names.count("tr") == 3
+    shown = {name: text for name, text in elements.texts if text == HOSTILE}
+    assert shown.keys() == {"title", "h1", "th", "td", "summary"}
+    assert ("p", "inside") in elements.texts
+    assert "://" not in html  # it needs no network

@@ -1,0 +1,54 @@
+"""Files of other programs, as transformers and nanoGPT write them, and changes of them."""
+
+import json
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from folio.data.tokenizer import byte_alphabet
+from model import GPT, GPTConfig
+
+PAIRS = [("h", "e"), ("l", "l"), ("he", "ll")]
+VOCAB = {token: i for i, token in enumerate([*byte_alphabet(), "he", "ll", "hell", "<|endoftext|>"])}
+
+
+def change_json(folder: Path, name: str, **changes) -> None:
+    """Change fields of a JSON file in the folder."""
+    path = folder / name
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
+
+
+def change_tensors(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    """Change tensors of model.safetensors; None removes one."""
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({n: t for n, t in tensors.items() if t is not None}, folder / "model.safetensors")
+
+
+def save_nanogpt_checkpoint(path: Path, prefix: str = "_orig_mod.") -> GPT:
+    """Write ckpt.pt and its data set as nanoGPT's train.py and prepare.py do. Returns the model."""
+    shape = dict(block_size=16, vocab_size=3, n_layer=2, n_head=2, n_embd=16, bias=False)
+    ours = GPT(GPTConfig(**shape, activation="gelu"), 5).eval()
+    arguments = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, bias=False, vocab_size=3, dropout=0.0)
+    saved = dict(model={prefix + name: tensor for name, tensor in ours.state_dict().items()}, model_args=arguments)
+    saved |= dict(optimizer={"state": {}}, iter_num=7, best_val_loss=torch.tensor(1.5), config={"dataset": "abc"})
+    path.parent.mkdir(parents=True)
+    torch.save(saved, path)
+    data = path.parent.parent / "data" / "abc"
+    data.mkdir(parents=True)
+    for split in ("train", "val"):
+        (data / f"{split}.bin").write_bytes(bytes([0, 0, 1, 0, 2, 0] * 200))
+    itos = dict(enumerate("\nab"))
+    (data / "meta.pkl").write_bytes(pickle.dumps(dict(vocab_size=3, itos=itos, stoi={c: i for i, c in itos.items()})))
+    return ours
+
+
+def save_changed_checkpoint(path: Path, **changes) -> None:
+    """The same with changes in the model's arguments (model_args), tensors (model) or settings (config)."""
+    save_nanogpt_checkpoint(path, prefix="")
+    saved = torch.load(path, weights_only=True)
+    for name, change in changes.items():
+        saved[name] = {**saved[name], **change}
+    torch.save(saved, path)

@@ -1,0 +1,71 @@
+"""Small data sets that folio.data.prepare makes, and what is in them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folio.base.files import write_json
+from folio.data import tokenizer
+from folio.data.builder import DatasetBuilder
+from folio.data.corpus import Corpus, find_sources
+from folio.data.prepare import PrepareConfig, prepare
+from folio.data.shards import open_dataset
+
+
+def config(tmp_path: Path, **settings) -> PrepareConfig:
+    return PrepareConfig(**{"data_dir": str(tmp_path / "data"), "tokenizer": "byte", "val_fraction": 0.1, **settings})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
+
+
+def ids_of(folder: Path, split: str) -> np.ndarray:
+    return np.concatenate([shard.ids for shard in getattr(open_dataset(folder), split)])
+
+
+def read_back(folder: Path, split: str) -> list[str]:
+    """The documents of a split."""
+    tokenizer = open_dataset(folder).load_tokenizer()
+    ids = ids_of(folder, split)
+    ends = np.flatnonzero(ids == tokenizer.eot)
+    assert ends[-1] == len(ids) - 1
+    return [tokenizer.decode(part[part != tokenizer.eot]) for part in np.split(ids, ends[:-1] + 1)]
+
+
+def write_documents(folder: Path, texts: list[str]) -> Corpus:
+    """A corpus with one file per text."""
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (folder / f"{number:03d}.txt").write_bytes(text.encode())
+    return Corpus(find_sources([str(folder)]))
+
+
+def small_tokenizer(tmp_path: Path, characters: str) -> str:
+    """A file with a character tokenizer."""
+    write_json(tmp_path / "tokenizer.json", tokenizer.CharTokenizer.of(characters, eot=True).to_json())
+    return str(tmp_path / "tokenizer.json")
+
+
+@contextmanager
+def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
+    """Preparation is interrupted after so many blocks."""
+    add = DatasetBuilder.add
+
+    def interrupted(builder, block, encoded):
+        add(builder, block, encoded)
+        if builder.progress.blocks == blocks:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(DatasetBuilder, "add", interrupted)
+        yield
+
+
+def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
+    """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
+    with interrupted_after(8, monkeypatch):
+        prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")

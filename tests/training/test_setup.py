@@ -1,0 +1,55 @@
+"""The parts of a run, before its first step."""
+
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from folio import UserError
+from folio.base.settings import COMMAND_LINE
+from folio.checkpoints import checkpoint
+from folio.machine.runtime import Runtime
+from folio.training import setup
+from tests.support.runs import read_metrics, same_tensors
+from train import TrainConfig, train
+
+
+@pytest.mark.parametrize("evaluation, is_limited", [(0.5, False), (30, True)])
+def test_a_line_says_that_a_run_evaluates_less_often(evaluation, is_limited, monkeypatch, capsys):
+    """It said so whenever evaluations took any time."""
+    monkeypatch.setattr(setup, "measure_step", lambda *arguments: 0.1)
+    monkeypatch.setattr(setup, "evaluation_seconds", lambda *arguments: evaluation)
+    cfg = TrainConfig(minutes=10, eval_interval=100, max_iters=5000).replace({"eval_interval": COMMAND_LINE})
+    group = SimpleNamespace(broadcast=lambda value: value)
+    loader = SimpleNamespace(runtime=SimpleNamespace(group=group), data=SimpleNamespace(validation_tokens=10**5))
+    start, state = SimpleNamespace(resuming=False), SimpleNamespace(model=None, net=None)
+    setup.time_budget(cfg, start, state, None, loader, None, time.perf_counter())
+    assert ("so the run evaluates every" in capsys.readouterr().out) == is_limited
+
+
+def test_float16_adapts_its_loss_scale_and_resumes_bitwise_identically(tiny, tmp_path, monkeypatch):
+    """As on a GPU without bfloat16, but with the CPU's float16. The first loss scale is too large and overflows."""
+    half = Runtime(torch.device("cpu"), torch.float16, False, "float16")
+    monkeypatch.setattr(setup, "resolve_runtime", lambda *args: half)
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**36))
+    uninterrupted, resumed = tiny(max_iters=40), tiny(max_iters=40, out_dir=str(tmp_path / "resumed"))
+    train(uninterrupted)
+    train(tiny(max_iters=20, lr_decay_iters=40, out_dir=resumed.out_dir))
+    train(tiny(max_iters=40, init_from="resume", out_dir=resumed.out_dir))
+    a, b = checkpoint.load(Path(uninterrupted.out_dir)), checkpoint.load(Path(resumed.out_dir))
+    assert same_tensors(a.model, b.model)
+    assert a.state["grad_scaler"] == b.state["grad_scaler"] and 1 < a.state["grad_scaler"]["scale"] < 2.0**36
+    assert a.state["guard"]["skipped"] == 0
+    updates = a.optimizer()["transformer.wte.weight/step"].item()
+    assert 20 < updates < 40  # the others only lowered the loss scale
+    metrics = read_metrics(uninterrupted.out_dir)
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+
+def test_a_batch_that_needs_twice_the_memory_is_refused(tiny):
+    """It was only printed, and the system killed the run."""
+    with pytest.raises(UserError, match=r"far too little; use --batch_size="):
+        train(tiny(batch_size=2**22, block_size=1024))

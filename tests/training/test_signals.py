@@ -1,0 +1,57 @@
+"""What signals ask of a run. test_session.py tests what a run does then."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import train as train_script
+from folio.checkpoints import run_folder
+from folio.training.signals import SignalHandler
+from tests.support.waiting import wait_until
+from train import train
+
+
+def test_the_first_signal_asks_to_stop_and_the_second_interrupts():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with SignalHandler() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.save and not signals.stop
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_answered_at_once(tiny, monkeypatch, capfd, number):
+    """A run with slow steps or evaluations trained for ten minutes after a SIGTERM without a word."""
+    evaluate, evaluations = train_script.evaluate, []
+
+    def send_and_evaluate(*args):
+        evaluations.append(args)
+        if len(evaluations) == 2:  # the first one is before the first step
+            os.kill(os.getpid(), number)
+            wait_until(lambda: "stopping after this evaluation; a second signal stops it at once\n" in read(capfd))
+        return evaluate(*args)
+
+    printed = ""
+
+    def read(capfd) -> str:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return printed
+
+    monkeypatch.setattr(train_script, "evaluate", send_and_evaluate)
+    assert train(tiny()).stopped_by == number
+    assert run_folder.last_state(Path(tiny().out_dir))["step"] == 6 and read(capfd).count("stopping after") == 1
+
+
+def test_a_forked_process_that_has_the_socket_delays_no_end():
+    """The thread that announces signals read until every process had closed it."""
+    with SignalHandler() as signals:
+        inherited = os.dup(signals.sent.fileno())
+    os.close(inherited)
+    assert not signals.announcer.is_alive()

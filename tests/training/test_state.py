@@ -1,0 +1,74 @@
+"""What a training step changes: kept, restored, and compared with the best evaluation so far."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from folio.machine.runtime import resolve_runtime
+from folio.training.guard import StepGuard
+from folio.training.optim import make_optimizer
+from folio.training.state import TrainState
+from model import GPT, GPTConfig
+from tests.support.runs import same_tensors
+
+
+def new_state(seed: int, kind: str) -> TrainState:
+    model = GPT(GPTConfig(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=16), seed)
+    optimizer = make_optimizer(
+        model, kind, 1e-2, (0.9, 0.95), 0.1, 0.02, torch.float32, resolve_runtime("cpu", "float32", False).group
+    )
+    guard = StepGuard(torch.device("cpu"), None, None)
+    return TrainState(model, model, optimizer, torch.amp.GradScaler("cpu", enabled=False), guard)
+
+
+def take_steps(state: TrainState, count: int) -> None:
+    for _ in range(count):
+        idx = torch.randint(20, (2, 9), generator=torch.Generator().manual_seed(state.step))
+        state.net(idx[:, :-1], targets=idx[:, 1:])[1].backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        state.step, state.next_sequence = state.step + 1, state.next_sequence + 2
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_restored_state_continues_as_if_it_had_not_been_saved(kind, seed):
+    straight, saved, restored = new_state(seed, kind), new_state(seed, kind), new_state(seed + 1, kind)
+    take_steps(straight, 7)
+    take_steps(saved, 4)
+    saved.note_evaluation(2.5)
+    weights, optimizer = saved.tensors(keep=True, copy=True)
+    progress = saved.progress()
+    take_steps(saved, 2)  # does not change the copies
+    restored.model.load_state_dict(weights, strict=False)
+    restored.load(progress, optimizer)
+    assert (restored.step, restored.next_sequence) == (4, 8)
+    assert (restored.best_val_loss, restored.best_step, restored.evaluations_since_best) == (2.5, 4, 0)
+    take_steps(restored, 3)
+    for tensors, expected in zip(
+        restored.tensors(keep=True, copy=False), straight.tensors(keep=True, copy=False), strict=True
+    ):
+        assert same_tensors(tensors, expected) and tensors
+    assert restored.tensors(keep=False, copy=False) == ({}, {})
+
+
+def test_a_state_without_an_evaluation_is_restored_without_a_best_loss(seed):
+    """JSON has no infinity."""
+    state, restored = new_state(seed, "adamw"), new_state(seed, "adamw")
+    assert state.progress()["best_val_loss"] is None
+    restored.load(state.progress(), state.tensors(keep=True, copy=True)[1])
+    assert restored.best_val_loss == math.inf and restored.best_step == 0
+
+
+def test_the_best_evaluation_is_the_first_of_the_lowest(seed):
+    rng = random.Random(seed)
+    for patience in (1, 3, None):
+        state, losses = new_state(1, "adamw"), []
+        for step in range(1, 30):
+            state.step = step
+            losses.append(float(rng.randrange(10)))
+            best = min(losses)
+            assert state.note_evaluation(losses[-1]) == (losses.index(best) == step - 1)
+            assert (state.best_val_loss, state.best_step) == (best, losses.index(best) + 1)
+            assert state.is_out_of(patience) == (patience is not None and step - state.best_step >= patience)
