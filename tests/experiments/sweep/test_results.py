@@ -1,0 +1,79 @@
+"""folio/experiments/sweep/results.py: the table of a sweep, from outcomes that are written by hand."""
+
+import json
+
+import pytest
+from scipy import stats
+
+from folio.experiments.sweep.results import as_json, format_table, heads, label, notes, summarize
+from folio.experiments.sweep.study import Outcome
+
+SEEDS = [1, 2, 3]
+
+
+def outcome(point: int, seed: int, loss: float | None, state: str = "finished", **fields) -> Outcome:
+    """A run of a trial with a learning rate of point / 10."""
+    values = dict(params={"learning_rate": point / 10}, tokens=100, seconds=2.0, evaluations=[], error="")
+    return Outcome(point=point, seed=seed, loss=loss, state=state, **{**values, **fields})
+
+
+OUTCOMES = [
+    *(outcome(1, seed, loss) for seed, loss in zip(SEEDS, (2.0, 2.1, 2.2), strict=True)),
+    *(outcome(2, seed, loss) for seed, loss in zip(SEEDS, (1.0, 1.1, 1.3), strict=True)),
+    outcome(3, 1, 1.5, evaluations=[(50, 1.6), (100, 1.5)]),
+    outcome(3, 2, 1.7, "pruned", evaluations=[(50, 1.7)]),
+    outcome(4, 1, None, "failed", error="memory ran out", tokens=None, seconds=None),
+    outcome(5, 1, 1.4),
+]
+
+
+def test_combinations_are_compared_over_the_seeds_that_all_have():
+    rows = summarize(OUTCOMES, SEEDS)
+    assert [row.point for row in rows] == [2, 1, 5, 3, 4]
+    assert [row.verdict for row in rows] == [
+        "best",
+        "worse",
+        "1 of 3 seeds are finished",
+        "pruned after 1 evaluations, at 1.7000",
+        "failed with seed 1",
+    ]
+    best, worse, one, _, failed = rows
+    assert best.mean.value == pytest.approx(3.4 / 3) and best.losses == {1: 1.0, 2: 1.1, 3: 1.3}
+    low, high = stats.ttest_1samp([2.0, 2.1, 2.2], 0).confidence_interval(0.95)
+    assert (worse.mean.low, worse.mean.high) == pytest.approx((low, high))
+    paired = stats.ttest_rel([2.0, 2.1, 2.2], [1.0, 1.1, 1.3])
+    assert worse.difference.value == pytest.approx(2.9 / 3) and worse.difference.p == pytest.approx(paired.pvalue)
+    assert one.mean.value == 1.4 and one.mean.half_width is None and one.difference is None
+    assert failed.mean is None and failed.tokens is None and (best.tokens, best.seconds) == (100, 2.0)
+
+
+def test_the_table_has_a_row_for_each_combination():
+    rows = summarize(OUTCOMES, SEEDS)
+    lines = format_table(["learning_rate"], rows).splitlines()
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == heads(["learning_rate"])
+    assert len(lines) == 2 + 5 and len({len(line) for line in lines}) == 1
+    cells = [cell.strip() for cell in lines[3].strip("|").split("|")]
+    assert cells[:2] == ["1", "0.1"] and cells[3].startswith("+0.9667 ± ") and cells[4:] == ["worse", "100", "2.0"]
+    assert label(rows[0]) == "2: learning_rate=0.2"
+
+
+def test_notes_say_what_failed_and_what_it_cost():
+    text = "\n".join(notes(summarize(OUTCOMES, SEEDS), OUTCOMES, SEEDS, is_search=True))
+    assert "The best of 5 trials was chosen by these runs" in text
+    assert "Trial 4 failed with seed 1: memory ran out" in text and "--retry_failed" in text
+    assert "Cost: 9 runs, 900 tokens, 18 s of training." in text
+    one_seed = [outcome(1, 1, 2.0), outcome(2, 1, 1.0)]
+    rows = summarize(one_seed, [1])
+    assert "--seeds=3" in "\n".join(notes(rows, one_seed, [1], is_search=False))
+    assert [row.verdict for row in rows] == ["best", "unknown: one seed"]
+    text = "\n".join(notes(summarize([outcome(1, 1, 2.0, params={"dataset": "a"})], [1]), one_seed, [1], False))
+    assert "With another dataset" in text
+
+
+def test_all_numbers_are_json():
+    rows = summarize(OUTCOMES, SEEDS)
+    value = json.loads(json.dumps(as_json(rows, OUTCOMES, {"learning_rate": 1.0})))
+    first = value["combinations"][0]
+    assert first["mean"]["value"] == rows[0].mean.value and first["mean"]["low"] == rows[0].mean.low
+    assert value["combinations"][-1]["mean"] is None and value["importances"] == {"learning_rate": 1.0}
+    assert [trial["loss"] for trial in value["trials"]] == [o.loss for o in OUTCOMES]
