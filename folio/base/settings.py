@@ -29,6 +29,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from folio import UserError
 from folio.base.files import read_text, short_repr, shorten
+from folio.base.packages import describe_missing
 from folio.base.progress import note, visible
 from folio.base.workers import end_with_parent
 
@@ -300,7 +301,7 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
     """Call `main` with the command line's settings, or, without a class, with its arguments.
 
     A UserError prints its message and exits with its code. So does a path that the system refuses: one with a name that
-    is too long, or in a folder that this user may not search.
+    is too long, or in a folder that this user may not search. So does a package that is not installed.
     """
     gc.freeze()  # keeps imported modules out of full collections, which scan torch's objects for 60 ms each
     for stream in (sys.stdout, sys.stderr):
@@ -317,6 +318,11 @@ def run_script(main: Callable[[Any], Any], cls: type | None = None) -> None:
     except BrokenPipeError:  # the reader of the output has exited, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        if (line := describe_missing(error.name)) is None:
+            raise
+        note(f"error: {line}")
+        raise SystemExit(UserError.exit_code) from None
     except OSError as error:
         if error.errno not in (errno.ENAMETOOLONG, errno.EACCES) or error.filename is None:
             raise

@@ -19,7 +19,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
@@ -74,15 +73,6 @@ class DecodingStep(nn.Module):
     ) -> tuple[Tensor, ...]:
         attend = GivenCache(past, attention_mask, position_ids)
         return self.model.logits(input_ids, attend), *attend.present
-
-
-def check_packages() -> None:
-    """Raise UserError if a package that the export needs cannot be imported."""
-    for name in PACKAGES:
-        try:
-            import_module(name)
-        except ImportError as error:
-            raise UserError(f"--to=onnx needs the package {name}: pip install -r requirements.txt ({error})") from None
 
 
 def write_onnx(loaded: Checkpoint, folder: Path) -> None:

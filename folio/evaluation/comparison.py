@@ -11,7 +11,7 @@ from folio import UserError
 from folio.checkpoints import foreign
 from folio.evaluation import intervals
 from folio.evaluation.benchmarks import TASKS
-from folio.evaluation.intervals import Estimate, estimate_ratio
+from folio.evaluation.intervals import Estimate, ratio_difference
 from folio.evaluation.scores import LOSS, Evaluation, Measure
 from folio.training.start import UNCOMPARED
 
@@ -138,7 +138,7 @@ def compare_checkpoints(first: str, second: str, a: Measure, b: Measure) -> dict
     """The paired difference of two models over documents. Raises UserError if the documents are not the same."""
     if len(a.values) != len(b.values):
         raise UserError(f"{first} and {second} were not measured on the same documents of {a.source}; give a --text")
-    difference = estimate_ratio(b.ratio - a.ratio, b.influence - a.influence)
+    difference = ratio_difference(b.ratio - a.ratio, b.influence - a.influence)
     verdict = f"the checkpoints {first} and {second} do not differ significantly"
     if difference.p < 0.05:
         winner, loser = in_order(first, second, difference, a)

@@ -1,8 +1,12 @@
-"""95 % confidence intervals and tests: of a mean, of a ratio, and of the differences between groups of runs."""
+"""95 % confidence intervals and tests: of a mean, of a ratio, and of the differences between groups of runs.
+
+Intervals need only NumPy, tests need scipy.
+"""
 
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +17,7 @@ class Estimate(NamedTuple):
 
     value: float
     half_width: float | None  # the 95 % interval is value ± half_width; None: too few samples to know it
-    p: float  # two-sided p-value of a true value of 0; 1 if it cannot be known
+    p: float | None = None  # two-sided p-value of a true value of 0; 1 if it cannot be known; None: not tested
 
     @property
     def low(self) -> float | None:
@@ -24,6 +28,9 @@ class Estimate(NamedTuple):
         return None if self.half_width is None else self.value + self.half_width
 
 
+NORMAL_975 = NormalDist().inv_cdf(0.975)
+
+
 def estimate_mean(values: np.ndarray) -> Estimate:
     """The mean of independent samples (n,), by Student's t."""
     mean = float(values.mean())
@@ -32,10 +39,10 @@ def estimate_mean(values: np.ndarray) -> Estimate:
 
 def share_interval(successes: int, n: int) -> tuple[float, float]:
     """The 95 % interval of a probability from n independent trials (Wilson 1927). It has a width even at 0 and n."""
-    from scipy import stats
-
-    interval = stats.binomtest(successes, n).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
+    z2 = NORMAL_975**2
+    half_width = math.sqrt(z2 * (successes * (n - successes) / n + z2 / 4))
+    low, one_minus_high = ((count + z2 / 2 - half_width) / (n + z2) for count in (successes, n - successes))
+    return max(0.0, low), 1 - max(0.0, one_minus_high)
 
 
 def ratio_influence(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -62,14 +69,22 @@ def leave_one_out_influence(samples: np.ndarray, score: Callable[[np.ndarray], f
 
 
 def estimate_ratio(ratio: float, influence: np.ndarray) -> Estimate:
-    """A ratio, or the difference of two ratios over the same samples, by Student's t.
+    """A ratio by Student's t. influence: the ratio_influence of the n samples, (n,)."""
+    n = len(influence)
+    if n < 2:
+        return Estimate(ratio, None)
+    return Estimate(ratio, student_t_975(n - 1) * math.sqrt(float(influence @ influence) / (n * (n - 1))))
 
-    influence: the ratio_influence of the n samples or, for a difference, the difference of both: (n,).
+
+def ratio_difference(difference: float, influence: np.ndarray) -> Estimate:
+    """The difference of two ratios over the same n samples, with its t-test.
+
+    influence: the difference of both ratio_influence, (n,).
     """
     n = len(influence)
     if n < 2:
-        return Estimate(ratio, None, 1.0)
-    return _student_t(ratio, math.sqrt(float(influence @ influence) / (n * (n - 1))), n - 1)
+        return Estimate(difference, None, 1.0)
+    return _t_test(difference, math.sqrt(float(influence @ influence) / (n * (n - 1))), n - 1)
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
@@ -77,7 +92,9 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
 
     Equal to scipy.stats.ttest_rel(second, first), but defined for differences without variance.
     """
-    return estimate_mean(second - first)
+    difference = second - first
+    mean = float(difference.mean())
+    return ratio_difference(mean, difference - mean)
 
 
 def welch_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
@@ -92,9 +109,9 @@ def welch_difference(first: np.ndarray, second: np.ndarray) -> Estimate:
     variances = [float(group.var(ddof=1)) / len(group) for group in (first, second)]  # of the means
     total = sum(variances)
     if total == 0:
-        return _student_t(difference, 0.0, 1)
+        return _t_test(difference, 0.0, 1)
     terms = [variance**2 / (len(group) - 1) for variance, group in zip(variances, (first, second), strict=True)]
-    return _student_t(difference, math.sqrt(total), total**2 / sum(terms))
+    return _t_test(difference, math.sqrt(total), total**2 / sum(terms))
 
 
 def differences_to_best(losses: np.ndarray) -> list[Estimate]:
@@ -154,11 +171,26 @@ def _studentized_range_95(n: int, degrees_of_freedom: int) -> float:
     return float(studentized_range.ppf(0.95, n, degrees_of_freedom))
 
 
-def _student_t(value: float, standard_error: float, degrees_of_freedom: float) -> Estimate:
+def _t_test(value: float, standard_error: float, degrees_of_freedom: float) -> Estimate:
     from scipy import stats
 
-    t = stats.t(degrees_of_freedom)
-    half_width = float(t.ppf(0.975)) * standard_error
+    half_width = student_t_975(degrees_of_freedom) * standard_error
     if standard_error == 0:
         return Estimate(value, half_width, 1.0 if value == 0 else 0.0)
-    return Estimate(value, half_width, float(2 * t.sf(abs(value) / standard_error)))
+    return Estimate(value, half_width, float(2 * stats.t(degrees_of_freedom).sf(abs(value) / standard_error)))
+
+
+@lru_cache
+def student_t_975(degrees_of_freedom: float) -> float:
+    """The 97.5 % quantile of Student's t, by Newton's method on the integral of its density (Simpson's rule)."""
+    v = degrees_of_freedom
+    scale = math.exp(math.lgamma((v + 1) / 2) - math.lgamma(v / 2)) / math.sqrt(v * math.pi)
+    weights = np.array([1.0, *[4.0, 2.0] * 500, 4.0, 1.0])
+    quantile, step = NORMAL_975, 1.0  # below the result, from where the steps converge
+    while abs(step) > 1e-12 * quantile:
+        x = np.linspace(0, quantile, len(weights))
+        density = scale * (1 + x * x / v) ** (-(v + 1) / 2)
+        area = float(weights @ density) * quantile / (3 * (len(weights) - 1))
+        step = (0.475 - area) / float(density[-1])
+        quantile += step
+    return quantile

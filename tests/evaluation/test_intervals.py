@@ -13,8 +13,10 @@ from folio.evaluation.intervals import (
     estimate_ratio,
     leave_one_out_influence,
     paired_difference,
+    ratio_difference,
     ratio_influence,
     share_interval,
+    student_t_975,
     welch_difference,
 )
 from folio.evaluation.scores import Measure
@@ -31,12 +33,28 @@ def test_means_and_differences_are_those_of_scipy(seed):
     rng = np.random.default_rng(seed)
     a, b, c = rng.normal(2, 1, 5), rng.normal(2.5, 3, 5), rng.normal(3, 2, 7)
     for estimate, expected in (
-        (estimate_mean(a), stats.ttest_1samp(a, 0)),
+        (ratio_difference(float(a.mean()), a - a.mean()), stats.ttest_1samp(a, 0)),
         (paired_difference(a, b), stats.ttest_rel(b, a)),
         (welch_difference(a, c), stats.ttest_ind(c, a, equal_var=False)),
     ):
         assert estimate.p == pytest.approx(expected.pvalue)
         assert (estimate.low, estimate.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    mean = estimate_mean(a)
+    assert (mean.low, mean.high) == pytest.approx(tuple(stats.ttest_1samp(a, 0).confidence_interval(0.95)))
+    assert mean.p is None
+
+
+def test_quantiles_of_students_t_are_those_of_scipy():
+    for degrees_of_freedom in (1, 1.5, 2, 3, 7, 29.4, 100, 5152, 1e6):
+        assert student_t_975(degrees_of_freedom) == pytest.approx(stats.t(degrees_of_freedom).ppf(0.975), rel=1e-8)
+
+
+def test_intervals_of_shares_are_those_of_scipy(seed):
+    rng = np.random.default_rng(seed)
+    for n in (1, 2, 10, 997):
+        for successes in (0, int(rng.integers(n + 1)), n):
+            expected = stats.binomtest(successes, n).proportion_ci(method="wilson")
+            assert share_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_the_interval_of_a_ratio_contains_the_true_value_in_95_percent_of_cases(seed):

@@ -1,0 +1,35 @@
+"""Packages that only some commands need: whether they are installed, and which requirements file brings them."""
+
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+
+from folio import UserError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def require(feature: str, *modules: str) -> None:
+    """Raise UserError if a module that the feature needs cannot be imported, before anything else is done for it."""
+    for module in modules:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            raise UserError(f"{feature}: {describe_missing(error.name) or error}") from None
+        except ImportError as error:
+            raise UserError(f"{feature}: the package {module} cannot be imported ({error})") from None
+
+
+def describe_missing(module: str | None) -> str | None:
+    """How to install the package of a module; None if no requirements file has it.
+
+    module: as in ModuleNotFoundError.name.
+    """
+    package = (module or "").partition(".")[0]
+    for path in sorted(ROOT.glob("requirements*.txt"), key=lambda path: (len(path.name), path.name)):
+        names = re.findall(r"^[\w-]+", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if package in [name.replace("-", "_") for name in names]:
+            file = path.name if ROOT == Path.cwd() else os.path.relpath(path)
+            return f"the package {package} is not installed: pip install -r {file}"
+    return None
