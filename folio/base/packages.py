@@ -21,6 +21,15 @@ def require(feature: str, *modules: str) -> None:
             raise UserError(f"{feature}: the package {module} cannot be imported ({error})") from None
 
 
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported. It is, because that is the only test that is always right."""
+    try:
+        import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
 def describe_missing(module: str | None) -> str | None:
     """How to install the package of a module; None if no requirements file has it.
 

@@ -321,6 +321,7 @@ class ExportFormat:
     open: Callable[[Path], ExportedModel]
     tokenizers: tuple[str, ...]  # kinds that it has
     activations: tuple[str, ...]  # that its program computes; the other one of GELUS is close
+    packages: tuple[str, ...] = ()  # that it needs
     adds_biases: bool = False  # whether biases that the model lacks are written as zeros
     suffix: str = ""  # of the file that is written; "" if it is a folder
     card: Callable[[Checkpoint, str, str], str] | None = None  # of the checkpoint, the folder's name, and the check
@@ -333,6 +334,7 @@ FORMATS = {
         open_with_transformers,
         tokenizers=("char", "byte", "gpt2", "bpe"),
         activations=GELUS,
+        packages=("transformers",),
         adds_biases=True,
         card=model_card,
     ),
@@ -342,6 +344,7 @@ FORMATS = {
         open_with_folio,
         tokenizers=("gpt2", "bpe"),
         activations=(LLAMA_CPP_ACTIVATION,),
+        packages=("gguf", "transformers"),
         adds_biases=True,
         suffix=".gguf",
     ),

@@ -33,7 +33,7 @@ from folio.machine.kernels import attention_weights
 from model import GPT, AttentionKernel, CausalSelfAttention
 
 OPSET = 20  # the first with Gelu(approximate="tanh")
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES = ("onnx", "onnxscript", "onnxruntime", "transformers")
 MODEL = "model.onnx"
 INPUTS = ("input_ids", "attention_mask", "position_ids")  # and the cache
 STEPS = 32  # tokens at the end of a text that the check computes one by one
