@@ -119,9 +119,7 @@ def export_gpt2(cfg: ExportConfig, output: Path) -> None:
     if is_installed("transformers"):
         check_computes_gpt2(loaded, gpt2, cfg.to)
     else:
-        note(
-            "without the package transformers, it is not checked that model.py computes GPT-2, as it does unless changed"
-        )
+        note("the package transformers is not installed, so it was not checked that model.py computes GPT-2")
     with removed_on_error(output):
         target.write(gpt2, output)
         checked = compare_export(loaded, target.open(output), logit_tolerance(loaded, target.activations))
