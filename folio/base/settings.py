@@ -401,7 +401,7 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
     if len(lines) > MAX_ASSIGNMENTS:
         errors.append(f"{shown}:{lines[MAX_ASSIGNMENTS]}: a config file has at most {MAX_ASSIGNMENTS:,} assignments")
         return []
-    scope, assignments = dict(values), []
+    scope, assignments, refused = dict(values), [], set()
     for node in tree.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             continue  # a docstring
@@ -419,7 +419,10 @@ def _parse(path: Path, shown: str, values: dict[str, Any], errors: list[str]) ->
             value = _evaluate(node.value, scope)
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             rule = "a config file holds assignments of constants, arithmetic and names defined above"
-            errors.append(f"{shown}:{node.lineno}: {shorten(str(error))}; {rule}")
+            used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Load)}
+            if not used & refused:  # otherwise the error of an earlier line explains this one
+                errors.append(f"{shown}:{node.lineno}: {shorten(str(error))}; {rule}")
+            refused |= {target.id for target in targets if isinstance(target, ast.Name)}
             continue
         for target in targets:
             scope[target.id] = value

@@ -78,15 +78,20 @@ def load(init_from: str, which: str = "best", lazy: bool = False) -> Checkpoint:
     path = Path(init_from)
     if init_from in HUB:
         return from_hugging_face(hub_model(HUB[init_from]), lazy)
-    if (path / "config.json").is_file():
+    if _is_file(path / "config.json"):
         return from_hugging_face(path, lazy)
-    if (path / "ckpt.pt").is_file() and not (path / "last.json").exists():  # nanoGPT's out_dir
+    if _is_file(path / "ckpt.pt") and not (path / "last.json").exists():  # nanoGPT's out_dir
         path = path / "ckpt.pt"
-    if path.is_file() and path.suffix == ".pt":
+    if path.suffix == ".pt" and _is_file(path):
         return from_nanogpt(path, lazy)
-    if path.is_file() and path.suffix == ".gguf":
+    if path.suffix == ".gguf" and _is_file(path):
         return from_gguf(path, lazy)
     return checkpoint.load(path, which, optimizer=False, lazy=lazy)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is something that is not a folder. A device or a FIFO is refused where it is read."""
+    return path.exists() and not path.is_dir()
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------

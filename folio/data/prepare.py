@@ -26,6 +26,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from folio import UserError
 from folio.base.commands import STARTED_BY_TRAINING, command
 from folio.base.files import locked, read_json, replace_folder, write_json
+from folio.base.number_format import counted
 from folio.base.progress import note, progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
 from folio.base.workers import cores, map_in_order
@@ -466,8 +467,8 @@ def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -
 def _refuse_empty_split(job: _Job, builder: DatasetBuilder, split: str) -> None:
     word, change = ("validation", "larger") if split == "val" else ("training", "smaller")
     raise UserError(
-        f"the {word} split would be empty with val_fraction={job.val_fraction}: there are {builder.tokens:,} tokens in "
-        f"total{builder.unknown_note()}; set a {change} --val_fraction, or use more text"
+        f"the {word} split would be empty with val_fraction={job.val_fraction}: the text has "
+        f"{counted(builder.tokens, 'token')}{builder.unknown_note()}; set a {change} --val_fraction, or use more text"
     )
 
 
@@ -582,11 +583,12 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
             f"documents are few and long, and each is in one split: set --split_on to divide them, or join the files"
         )
     if duplicates["left_out"]:
-        lines.append(f"{duplicates['left_out']:,} duplicates were left out")
+        lines.append(f"{counted(duplicates['left_out'], 'duplicate was', 'duplicates were')} left out")
     if duplicates["repeated"]:
+        repeated = counted(duplicates["repeated"], "document repeats", "documents repeat")
         lines.append(
-            f"{duplicates['repeated']:,} documents repeat another one exactly, and {duplicates['val_in_train']:,} of "
-            f"the validation documents are also in training; --dedup=True leaves repetitions out"
+            f"{repeated} another one exactly, and {duplicates['val_in_train']:,} of the validation documents are also "
+            f"in training; --dedup=True leaves repetitions out"
         )
     return "\n".join([*lines, *_describe_leakage(job, report)])
 
@@ -595,12 +597,13 @@ def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
     """Lines about near duplicates and about n-grams that validation shares with training."""
     near, overlap, n_val = report["near_duplicates"], report["ngram_overlap"], report["documents"]["val"]
     if near["left_out"]:
-        yield f"{near['left_out']:,} near duplicates were left out"
+        yield f"{counted(near['left_out'], 'near duplicate was', 'near duplicates were')} left out"
     if near["repeated"] or near["val_in_train"]:
         advice = "" if job.cfg.dedup == "near" else "; --dedup=near leaves near duplicates out"
+        repeated = counted(near["repeated"], "document nearly repeats", "documents nearly repeat")
         yield (
-            f"{near['repeated']:,} documents nearly repeat one before, and {near['val_in_train']:,} of {n_val:,} "
-            f"validation documents have a near duplicate in training{advice}"
+            f"{repeated} one before, and {near['val_in_train']:,} of {n_val:,} validation documents have a near "
+            f"duplicate in training{advice}"
         )
     if overlap and overlap["words_in_overlap"]:
         documents = f", in {overlap['documents_with_overlap']:,} of {n_val:,} documents" if n_val > 1 else ""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from folio import UserError
+from folio.base.number_format import counted
 from folio.base.workers import under_torchrun
 from folio.machine import distributed
 from folio.machine.distributed import ALONE, Group
@@ -113,7 +114,7 @@ def resolve_runtime(
         torch.cuda.set_device(place)
     group = distributed.init_process_group(place, backend) if backend else ALONE
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else platform.processor() or platform.machine()
-    threads = f", {torch.get_num_threads()} threads" if place.type == "cpu" else ""
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if place.type == "cpu" else ""
     reasons.append(f"{place} ({name}{threads})")
     same = bool(earlier) and earlier["device"] == place.type
     if earlier and not same:

@@ -222,6 +222,7 @@ class Pacer:
         self.evaluate_from = 0  # the first step that may be followed by an evaluation
         self.said_replan = False  # whether a change of the length was printed since the last evaluation
         self.began = self.ended = time.perf_counter()  # of the last evaluation
+        self.sample_began = self.began  # the last sample
 
     @property
     def evaluates_first(self) -> bool:
@@ -260,17 +261,21 @@ class Pacer:
         """When a sample ends at the latest, in time.perf_counter()'s seconds."""
         return self.budget.sample_deadline(is_last) if self.budget else math.inf
 
-    def end_sample(self, step: int, tokens: int, began: float) -> None:
+    def begin_sample(self) -> None:
+        """Time the sample from here. Call it again after the first token: the first sample may compile its decoder."""
+        self.sample_began = time.perf_counter()
+
+    def end_sample(self, step: int, tokens: int) -> None:
         """Record how long the checkpoint and the sample after an evaluation took, and plan the steps after them.
 
-        tokens: of a complete sample, or 0. began: when it began.
+        tokens: of a complete sample, or 0.
         """
         if self.budget is None:
             return
         now = time.perf_counter()
         self.budget.note_saving(now - self.ended)
         if tokens:
-            self.budget.note_sample(tokens, now - began)
+            self.budget.note_sample(tokens, now - self.sample_began)
         self.replan(step)
 
     def replan(self, step: int, at_least: int = 0) -> None:

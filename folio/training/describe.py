@@ -31,7 +31,7 @@ def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoade
     if cfg.init_from == "scratch" and is_bpe and vocabulary_is_large(tokens, data.vocab_size):
         lines.append(describe_large_vocabulary(tokens, data.vocab_size))
     if schedule.lr_schedule != "constant" and warmup >= max_iters:
-        lines.append(f"warmup_iters={warmup:,}: the run of {max_iters:,} steps ends before its warmup does")
+        lines.append(f"warmup_iters={warmup:,}: the run of {counted(max_iters, 'step')} ends before its warmup does")
     by_command = [name for name, origin in cfg.origins.items() if origin == COMMAND_LINE]
     if cfg.optimizer == "muon" and "learning_rate" in by_command and "muon_learning_rate" not in by_command:
         lines.append(

@@ -337,12 +337,19 @@ class Session:
 
     def sample(self) -> None:
         """Add a sample to samples.jsonl after an evaluation. It is optional: it comes last and cannot fail the run."""
-        began, tokens, deadline = time.perf_counter(), self.cfg.sample_tokens, self.pacer.sample_deadline(is_last=False)
+        tokens, deadline = self.cfg.sample_tokens, self.pacer.sample_deadline(is_last=False)
+        self.pacer.begin_sample()
         if self.sample_text and tokens:
-            self.metrics.sample(self.state.step, lambda: "".join(until(deadline, self.sample_text(tokens))))
+            self.metrics.sample(self.state.step, lambda: self._timed_sample(tokens, deadline))
         self._continue_together()
         is_complete = self.sample_text and tokens and time.perf_counter() < deadline
-        self.pacer.end_sample(self.state.step, tokens if is_complete else 0, began)
+        self.pacer.end_sample(self.state.step, tokens if is_complete else 0)
+
+    def _timed_sample(self, tokens: int, deadline: float) -> str:
+        pieces = until(deadline, self.sample_text(tokens))
+        first = next(pieces, "")
+        self.pacer.begin_sample()
+        return first + "".join(pieces)
 
     def print_sample(self) -> None:
         """Print a sample of the trained model. The run is saved, so a sample that fails is not an error.

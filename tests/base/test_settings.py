@@ -169,6 +169,15 @@ def test_a_config_file_has_limits(write, content, message):
     assert message in lines[0] and all(len(line) < 500 for line in lines)
 
 
+def test_a_refused_assignment_is_one_error(write):
+    """Each later line that used the name was an error, too: "`_a` is not defined above"."""
+    lines = ["_a = [1]", "_b = _a * 2", "max_iters = _b", "_a = _c", "max_iters = 5", "learning_rate = open(1)"]
+    with pytest.raises(ConfigError) as error:
+        settings.load(Config, [write("\n".join(lines))])
+    places = [line.split(": ")[0] for line in str(error.value).splitlines()]
+    assert places == ["x.py:1", "x.py:4", "x.py:6"]
+
+
 def test_what_people_write_is_within_the_limits(write):
     content = "\n".join(f"_{i} = {i}" for i in range(900)) + "\nmax_iters = " + " + ".join(["1"] * 40)
     content += "\nstart = " + repr("word " * 9000) + "\nlearning_rate = 10**17 / 10**17"

@@ -307,6 +307,19 @@ def test_the_report_counts_documents_bytes_and_tokens(lines, texts, tmp_path, ca
     )
 
 
+def test_a_single_repetition_is_counted_in_the_singular(tmp_path, capsys):
+    """The report said "1 documents repeat another one" and "1 duplicates were left out"."""
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in ["a b c d", "a b c d", "x y", "z"])
+    )
+    for name, dedup in (("all", False), ("different", True)):
+        cfg = PrepareConfig(name=name, tokenizer="byte", val_fraction=0.3, dedup=dedup, data_dir=str(tmp_path))
+        prepare(cfg, Corpus(find_sources([str(tmp_path / "a.jsonl")])), name)
+    out = capsys.readouterr().out
+    assert "1 document repeats another one exactly" in out and "1 document nearly repeats one before" in out
+    assert "1 duplicate was left out" in out
+
+
 @pytest.mark.parametrize("form", ["lines", "folder_of_texts"])
 def test_duplicates_are_left_out_on_request(form, texts, tmp_path, request):
     folder = prepare(config(tmp_path, dedup=True), request.getfixturevalue(form), "a")

@@ -309,11 +309,11 @@ def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
 def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, monkeypatch):
     """A resumed run did not count the time of its start. The last sample, of 300 tokens, was expected to take none."""
     machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.5)
-    sample_text = train_script.sample_text
 
     def slow_sample(model, tokenizer, runtime, seed, tokens):
-        machine.now += 0.02 * tokens
-        return sample_text(model, tokenizer, runtime, seed, 1)
+        for _ in range(tokens):
+            machine.now += 0.02
+            yield "x"
 
     monkeypatch.setattr(train_script, "sample_text", slow_sample)
     monkeypatch.setattr(session, "FINAL_SAMPLE_TOKENS", FINAL_SAMPLE_TOKENS)
@@ -333,6 +333,22 @@ def test_a_budget_includes_the_start_of_a_resumed_run_and_the_last_sample(tiny, 
     monkeypatch.setattr(Metrics, "log", log)
     train(tiny(**settings, init_from="resume"))
     assert 0.9 * 60 < spent + machine.now - resumed_at < 1.1 * 60
+
+
+def test_the_start_of_the_first_sample_is_not_the_time_of_its_tokens(tiny, monkeypatch):
+    """The decoder was compiled for a second, and a run of 20 tokens per sample left 15 for the 300 at the end."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1, trains=False)
+    starts = iter([1.0])
+
+    def sample(model, tokenizer, runtime, seed, tokens):
+        machine.now += next(starts, 0.0)
+        for _ in range(tokens):
+            machine.now += 0.001
+            yield "x"
+
+    monkeypatch.setattr(train_script, "sample_text", sample)
+    train(tiny(**SMALLEST, max_iters=100, eval_interval=50, minutes=0.5, sample_tokens=20))
+    assert 0.9 * 30 < machine.now < 1.1 * 30
 
 
 def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
