@@ -29,15 +29,10 @@ per side (separated by commas, or a quoted pattern: "out-a*"), it compares the s
 trained with different seeds.
 """
 
-import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -55,49 +50,34 @@ from folio.base.settings import (  # noqa: E402
     comma_separated,
     line_breaks,
     run_script,
+    split_paths,
 )
 from folio.checkpoints import foreign  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
-from folio.checkpoints.find_runs import find_runs  # noqa: E402
-from folio.data.blocks import texts_of  # noqa: E402
-from folio.data.corpus import Corpus, find_sources  # noqa: E402
-from folio.data.find_data import find_datasets  # noqa: E402
-from folio.data.shards import Dataset  # noqa: E402
-from folio.data.sources.music import EventFormat  # noqa: E402
-from folio.data.sources.pairs import Pair, read_pairs, validation_pairs, write_pairs  # noqa: E402
-from folio.data.tokenizer import MidiTokenizer  # noqa: E402
+from folio.checkpoints.find_runs import expand_runs  # noqa: E402
+from folio.data.sources.pairs import read_pairs, write_pairs  # noqa: E402
 from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
 from folio.decoding.quantize import quantized  # noqa: E402
-from folio.evaluation.answers import BASELINES, answer_pairs, group_rows, measure_answers  # noqa: E402
+from folio.evaluation.answers import evaluate_baseline, evaluate_pairs  # noqa: E402
 from folio.evaluation.benchmarks import TASKS, score_endings  # noqa: E402
-from folio.evaluation.comparison import choose_design, compare  # noqa: E402
+from folio.evaluation.comparison import choose_design, choose_sides, compare  # noqa: E402
 from folio.evaluation.extraction import describe_reproduction, measure_reproduction  # noqa: E402
-from folio.evaluation.memorization import TrainingIndex  # noqa: E402
-from folio.evaluation.music_measures import (  # noqa: E402
-    distance_rows,
-    generate_pieces,
-    longest_copied,
-    longest_row,
-    measure_copied,
-    measure_pieces,
-    piece_of_events,
-    piece_of_tune,
-    pieces_of,
-)
-from folio.evaluation.overlap import PROBE_TOKENS, SEARCHED_BYTES, choose_probes, count_matches, open_training_data  # noqa: E402
-from folio.evaluation.scores import Evaluation, PositionLoss, Reading, read_characters  # noqa: E402
-from folio.evaluation.text_loss import (  # noqa: E402
-    Stream,
-    corpus_stream,
-    measure_positions,
-    measure_text,
-    shard_streams,
-    token_sizes,
+from folio.evaluation.music_measures import PIECES, evaluate_music  # noqa: E402
+from folio.evaluation.overlap import open_training_data, search_training_data  # noqa: E402
+from folio.evaluation.scores import Evaluation, collect_results, read_characters  # noqa: E402
+from folio.evaluation.tables import format_results  # noqa: E402
+from folio.evaluation.text_loss import measure_positions, measure_text  # noqa: E402
+from folio.evaluation.texts import (  # noqa: E402
+    EvaluatedText,
+    open_datasets,
+    open_files,
+    open_pairs,
+    open_validation_set,
 )
 from folio.machine.kernels import adapt  # noqa: E402
 from folio.machine.runtime import resolve_runtime  # noqa: E402
 
-PIECES = 200  # of music to generate, and at most to compare them with
+GENERATING = ("pairs", "music")  # tasks for which a model generates text
 
 
 @dataclass(frozen=True)
@@ -138,14 +118,14 @@ class EvaluateConfig(Settings):
         problems = []
         if not self.runs:
             problems.append(("runs", "name a run, or: compare RUN RUN"))
-        known, tasks = (*TASKS, *GENERATING), split_list(self.tasks or "")
+        known, tasks = (*TASKS, *GENERATING), comma_separated(self.tasks or "")
         if named := [run for run in self.runs if run in known]:
             problems.append(("runs", f"{named[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}"))
         if unknown := [task for task in tasks if task not in known]:
             problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(known)}"))
         of_pairs = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
         problems += [(name, "it needs --tasks=pairs") for name in of_pairs if "pairs" not in tasks]
-        if self.answers and not GENERATING.keys() & set(tasks):
+        if self.answers and not {*GENERATING} & {*tasks}:
             problems.append(("answers", "it needs --tasks=pairs or --tasks=music"))
         if self.is_set("temperature") and "music" not in tasks and not self.memorized:
             problems.append(("temperature", "it needs --tasks=music, or: memorized RUN"))
@@ -188,37 +168,18 @@ class EvaluateConfig(Settings):
         return self.runs[:1] == ("memorized",)
 
 
-def split_list(value: str) -> list[str]:
-    """The parts of a list that is separated by commas. The name of an existing file or folder is one part."""
-    return [value] if os.path.exists(value) else comma_separated(value)
-
-
-def expand(runs: str) -> list[str]:
-    """The runs that are separated by commas or match a pattern. Raises UserError."""
-    return [run for name in split_list(runs) for run in find_runs(name)]
-
-
 def main(cfg: EvaluateConfig) -> None:
     if cfg.memorized:
         measure_memorized(cfg)
         return
-    design = choose_design(choose_sides(cfg), cfg.checkpoint) if cfg.compares else None
-    sides = design.sides if design else [[run] for name in cfg.runs for run in expand(name)]
+    design = choose_design(choose_sides(cfg.runs[1:]), cfg.checkpoint) if cfg.compares else None
+    sides = design.sides if design else [[run] for run in expand_runs(cfg.runs)]
     evaluations = [[evaluate(run, cfg) for run in side] for side in sides]
     models = [model for side in evaluations for model in side]
     if cfg.baseline:
-        models.append(evaluate_baseline(models, cfg))
-    results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
-    if cfg.context:
-        results["curves"] = [curve for model in models for curve in model.curves()]
-    if signatures := {name: text for model in models for name, text in model.signatures.items()}:
-        results |= {"signatures": signatures, "groups": [row for model in models for row in model.groups]}
-    table = format_positions(models) if cfg.context else format_table(results["results"])
-    print("\n".join([table, *(line for model in models for line in left_out_lines(model))]))
-    for name, signature in signatures.items():
-        print(f"{name}: sacrebleu {signature}")
-    for grouped in format_groups(results.get("groups", [])):
-        print(f"\n{grouped}")
+        models.append(evaluate_baseline(cfg.baseline, models, comma_separated(cfg.by)))
+    results = collect_results(models)
+    print(format_results(models, results))
     if design:
         results |= {"sides": sides, "comparisons": compare(evaluations, design)}
         print("\n".join(["", *design.lines, *(comparison["sentence"] for comparison in results["comparisons"])]))
@@ -226,28 +187,6 @@ def main(cfg: EvaluateConfig) -> None:
         write_pairs(Path(cfg.answers), (row for model in models for row in model.answers))
     if cfg.json:
         write_json(Path(cfg.json), results)
-
-
-def choose_sides(cfg: EvaluateConfig) -> list[list[str]]:
-    """The runs of both sides of a comparison. Raises UserError if they cannot be compared."""
-    if len(cfg.runs) != 3:
-        raise UserError(
-            f"compare takes two sides, and {len(cfg.runs) - 1} were given: separate the runs of one side by commas, or "
-            f'name them by a quoted pattern, as in compare "out-a*" "out-b*"'
-        )
-    sides = [expand(side) for side in cfg.runs[1:]]
-    other_side = [os.path.realpath(run) for run in sides[1]]
-    if common := [run for run in sides[0] if os.path.realpath(run) in other_side]:
-        raise UserError(
-            f"compare {cfg.runs[1]} {cfg.runs[2]}: {common[0]} is on both sides; give each side runs of its own"
-        )
-    sizes = [len(side) for side in sides]
-    if 1 in sizes and sizes != [1, 1]:
-        raise UserError(
-            f"compare {cfg.runs[1]} {cfg.runs[2]}: the sides have {sizes[0]} and {sizes[1]} runs; give one run per "
-            f"side to compare two checkpoints, or several runs per side, separated by commas, to compare settings"
-        )
-    return sides
 
 
 def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
@@ -272,9 +211,10 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     if is_quantized:
         model = quantized(model, cfg.dtype)
     evaluation = Evaluation(run)
-    for name in split_list(cfg.tasks or ""):
+    for name in comma_separated(cfg.tasks or ""):
         if name in GENERATING:
-            GENERATING[name](evaluation, LanguageModel(as_saved, tokenizer, cfg.device, cfg.dtype), saved, cfg)
+            generating = LanguageModel(as_saved, tokenizer, cfg.device, cfg.dtype)
+            evaluate_task(name, evaluation, generating, saved, cfg)
             continue
         questions = TASKS[name].questions()[: cfg.limit]
         texts = (text for question in questions for text in (question.context, *question.endings))
@@ -282,7 +222,9 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
         scores = score_endings(model, tokenizer, runtime, name, questions)
         evaluation.measures += TASKS[name].measures(questions, scores)
     for text in [] if cfg.tasks else open_texts(saved, cfg):
-        evaluation.readings[text.name] = search_training_data(text, run, saved, cfg)
+        evaluation.readings[text.name] = text.reading
+        if not text.dataset or cfg.dataset:  # not the run's own validation set
+            evaluation.readings[text.name] = search_training_data(text, run, saved, cfg.data_dir)
         if cfg.context:
             positions = measure_positions(model, runtime, text.name, text.streams, cfg.context)
             evaluation.positions.append(positions)
@@ -296,75 +238,10 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     return evaluation
 
 
-def evaluate_pairs(evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig) -> None:
-    """Add what is measured of the model's answers to prompts. Raises UserError if there are no pairs."""
-    for name, pairs in open_pairs(saved, cfg).items():
-        pairs = pairs[: cfg.limit]
-        texts = [text for pair in pairs for text in pair[:2]]
-        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        evaluation.readings[name] = replace(read_characters(texts, model.tokenizer), bytes=size)
-        answers = answer_pairs(model, name, pairs, cfg.stop and line_breaks(cfg.stop))
-        add_answers(evaluation, name, pairs, answers, cfg)
-
-
-def evaluate_baseline(models: Sequence[Evaluation], cfg: EvaluateConfig) -> Evaluation:
-    """What is measured of answers that need no model, to the pairs that the models answered."""
-    evaluation = Evaluation(cfg.baseline)
-    for name, pairs in {name: pairs for model in models for name, pairs in model.pairs.items()}.items():
-        evaluation.readings[name] = Reading()
-        add_answers(evaluation, name, pairs, [BASELINES[cfg.baseline](pair.prompt) for pair in pairs], cfg)
-    return evaluation
-
-
-def add_answers(
-    evaluation: Evaluation, name: str, pairs: list[Pair], answers: Sequence[str], cfg: EvaluateConfig
-) -> None:
-    """Add what is measured of answers to the pairs of one source."""
-    measures, evaluation.signatures = measure_answers(name, pairs, answers)
-    evaluation.measures += measures
-    evaluation.pairs[name] = pairs
-    about = {"run": evaluation.run, "of": name}
-    evaluation.groups += [about | row for row in group_rows(name, pairs, answers, comma_separated(cfg.by))]
-    evaluation.answers += [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]
-
-
-def evaluate_music(evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig) -> None:
-    """Add what is measured of pieces that the model generates and, as the scale, of held-out pieces.
-
-    Raises UserError if the model was not trained on music.
-    """
-    tokenizer, limit = model.tokenizer, cfg.limit or PIECES
-    read, meter = piece_of_tune, "bars as long as the meter"
-    if isinstance(tokenizer, MidiTokenizer):
-        read, meter = partial(piece_of_events, format=EventFormat.of(tokenizer)), "notes on a beat"
-    if tokenizer.eot is None:
-        raise UserError(f"{saved.path} does not generate pieces of music: its tokenizer has no end-of-text token")
-    training = open_training_data(saved, cfg.data_dir)
-    held_out = [tokenizer.decode(ids) for of in training for ids in pieces_of(of.val, tokenizer.eot, limit)]
-    trained_on = [tokenizer.decode(ids) for of in training for ids in pieces_of(of.train, tokenizer.eot, limit)]
-    real = [read(text) for text in held_out]
-    if not any(piece.parses for piece in real):
-        raise UserError(f"{saved.path} does not generate music: no held-out document parses as ABC notation")
-    most = 2 * max(len(tokenizer.encode(text)) for text in held_out)
-    texts = generate_pieces(model, limit, most, 1.0 if cfg.temperature is None else cfg.temperature)
-    pieces, index = [read(text) for text in texts], TrainingIndex(training, tokenizer.eot)
-    for name, written, measured in (("generated", texts, pieces), ("held out", held_out, real)):
-        evaluation.readings[name] = Reading()
-        copied = [longest_copied(index, tokenizer.encode(text)) for text in written]
-        evaluation.measures += [*measure_pieces(name, measured, meter), *measure_copied(name, copied)]
-        evaluation.more_rows.append(longest_row(name, copied))
-    names = [measure.name for measure in evaluation.measures]
-    evaluation.measures.sort(key=lambda measure: names.index(measure.name))  # generated and held out side by side
-    evaluation.readings["training"] = Reading()
-    sets = {"generated": pieces, "training": [read(text) for text in trained_on]}
-    evaluation.more_rows += distance_rows(sets, real)
-    evaluation.answers += [{"run": evaluation.run, "of": "generated", "piece": text} for text in texts]
-
-
 def measure_memorized(cfg: EvaluateConfig) -> None:
     """Print what each run reproduces of its training data."""
     facts = []
-    for run in [run for name in cfg.runs[1:] for run in expand(name)]:
+    for run in expand_runs(cfg.runs[1:]):
         saved = foreign.load(run, cfg.checkpoint)
         if cfg.dtype in QUANTIZED:  # whose decoder has no weights for the passages, which are read without decoding
             model = LanguageModel(quantized(saved.build(), cfg.dtype), saved.tokenizer, cfg.device, "float32")
@@ -386,182 +263,29 @@ def measure_memorized(cfg: EvaluateConfig) -> None:
         write_json(Path(cfg.json), {"memorized": facts})
 
 
-# tasks for which a model generates text
-GENERATING = {"pairs": evaluate_pairs, "music": evaluate_music}
-
-
-def open_pairs(saved: Checkpoint, cfg: EvaluateConfig) -> dict[str, list[Pair]]:
-    """The pairs of --pairs, or of the validation sets, by the name of their source. Raises UserError."""
+def evaluate_task(
+    name: str, evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig
+) -> None:
+    """Add what is measured of text that the model generates for a task. Raises UserError."""
+    if name == "music":
+        temperature = 1.0 if cfg.temperature is None else cfg.temperature
+        evaluate_music(evaluation, model, saved, cfg.data_dir, cfg.limit or PIECES, temperature)
+        return
     if cfg.pairs:
-        return {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
-    return {f"pairs of {d.folder.name}, validation": validation_pairs(d) for d in open_datasets(saved, cfg, "--pairs")}
+        sources = {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
+    else:
+        sources = open_pairs(open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs"))
+    for source, pairs in sources.items():
+        stop = cfg.stop and line_breaks(cfg.stop)
+        evaluate_pairs(evaluation, model, source, pairs[: cfg.limit], stop, comma_separated(cfg.by))
 
 
-def open_datasets(saved: Checkpoint, cfg: EvaluateConfig, instead: str) -> list[Dataset]:
-    """The data sets of --dataset, or those of the training run. Raises UserError.
-
-    instead: the option that names a file, for an error.
-    """
-    config = saved.state.get("config", {})
-    names, data_dir = cfg.dataset or config.get("dataset"), cfg.data_dir or config.get("data_dir")
-    if not names:
-        raise UserError(f"{saved.path} does not record what it was trained on: give a --dataset or a {instead}")
-    return [dataset for dataset, _ in find_datasets(names, data_dir)]
-
-
-class Text(NamedTuple):
-    """A text to evaluate a model on."""
-
-    name: str
-    streams: list[Stream]
-    reading: Reading
-    dataset: Dataset | None = None  # whose validation set it is
-
-
-def open_texts(saved: Checkpoint, cfg: EvaluateConfig) -> list[Text]:
+def open_texts(saved: Checkpoint, cfg: EvaluateConfig) -> list[EvaluatedText]:
     """The text of --text, or the validation sets. Raises UserError if their tokenizer is not the model's."""
     if cfg.text:
-        files = split_list(cfg.text)
-        corpus = Corpus(find_sources(files), field=cfg.field, split_on=cfg.split_on and line_breaks(cfg.split_on))
-        stream = corpus_stream(corpus, saved.tokenizer)
-        texts = (text for block in corpus.blocks() for text in texts_of(block))
-        return [Text(", ".join(files), [stream], read_characters(texts, saved.tokenizer))]
-    texts = []
-    for dataset in open_datasets(saved, cfg, "--text"):
-        if dataset.load_tokenizer().hash != saved.tokenizer.hash:
-            raise UserError(
-                f"{dataset.folder} was prepared with a different tokenizer than {saved.path}: give a --text instead"
-            )
-        streams = shard_streams(dataset.val, saved.tokenizer)
-        reading = Reading(bytes=sum(int(token_sizes(saved.tokenizer)[stream.ids].sum()) for stream in streams))
-        texts.append(Text(f"{dataset.folder.name}, validation", streams, reading, dataset))
-    return texts
-
-
-def search_training_data(text: Text, run: str, saved: Checkpoint, cfg: EvaluateConfig) -> Reading:
-    """Look up passages of a text in the run's training data, unless it is the run's own validation set.
-
-    Prints a line if any are found, or if the text could not be looked up.
-    """
-    if text.dataset and not cfg.dataset:
-        return text.reading
-    try:
-        training = open_training_data(saved, cfg.data_dir)
-        if text.dataset and text.dataset.hash in [dataset.hash for dataset in training]:
-            return text.reading
-        ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
-        if not (probes := choose_probes(ids, document)):
-            raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
-    except UserError as error:
-        note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
-        return text.reading
-    matches, complete = count_matches(probes, training)
-    where = f"the training data of {run}"
-    if not complete:
-        where = f"the first {SEARCHED_BYTES // 10**6} MB of {where}, which is all that was searched"
-    if matches:
-        how_much = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
-        line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {where}: it was trained on "
-        line += f"{how_much}, so its values here say little about new text"
-        note(f"{text.name}: {line}")
-    elif not complete:
-        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {where}")
-    elif (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
-        line = f"could not check whether {base} was trained on it, from which {run} started"
-        note(f"{text.name}: {line}")
-    return replace(text.reading, probes=len(probes), probes_matched=matches)
-
-
-def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| model | on | measure | value | 95 % interval | over |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        digits = 4 if abs(row["value"]) < 100 else 1
-        interval = "unknown"
-        if row["low"] is not None:
-            interval = f"{row['low']:,.{digits}f} to {row['high']:,.{digits}f}"
-        text = row["of"]
-        if row.get("probes_matched"):
-            text += f" ({row['probes_matched']} of {row['probes']} probes are in its training data)"
-        cells = [row["run"], text, row["measure"], f"{row['value']:,.{digits}f}", interval]
-        lines.append(f"| {' | '.join(cells)} | {row['n']:,} {row['over']} |")
-    return "\n".join(lines)
-
-
-def format_positions(models: Sequence[Evaluation]) -> str:
-    """A table for each text, with a row per range of positions and a column per model.
-
-    Models that split a text into different tokens get tables of their own, because a loss is per token.
-    """
-    tables: dict[tuple[str, str], list[tuple[Evaluation, PositionLoss]]] = {}
-    for model in models:
-        for losses in model.positions:
-            tables.setdefault((losses.source, losses.windows), []).append((model, losses))
-    return "\n\n".join(format_position_table(columns) for columns in tables.values())
-
-
-def format_position_table(columns: Sequence[tuple[Evaluation, PositionLoss]]) -> str:
-    """The losses of some models on the same windows."""
-    _, first = columns[0]
-    n_windows, context = first.counted.shape
-    readings = [model.readings[first.source] for model, _ in columns]
-    lines = [["tokens of context", *(model.run for model, _ in columns)]]
-    lines.append(["block_size in training", *(f"{losses.block_size:,}" for _, losses in columns)])
-    for rows in zip(*(losses.rows() for _, losses in columns), strict=True):
-        lines.append([f"{rows[0]['first']:,} to {rows[0]['last']:,}", *map(format_loss, rows)])
-    if any(reading.probes_matched for reading in readings):
-        probes = [f"{r.probes_matched} of {r.probes}" if r.probes else "not searched" for r in readings]
-        lines.append(["probes that are in its training data", *probes])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    title = f"{first.source}: loss in nats per token ± half the width of its 95 % interval, "
-    title += f"over {n_windows:,} windows of {context + 1:,} tokens"
-    return "\n".join([title, "", *(f"| {line} |" for line in padded)])
-
-
-def format_loss(row: dict[str, Any]) -> str:
-    """The value of a row with half the width of its interval."""
-    if row["value"] is None:
-        return "none"
-    half_width = "unknown" if row["low"] is None else f"{(row['high'] - row['low']) / 2:.4f}"
-    return f"{row['value']:.4f} ± {half_width}"
-
-
-def format_groups(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A table of the exact match by the fields of the pairs, for each model and source."""
-    tables: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        tables.setdefault((row["run"], row["of"]), []).append(row)
-    return [format_group_table(f"{run}, {source}", of_table) for (run, source), of_table in tables.items()]
-
-
-def format_group_table(title: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Groups by one field are rows; by two fields, the second one gives the columns."""
-    fields = list(rows[0]["by"])
-    first, *second = (list(dict.fromkeys(row["by"][field] for row in rows)) for field in fields)
-    columns = second[0] if second else [rows[0]["measure"]]
-    cells = {tuple(row["by"].values()): f"{format_loss(row)} ({row['pairs']:,})" for row in rows}
-    lines = [f"{title}: exact match ± half the width of its 95 % interval (pairs)", ""]
-    lines += [f"| {fields[0]} | {' | '.join(columns)} |", f"|{'---|' * (1 + len(columns))}"]
-    for value in first:
-        keys = [(value, column) for column in columns] if second else [(value,)]
-        lines.append(f"| {value} | {' | '.join(cells.get(key, 'none') for key in keys)} |")
-    return "\n".join(lines)
-
-
-def left_out_lines(model: Evaluation) -> list[str]:
-    """For each text that was not read completely, a line about the characters that were left out."""
-    lines = []
-    for name, reading in model.readings.items():
-        if reading.unknown:
-            shown = [repr(character) for character, _ in reading.unknown.most_common(8)]
-            more = ", ..." if len(reading.unknown) > len(shown) else ""
-            lines.append(
-                f"{model.run} left out {reading.left_out:,} of the {reading.characters:,} characters of {name} "
-                f"({reading.left_out / reading.characters:.2%}), because they are not in its vocabulary: "
-                f"{' '.join(shown)}{more}"
-            )
-    return lines
+        return [open_files(split_paths(cfg.text), cfg.field, cfg.split_on, saved.tokenizer)]
+    datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--text")
+    return [open_validation_set(dataset, saved) for dataset in datasets]
 
 
 if __name__ == "__main__":

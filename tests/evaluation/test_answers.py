@@ -14,12 +14,13 @@ from folio.data.sources.pairs import Pair, make_pair, summary, write_pairs
 from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.evaluation.answers import answer_pairs, first_sentence, group_rows, measure_answers
+from folio.evaluation.tables import format_groups
 from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
 from sample import SampleConfig
 from tools import evaluate
-from tools.evaluate import EvaluateConfig, format_groups
+from tools.evaluate import EvaluateConfig
 from train import train
 
 WORDS = "the cat sat on a mat and saw two dogs run".split()

@@ -13,6 +13,7 @@ import sample
 from folio import UserError
 from folio.base.settings import ConfigError, load
 from folio.data.sources.music import EventFormat, Note
+from folio.evaluation import music_measures
 from folio.evaluation.memorization import TrainingIndex
 from folio.evaluation.music_measures import (
     Piece,
@@ -219,7 +220,7 @@ def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
     """A model that writes training tunes is as good as they are, and all that it writes is copied."""
     text = (tmp_path / "all.abc").read_text()
     copies = [tune for tune in text.split("\n\n") if tune][:8]
-    monkeypatch.setattr(evaluate, "generate_pieces", lambda *_: [f"{tune.strip()}\n" for tune in copies])
+    monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: [f"{tune.strip()}\n" for tune in copies])
     values = evaluated(tunes_run, folder=tmp_path)
     assert values["generated", "pieces that are mostly one copied passage"] > 0.5
     assert values["held out", "pieces that are mostly one copied passage"] == 0
@@ -227,7 +228,7 @@ def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
 
 
 def test_pieces_that_do_not_parse_have_no_distance(tunes_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "generate_pieces", lambda *_: ["", "K:K:K:"])
+    monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: ["", "K:K:K:"])
     values = evaluated(tunes_run, folder=tmp_path)
     assert values["generated", "parses"] == 0 and ("generated", "notes in key") not in values
     assert ("generated", "distance of intervals") not in values

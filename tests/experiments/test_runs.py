@@ -18,7 +18,8 @@ from folio import UserError, load
 from folio.base import settings
 from folio.base.files import is_locked
 from folio.checkpoints import checkpoint, run_folder
-from folio.checkpoints.find_runs import resolve, runs_under
+from folio.checkpoints.find_runs import expand_runs, resolve, runs_under
+from folio.evaluation.comparison import choose_sides
 from folio.experiments import runs
 from folio.experiments.runs import Run, is_logged
 from folio.experiments.selection import Selection, different_settings
@@ -29,7 +30,7 @@ from sample import SampleConfig
 from sample import main as sample
 from tests.support.processes import ROOT, start, wait
 from tests.support.runs import blank_state, edit_state, write_state
-from tools import evaluate, export, report
+from tools import export, report
 from tools.runs import RunsConfig, main
 from tools.sweep import parse_sweep
 from train import TrainConfig, train
@@ -551,9 +552,9 @@ def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
         sample(settings.load(SampleConfig, options))
         captured = capsys.readouterr()
         assert captured.out == f"the{expected}\n" and f"by {two}" in captured.err
-    assert evaluate.expand("old,latest") == ["old", str(two)] and evaluate.expand("latest") == [str(two)]
+    assert expand_runs(["old,latest"]) == ["old", str(two)] and expand_runs(["latest"]) == [str(two)]
     with pytest.raises(UserError, match="is on both sides"):
-        evaluate.choose_sides(settings.load(evaluate.EvaluateConfig, ["compare", "latest", str(two)]))
+        choose_sides(["latest", str(two)])
     export.main(settings.load(export.ExportConfig, ["--to=nanogpt", "latest", "exported"]))
     assert (tmp_path / "exported" / "ckpt.pt").exists()
     assert ViewedModel("latest", "best", torch.device("cpu")).name == str(two)
