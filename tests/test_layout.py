@@ -279,7 +279,7 @@ def test_nothing_runs_at_import(path):
             assert not isinstance(node, (ast.For, ast.While, ast.With, ast.Try))
 
 
-COMPUTING = [ROOT / "train.py", ROOT / "tools" / "evaluate.py", ROOT / "tools" / "plan.py"]  # large batches
+COMPUTING = [ROOT / "train.py", *(ROOT / "tools" / f"{name}.py" for name in ("evaluate", "memorized", "plan"))]
 
 
 @pytest.mark.parametrize("path", COMPUTING, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -7,7 +7,6 @@
     python tools/evaluate.py out-translate --tasks=pairs                        answers to held-out prompts
     python tools/evaluate.py out-summarize --tasks=pairs --baseline=first_sentence
     python tools/evaluate.py out-chorales --tasks=music                         generated and held-out pieces
-    python tools/evaluate.py memorized out-shakespeare-char                     verbatim training data
     python tools/evaluate.py compare out-a out-b                                two checkpoints
     python tools/evaluate.py compare out-a1,out-a2,out-a3 out-b1,out-b2,out-b3  two settings, with three seeds each
 
@@ -19,9 +18,6 @@ prompts and completions (those for validation in the run's data set, or --pairs)
 completion, and chrF, BLEU, and ROUGE. On music: how many of 200 generated pieces parse, how well they keep meter and
 key, how far their intervals and durations are from those of held-out pieces, and how much they copy.
 
-`memorized` looks for training data in text that the model generates, and counts how many passages of the training data
-it completes exactly from their first 50 tokens.
-
 The 95 % intervals use Student's t over documents, or over blocks of a text that has too few documents, or over the
 windows of --context. They say how far the value of a checkpoint would move on other text of the same kind, and nothing
 about other training seeds. `compare` takes the difference of two checkpoints document by document. With several runs
@@ -30,7 +26,7 @@ trained with different seeds.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -39,16 +35,18 @@ sys.path.insert(0, str(ROOT))
 
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError  # noqa: E402
+from folio.base.commands import command  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
 from folio.base.progress import note  # noqa: E402
 from folio.base.settings import (  # noqa: E402
+    ConfigError,
     NonEmptyStr,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveInt,
     Settings,
     comma_separated,
     line_breaks,
+    load,
     run_script,
     split_paths,
 )
@@ -56,14 +54,13 @@ from folio.checkpoints import foreign  # noqa: E402
 from folio.checkpoints.checkpoint import Checkpoint  # noqa: E402
 from folio.checkpoints.find_runs import expand_runs  # noqa: E402
 from folio.data.sources.pairs import read_pairs, write_pairs  # noqa: E402
-from folio.decoding.language_model import QUANTIZED, GenerationConfig, LanguageModel  # noqa: E402
+from folio.decoding.language_model import QUANTIZED, LanguageModel  # noqa: E402
 from folio.decoding.quantize import quantized  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline, evaluate_pairs  # noqa: E402
 from folio.evaluation.benchmarks import TASKS, score_endings  # noqa: E402
 from folio.evaluation.comparison import choose_design, choose_sides, compare  # noqa: E402
-from folio.evaluation.extraction import describe_reproduction, measure_reproduction  # noqa: E402
 from folio.evaluation.music_measures import PIECES, evaluate_music  # noqa: E402
-from folio.evaluation.overlap import open_training_data, search_training_data  # noqa: E402
+from folio.evaluation.overlap import search_training_data  # noqa: E402
 from folio.evaluation.scores import Evaluation, collect_results, read_characters  # noqa: E402
 from folio.evaluation.tables import format_results  # noqa: E402
 from folio.evaluation.text_loss import measure_positions, measure_text  # noqa: E402
@@ -83,7 +80,7 @@ GENERATING = ("pairs", "music")  # tasks for which a model generates text
 @dataclass(frozen=True)
 class EvaluateConfig(Settings):
     # --- models ---
-    runs: tuple[str, ...] = ()  # runs ("out-*", latest), or what --init_from takes; after memorized or compare, if any
+    runs: tuple[str, ...] = ()  # runs ("out-*", latest), or what --init_from takes; after compare, if any
     checkpoint: Literal["best", "last"] = "best"  # of a run
     # --- text ---
     dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the data set of the training run
@@ -103,12 +100,7 @@ class EvaluateConfig(Settings):
     baseline: Literal["first_sentence"] | None = None  # also score the first sentence as the summary
     by: str = "target,kind"  # at most two fields of the pairs to group exact match by; fields they lack are ignored
     answers: NonEmptyStr | None = None  # also write the pairs with the answers, or the pieces, to this .jsonl file
-    # --- generated text ---
-    temperature: NonNegativeFloat | None = None  # None: 1 for pieces of music, and that of sample.py for memorized
-    samples: PositiveInt = 1000  # texts for memorized
-    max_new_tokens: PositiveInt = 200  # per sample, at most
-    span: PositiveInt | None = None  # also count tokens in spans of training data of at least this length
-    seed: NonNegativeInt = 1337  # of the samples
+    temperature: NonNegativeFloat = 1.0  # of generated pieces of music
     # --- machine and output ---
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of matmuls, or of weights
@@ -127,9 +119,8 @@ class EvaluateConfig(Settings):
         problems += [(name, "it needs --tasks=pairs") for name in of_pairs if "pairs" not in tasks]
         if self.answers and not {*GENERATING} & {*tasks}:
             problems.append(("answers", "it needs --tasks=pairs or --tasks=music"))
-        if self.is_set("temperature") and "music" not in tasks and not self.memorized:
-            problems.append(("temperature", "it needs --tasks=music, or: memorized RUN"))
-        problems += self.problems_of_memorized()
+        if self.is_set("temperature") and "music" not in tasks:
+            problems.append(("temperature", "it needs --tasks=music"))
         if self.compares and "music" in tasks:
             problems.append(("tasks", "music is not compared: evaluate each run, and compare it with held-out pieces"))
         if self.pairs and self.dataset:
@@ -146,32 +137,12 @@ class EvaluateConfig(Settings):
             problems.append(("context", "it cannot be combined with --tasks, --stride, --block_size, or compare"))
         return problems
 
-    def problems_of_memorized(self) -> list[tuple[str, str]]:
-        if not self.memorized:
-            names = ("samples", "max_new_tokens", "span", "seed")
-            return [(name, "it needs: memorized RUN") for name in names if self.is_set(name)]
-        others = ("dataset", "text", "split_on", "block_size", "stride", "context", "tasks")
-        problems = [(name, "it cannot be combined with memorized") for name in others if self.is_set(name)]
-        if len(self.runs) == 1:
-            problems.append(("runs", "name the run, as in: memorized RUN"))
-        if self.span and self.span > self.max_new_tokens:
-            rule = f"a sample has only {self.max_new_tokens} tokens; set a smaller --span or a larger --max_new_tokens"
-            problems.append(("span", rule))
-        return problems
-
     @property
     def compares(self) -> bool:
         return self.runs[:1] == ("compare",)
 
-    @property
-    def memorized(self) -> bool:
-        return self.runs[:1] == ("memorized",)
-
 
 def main(cfg: EvaluateConfig) -> None:
-    if cfg.memorized:
-        measure_memorized(cfg)
-        return
     design = choose_design(choose_sides(cfg.runs[1:]), cfg.checkpoint) if cfg.compares else None
     sides = design.sides if design else [[run] for run in expand_runs(cfg.runs)]
     evaluations = [[evaluate(run, cfg) for run in side] for side in sides]
@@ -238,38 +209,12 @@ def evaluate(run: str, cfg: EvaluateConfig) -> Evaluation:
     return evaluation
 
 
-def measure_memorized(cfg: EvaluateConfig) -> None:
-    """Print what each run reproduces of its training data."""
-    facts = []
-    for run in expand_runs(cfg.runs[1:]):
-        saved = foreign.load(run, cfg.checkpoint)
-        if cfg.dtype in QUANTIZED:  # whose decoder has no weights for the passages, which are read without decoding
-            model = LanguageModel(quantized(saved.build(), cfg.dtype), saved.tokenizer, cfg.device, "float32")
-        else:
-            model = LanguageModel(saved.build(), saved.tokenizer, cfg.device, cfg.dtype)
-        note(f"{saved.path}: {model.runtime.description}")
-        config = GenerationConfig(max_new_tokens=cfg.max_new_tokens, seed=cfg.seed)
-        if cfg.temperature is not None:
-            config = replace(config, temperature=cfg.temperature)
-        try:
-            datasets = open_training_data(saved, cfg.data_dir)
-            facts.append({"run": run, **measure_reproduction(model, datasets, cfg.samples, config, cfg.span)})
-        except UserError as error:
-            raise UserError(f"{saved.path}: {error}") from None
-        print(describe_reproduction(facts[-1]))
-        if (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
-            print(f"The training data of {base}, from which {run} started, is not known, and was not searched.")
-    if cfg.json:
-        write_json(Path(cfg.json), {"memorized": facts})
-
-
 def evaluate_task(
     name: str, evaluation: Evaluation, model: LanguageModel, saved: Checkpoint, cfg: EvaluateConfig
 ) -> None:
     """Add what is measured of text that the model generates for a task. Raises UserError."""
     if name == "music":
-        temperature = 1.0 if cfg.temperature is None else cfg.temperature
-        evaluate_music(evaluation, model, saved, cfg.data_dir, cfg.limit or PIECES, temperature)
+        evaluate_music(evaluation, model, saved, cfg.data_dir, cfg.limit or PIECES, cfg.temperature)
         return
     if cfg.pairs:
         sources = {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
@@ -288,5 +233,12 @@ def open_texts(saved: Checkpoint, cfg: EvaluateConfig) -> list[EvaluatedText]:
     return [open_validation_set(dataset, saved) for dataset in datasets]
 
 
+def run(argv: list[str]) -> None:
+    """Call main with the settings in `argv`. Raises ConfigError for what is another script now."""
+    if argv[:1] == ["memorized"]:
+        raise ConfigError(f"{argv[0]} is a script of its own; use {command(f'tools/{argv[0]}.py', *argv[1:])}")
+    main(load(EvaluateConfig, argv))
+
+
 if __name__ == "__main__":
-    run_script(main, EvaluateConfig)
+    run_script(run)

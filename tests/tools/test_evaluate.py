@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from folio import UserError
-from folio.base.settings import load
+from folio.base.settings import ConfigError, load
 from folio.checkpoints import foreign
 from prepare import text as prepare_text
 from tests.support.evaluations import replace_fetch
+from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe
 from tools import evaluate
 from tools.evaluate import EvaluateConfig
@@ -253,6 +254,8 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         (["out", "--tasks", "lambada,hellaswag", "--text=a.txt"], "give only one of them"),
         (["out", "--tasks", "lambada", "hellaswag"], "hellaswag is a task; separate tasks by commas: --tasks=lambada,"),
         (["out", "--limit=3"], "limit=3: it is the number of questions per task, and no --tasks are given"),
+        (["out", "--samples=5"], "samples is not a setting"),
+        (["out", "--temperature=0.5"], "temperature=0.5: it needs --tasks=music"),
         (["out", "--context=0"], r"context=0: it must be at least 1, or None$"),
         (["out", "--context=9", "--tasks=lambada"], "context=9: it cannot be combined with --tasks, --stride, --block"),
         (["out", "--context=9", "--stride=4"], "context=9: it cannot be combined"),
@@ -264,6 +267,13 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
 def test_bad_settings_are_an_error(words, message):
     with pytest.raises(UserError, match=message):
         run_tool(*words)
+
+
+def test_another_script_is_named_with_its_arguments(monkeypatch):
+    """It was a command of this script."""
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError, match=r"; use python tools/memorized\.py 'out-\*' --samples=5$"):
+        evaluate.run(["memorized", "out-*", "--samples=5"])
 
 
 @pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
