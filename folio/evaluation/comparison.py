@@ -33,7 +33,7 @@ def choose_sides(sides: Sequence[str]) -> list[list[str]]:
     if len(sides) != 2:
         raise UserError(
             f"compare takes two sides, and {len(sides)} were given: separate the runs of one side by commas, or name "
-            f'them by a quoted pattern, as in compare "out-a*" "out-b*"'
+            f'them by a quoted pattern, as in tools/compare.py "out-a*" "out-b*"'
         )
     first, second = (expand_runs([side]) for side in sides)
     folders = [os.path.realpath(run) for run in second]

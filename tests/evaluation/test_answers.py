@@ -19,7 +19,8 @@ from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
 from sample import SampleConfig
-from tools import evaluate
+from tools import compare, evaluate
+from tools.compare import CompareConfig
 from tools.evaluate import EvaluateConfig
 from train import train
 
@@ -229,7 +230,7 @@ def test_a_baseline(agreeing, tmp_path, capsys):
         "Two dogs run",
         "A mat.",
     ]
-    run_tool("compare", *agreeing, "--tasks=pairs", options[0], options[2])
+    compare.main(load(CompareConfig, [*agreeing, "--tasks=pairs", options[0], options[2]]))
     results = json.loads((tmp_path / "r.json").read_text())
     assert {row["run"] for row in results["results"]} == {*agreeing, "first_sentence"}
     assert len(results["comparisons"]) == 6 and "first_sentence" not in str(results["comparisons"])
@@ -243,7 +244,7 @@ def test_sampling_answers_and_stops(agreeing, capsys):
 
 
 def test_comparing(agreeing, tmp_path, capsys):
-    run_tool("compare", *agreeing, "--tasks=pairs", f"--json={tmp_path / 'r.json'}")
+    compare.main(load(CompareConfig, [*agreeing, "--tasks=pairs", f"--json={tmp_path / 'r.json'}"]))
     first, *others = json.loads((tmp_path / "r.json").read_text())["comparisons"]
     assert first["measure"] == "exact match" and first["difference"] == 1 and first["p"] < 1e-6
     assert [row["measure"] for row in others] == ["chrF", "BLEU", "ROUGE-1", "ROUGE-2", "ROUGE-L"]

@@ -34,6 +34,7 @@ from prepare.tunes import TunesConfig
 from sample import SampleConfig
 from tests.support.music import tune
 from tools import evaluate
+from tools.compare import CompareConfig
 from tools.evaluate import EvaluateConfig
 from train import train
 
@@ -240,12 +241,15 @@ def test_a_model_of_text_is_not_evaluated_on_music(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, message",
-    [(["compare", "a", "b"], "music is not compared"), (["a", "--stop=x"], "it needs --tasks=pairs")],
+    "config, words, message",
+    [
+        (CompareConfig, ["a", "b"], "music is not compared"),
+        (EvaluateConfig, ["a", "--stop=x"], "it needs --tasks=pairs"),
+    ],
 )
-def test_settings_that_do_not_fit_are_one_line(words, message):
+def test_settings_that_do_not_fit_are_one_line(config, words, message):
     with pytest.raises(ConfigError, match=message):
-        load(EvaluateConfig, [*words, "--tasks=music"])
+        load(config, [*words, "--tasks=music"])
 
 
 def test_a_temperature_is_for_music_alone():

@@ -1,3 +1,5 @@
+"""What tools/evaluate.py prints and writes of runs, and what it refuses."""
+
 import json
 import shutil
 
@@ -10,7 +12,6 @@ from folio import UserError
 from folio.base.settings import ConfigError, load
 from folio.checkpoints import foreign
 from prepare import text as prepare_text
-from tests.support.evaluations import replace_fetch
 from tests.support.processes import ROOT
 from tests.support.tiny_tokenizers import TEXT, bpe
 from tools import evaluate
@@ -183,38 +184,7 @@ def test_what_a_finetuned_model_was_trained_on_before_is_not_known(tiny, tmp_pat
     assert f"could not check whether {tiny().out_dir} was trained on it, from which" in capsys.readouterr().err
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_path, capsys):
-    cfg = tiny(max_iters=2, warmup_iters=1)
-    train(cfg)
-    passages = ["The king said é to his love", "Swear", "fair no3 crown"]
-    replace_fetch(monkeypatch, tmp_path, {"4aa8": "\n".join(json.dumps({"text": t}) for t in passages[::2]).encode()})
-    copy = shutil.copytree(cfg.out_dir, f"{cfg.out_dir}-copy")
-    run_tool("compare", cfg.out_dir, copy, "--tasks=lambada", "--limit=1")
-    out = capsys.readouterr().out
-    assert f"{cfg.out_dir} left out 1 of the 27 characters of lambada (3.70%)" in out
-    assert "lambada, accuracy: on this text, the checkpoints" in out and "| 1 passages |" in out
-
-
 # --- command ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_command(tiny, tmp_path, capsys):
-    cfg = tiny(max_iters=12, eval_interval=6)
-    train(cfg)
-    text = tmp_path / "new.txt"
-    text.write_text("the king shall love\n\n" * 30 + "his crown and swear", encoding="utf-8")
-    capsys.readouterr()
-    words = ["--text", str(text), "--split_on=\\n\\n", "--stride", "4", f"--json={tmp_path / 'results.json'}"]
-    copy = shutil.copytree(cfg.out_dir, f"{cfg.out_dir}-copy")
-    run_tool("compare", cfg.out_dir, copy, *words)
-    out = capsys.readouterr().out
-    assert "31 documents |" in out and "do not differ significantly" in out
-    output = json.loads((tmp_path / "results.json").read_text())
-    assert len(output["results"]) == 6 and output["comparisons"][0]["p"] == 1
-    assert output["results"][0]["low"] < output["results"][0]["value"] < output["results"][0]["high"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +214,7 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ([], r"^runs: name a run, or: compare RUN RUN$"),
+        ([], r"^runs: name a run, as in: python tools/evaluate\.py out-shakespeare-char$"),
         (["out", "--stride=0"], r"^command line: stride=0: it must be at least 1, or None$"),
         (["out", "--split_on="], r"split_on=: it must not be empty"),
         (
@@ -257,10 +227,9 @@ def test_bad_input_is_an_error(words, message, tiny, tmp_path, data_dir):
         (["out", "--samples=5"], "samples is not a setting"),
         (["out", "--temperature=0.5"], "temperature=0.5: it needs --tasks=music"),
         (["out", "--context=0"], r"context=0: it must be at least 1, or None$"),
-        (["out", "--context=9", "--tasks=lambada"], "context=9: it cannot be combined with --tasks, --stride, --block"),
+        (["out", "--context=9", "--tasks=lambada"], "it cannot be combined with --tasks, --stride, or --block_size"),
         (["out", "--context=9", "--stride=4"], "context=9: it cannot be combined"),
         (["out", "--context=9", "--block_size=4"], "context=9: it cannot be combined"),
-        (["compare", "a", "b", "--context=9"], "context=9: it cannot be combined"),
         (["out", "--texts=a.txt"], "texts is not a setting; did you mean text?"),
     ],
 )
@@ -269,11 +238,21 @@ def test_bad_settings_are_an_error(words, message):
         run_tool(*words)
 
 
-def test_another_script_is_named_with_its_arguments(monkeypatch):
-    """It was a command of this script."""
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["compare", "a", "b"], "python tools/compare.py a b"),
+        (["compare", "out-a*", "out-b*", "--tasks=pairs"], "python tools/compare.py 'out-a*' 'out-b*' --tasks=pairs"),
+        (["memorized", "out", "--samples=5"], "python tools/memorized.py out --samples=5"),
+        (["memorized"], "python tools/memorized.py"),
+    ],
+)
+def test_the_command_of_another_script_is_named(words, expected, monkeypatch):
+    """They were commands of this script."""
     monkeypatch.chdir(ROOT)
-    with pytest.raises(ConfigError, match=r"; use python tools/memorized\.py 'out-\*' --samples=5$"):
-        evaluate.run(["memorized", "out-*", "--samples=5"])
+    with pytest.raises(ConfigError) as error:
+        evaluate.run(words)
+    assert str(error.value) == f"{words[0]} is a script of its own; use {expected}"
 
 
 @pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
