@@ -240,12 +240,6 @@ EXEMPT = {  # modules without a test file of their own, and the file that tests 
     "folio/decoding/cpu_records.py": "tests/decoding/test_cpu_decoder.py",  # the arguments of the compiled step
     "folio/machine/openmp.py": "tests/test_layout.py",  # one line, which runs at import
 }
-MOVING = {  # modules whose tests are still in the file of a command
-    "folio/evaluation/benchmarks.py": "tests/tools/test_evaluate.py",
-    "folio/evaluation/comparison.py": "tests/tools/test_evaluate.py",
-    "folio/evaluation/scores.py": "tests/tools/test_evaluate.py",
-    "folio/evaluation/text_loss.py": "tests/tools/test_evaluate.py",
-}
 CROSS_CUTTING = {  # test files that name no module, and what they test
     "tests/checkpoints/test_damage.py": "damaged checkpoints in every command",
     "tests/checkpoints/test_strangers.py": "hostile files in every place where one is opened",
@@ -283,7 +277,7 @@ def problems_of_tests(root: Path, exempt: dict[str, str], cross_cutting: Collect
 
 def test_each_module_has_the_test_file_with_its_name():
     """Whoever edits a module finds its tests by its name, and a test file says by its name what it tests."""
-    assert problems_of_tests(ROOT, {**EXEMPT, **MOVING}, CROSS_CUTTING) == []
+    assert problems_of_tests(ROOT, EXEMPT, CROSS_CUTTING) == []
 
 
 MISPLACED = {  # files of a small tree, and the problem
@@ -379,7 +373,10 @@ def test_nothing_runs_at_import(path):
             assert not isinstance(node, (ast.For, ast.While, ast.With, ast.Try))
 
 
-COMPUTING = [ROOT / "train.py", ROOT / "tools" / "evaluate.py", ROOT / "tools" / "plan.py"]  # large batches
+COMPUTING = [  # scripts with large batches
+    ROOT / "train.py",
+    *(ROOT / "tools" / name for name in ("compare.py", "evaluate.py", "memorized.py", "plan.py")),
+]
 
 
 @pytest.mark.parametrize("path", COMPUTING, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -36,7 +36,7 @@ def with_tiny_model(command: str) -> str:
         return f"{command.partition('#')[0]} {SMALL}"
     if command.startswith("python sample.py"):
         return f"{command} --max_new_tokens={500 if '--save' in command else 5}"
-    if "evaluate.py memorized" in command:
+    if "memorized.py" in command:
         return f"{command} --samples=3 --max_new_tokens=20"
     return command
 

@@ -488,6 +488,11 @@ def comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def split_paths(text: str) -> list[str]:
+    """The paths in a setting that is a list. The name of an existing file or folder, even with a comma, is one path."""
+    return [text] if os.path.exists(text) else comma_separated(text)
+
+
 def _options(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 

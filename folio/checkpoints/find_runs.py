@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -9,6 +10,7 @@ from typing import NoReturn
 from folio import UserError
 from folio.base.files import is_locked, step_number
 from folio.base.progress import note
+from folio.base.settings import split_paths
 from folio.checkpoints import run_folder
 from folio.data.shards import has_data
 
@@ -24,6 +26,11 @@ def find_runs(name: str) -> list[str]:
     if "*" in name and not matches:
         raise UserError(f"{name}: no folder matches this pattern")
     return matches or [resolve(name)]
+
+
+def expand_runs(names: Iterable[str]) -> list[str]:
+    """The runs of names, of patterns, and of lists of either that are separated by commas. Raises UserError."""
+    return [run for listed in names for name in split_paths(listed) for run in find_runs(name)]
 
 
 def resolve(name: str) -> str:

@@ -5,6 +5,7 @@ Dimensions: n pairs; D documents, which are the pairs or, if pairs name the same
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from folio.base.progress import note, progress_bar
 from folio.data.sources.pairs import Pair, document_of
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.evaluation.intervals import leave_one_out_influence
-from folio.evaluation.scores import Measure
+from folio.evaluation.scores import Evaluation, Measure, Reading, read_characters
 
 EXACT = "exact match"
 ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
@@ -124,3 +125,45 @@ def group_rows(
         | mean_measure(source, EXACT, unit, documents[members], matches[members]).row()
         for values, members in groups.items()
     ]
+
+
+# --- what evaluations report ------------------------------------------------------------------------------------------
+
+
+def evaluate_pairs(
+    evaluation: Evaluation,
+    model: LanguageModel,
+    name: str,
+    pairs: list[Pair],
+    stop: str | None = None,
+    by: Sequence[str] = (),
+) -> None:
+    """Add what is measured of the model's answers to the pairs of one source.
+
+    stop: as in answer_pairs. by: the fields of group_rows.
+    """
+    texts = [text for pair in pairs for text in pair[:2]]
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    evaluation.readings[name] = replace(read_characters(texts, model.tokenizer), bytes=size)
+    add_answers(evaluation, name, pairs, answer_pairs(model, name, pairs, stop), by)
+
+
+def evaluate_baseline(baseline: str, models: Sequence[Evaluation], by: Sequence[str] = ()) -> Evaluation:
+    """What is measured of answers that need no model, to the pairs that the models answered."""
+    evaluation = Evaluation(baseline)
+    for name, pairs in {name: pairs for model in models for name, pairs in model.pairs.items()}.items():
+        evaluation.readings[name] = Reading()
+        add_answers(evaluation, name, pairs, [BASELINES[baseline](pair.prompt) for pair in pairs], by)
+    return evaluation
+
+
+def add_answers(
+    evaluation: Evaluation, name: str, pairs: list[Pair], answers: Sequence[str], by: Sequence[str]
+) -> None:
+    """Add what is measured of answers to the pairs of one source."""
+    measures, evaluation.signatures = measure_answers(name, pairs, answers)
+    evaluation.measures += measures
+    evaluation.pairs[name] = pairs
+    about = {"run": evaluation.run, "of": name}
+    evaluation.groups += [about | row for row in group_rows(name, pairs, answers, by)]
+    evaluation.answers += [about | pair.fields | {"answer": text} for pair, text in zip(pairs, answers, strict=True)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from folio import UserError
 from folio.checkpoints import foreign
+from folio.checkpoints.find_runs import expand_runs
 from folio.evaluation import intervals
 from folio.evaluation.benchmarks import TASKS
 from folio.evaluation.intervals import Estimate, ratio_difference
@@ -24,6 +25,27 @@ class Design(NamedTuple):
     sides: list[list[str]]  # the runs of both sides; paired ones in the order of their seeds
     paired: bool = False  # whether the runs of both sides have the same seeds
     lines: Sequence[str] = ()  # what to print before the results
+
+
+def choose_sides(sides: Sequence[str]) -> list[list[str]]:
+    """The runs of both sides, each as expand_runs takes it. Raises UserError if they cannot be compared."""
+    given = f"compare {' '.join(sides)}"
+    if len(sides) != 2:
+        raise UserError(
+            f"compare takes two sides, and {len(sides)} were given: separate the runs of one side by commas, or name "
+            f'them by a quoted pattern, as in tools/compare.py "out-a*" "out-b*"'
+        )
+    first, second = (expand_runs([side]) for side in sides)
+    folders = [os.path.realpath(run) for run in second]
+    if on_both := [run for run in first if os.path.realpath(run) in folders]:
+        raise UserError(f"{given}: {on_both[0]} is on both sides; give each side runs of its own")
+    sizes = [len(first), len(second)]
+    if 1 in sizes and sizes != [1, 1]:
+        raise UserError(
+            f"{given}: the sides have {sizes[0]} and {sizes[1]} runs; give one run per side to compare two "
+            f"checkpoints, or several runs per side, separated by commas, to compare settings"
+        )
+    return [first, second]
 
 
 def choose_design(sides: list[list[str]], checkpoint: str) -> Design:

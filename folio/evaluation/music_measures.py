@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 
+from folio import UserError
 from folio.base.progress import progress_bar
+from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.shards import Shard
 from folio.data.sources.music import (
     DEFAULT_VELOCITY,
@@ -33,12 +36,15 @@ from folio.data.sources.music import (
     timed_pitches,
     write_midi,
 )
+from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.evaluation.memorization import TrainingIndex
-from folio.evaluation.scores import Measure
+from folio.evaluation.overlap import open_training_data
+from folio.evaluation.scores import Evaluation, Measure, Reading
 
 TUNE_STEPS = 48  # per quarter, the unit of time in a tune's notes: 1/16 of a quarter, and triplets of it
 MAJOR = (0, 2, 4, 5, 7, 9, 11)  # the pitch classes of a major scale above its tonic
+PIECES = 200  # to generate, and at most to compare them with
 RESAMPLES = 1000
 BATCH_SIZE = 64  # pieces generated at a time, if memory holds as many
 
@@ -267,3 +273,46 @@ def generate_pieces(model: LanguageModel, count: int, most: int, temperature: fl
     start = model.encode_prompt("").ids
     texts = model.complete(((start, k) for k in range(count)), count, config)
     return list(progress_bar(iterable=texts, total=count, unit="piece", desc="generating"))
+
+
+# --- what evaluations report ------------------------------------------------------------------------------------------
+
+
+def evaluate_music(
+    evaluation: Evaluation,
+    model: LanguageModel,
+    saved: Checkpoint,
+    data_dir: str | None = None,
+    limit: int = PIECES,
+    temperature: float = 1.0,
+) -> None:
+    """Add what is measured of pieces that the model generates and, as the scale, of held-out pieces.
+
+    data_dir: as in open_training_data. Raises UserError if the model was not trained on music.
+    """
+    tokenizer = model.tokenizer
+    read, meter = piece_of_tune, "bars as long as the meter"
+    if isinstance(tokenizer, MidiTokenizer):
+        read, meter = partial(piece_of_events, format=EventFormat.of(tokenizer)), "notes on a beat"
+    if tokenizer.eot is None:
+        raise UserError(f"{saved.path} does not generate pieces of music: its tokenizer has no end-of-text token")
+    training = open_training_data(saved, data_dir)
+    held_out = [tokenizer.decode(ids) for of in training for ids in pieces_of(of.val, tokenizer.eot, limit)]
+    trained_on = [tokenizer.decode(ids) for of in training for ids in pieces_of(of.train, tokenizer.eot, limit)]
+    real = [read(text) for text in held_out]
+    if not any(piece.parses for piece in real):
+        raise UserError(f"{saved.path} does not generate music: no held-out document parses as ABC notation")
+    most = 2 * max(len(tokenizer.encode(text)) for text in held_out)
+    texts = generate_pieces(model, limit, most, temperature)
+    pieces, index = [read(text) for text in texts], TrainingIndex(training, tokenizer.eot)
+    for name, written, measured in (("generated", texts, pieces), ("held out", held_out, real)):
+        evaluation.readings[name] = Reading()
+        copied = [longest_copied(index, tokenizer.encode(text)) for text in written]
+        evaluation.measures += [*measure_pieces(name, measured, meter), *measure_copied(name, copied)]
+        evaluation.more_rows.append(longest_row(name, copied))
+    names = [measure.name for measure in evaluation.measures]
+    evaluation.measures.sort(key=lambda measure: names.index(measure.name))  # generated and held out side by side
+    evaluation.readings["training"] = Reading()
+    sets = {"generated": pieces, "training": [read(text) for text in trained_on]}
+    evaluation.more_rows += distance_rows(sets, real)
+    evaluation.answers += [{"run": evaluation.run, "of": "generated", "piece": text} for text in texts]

@@ -1,13 +1,17 @@
 """Whether passages of a text, called probes, occur in the data sets that a model was trained on."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from folio import UserError
+from folio.base.progress import note
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.data.shards import Dataset, data_root, has_data, open_dataset
 from folio.data.windows import Mixture, parse_mixture
+from folio.evaluation.scores import Reading
+from folio.evaluation.texts import EvaluatedText
 
 PROBES = 20  # passages of a text
 PROBE_TOKENS = 32  # length of each of them
@@ -40,6 +44,38 @@ def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
     if mixture.hash != saved.state["dataset"]["hash"]:
         raise UserError(f"its training data, {config['dataset']}, has been prepared again since then")
     return mixture
+
+
+def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_dir: str | None) -> Reading:
+    """Look up passages of a text in the run's training data, unless it is the validation set of that data.
+
+    Prints a line if any are found, or if the text could not be looked up. Returns the text's reading with the counts.
+    """
+    try:
+        training = open_training_data(saved, data_dir)
+        if text.dataset and text.dataset.hash in [dataset.hash for dataset in training]:
+            return text.reading
+        ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
+        if not (probes := choose_probes(ids, document)):
+            raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
+    except UserError as error:
+        note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
+        return text.reading
+    matches, complete = count_matches(probes, training)
+    where = f"the training data of {run}"
+    if not complete:
+        where = f"the first {SEARCHED_BYTES // 10**6} MB of {where}, which is all that was searched"
+    if matches:
+        how_much = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
+        line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {where}: it was trained on "
+        line += f"{how_much}, so its values here say little about new text"
+        note(f"{text.name}: {line}")
+    elif not complete:
+        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {where}")
+    elif (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
+        line = f"could not check whether {base} was trained on it, from which {run} started"
+        note(f"{text.name}: {line}")
+    return replace(text.reading, probes=len(probes), probes_matched=matches)
 
 
 def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """What evaluation reports of a model: values with their intervals, and how much of each text the model read."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,3 +160,13 @@ class Evaluation:
             {"run": self.run, "of": losses.source, "block_size": losses.block_size, "losses": losses.curve()}
             for losses in self.positions
         ]
+
+
+def collect_results(models: Sequence[Evaluation]) -> dict[str, Any]:
+    """What was measured of all models, as JSON."""
+    results: dict[str, Any] = {"results": [row for model in models for row in model.rows()]}
+    if any(model.positions for model in models):
+        results["curves"] = [curve for model in models for curve in model.curves()]
+    if signatures := {name: text for model in models for name, text in model.signatures.items()}:
+        results |= {"signatures": signatures, "groups": [row for model in models for row in model.groups]}
+    return results

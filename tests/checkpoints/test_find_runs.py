@@ -12,13 +12,14 @@ import train as train_script
 from folio import UserError, load
 from folio.base import settings
 from folio.checkpoints import run_folder
-from folio.checkpoints.find_runs import resolve, runs_under
+from folio.checkpoints.find_runs import expand_runs, resolve, runs_under
+from folio.evaluation.comparison import choose_sides
 from folio.web.viewed_model import ViewedModel
 from prepare import text as prepare_text
 from sample import SampleConfig
 from sample import main as sample
 from tests.support.runs import set_date, write_run
-from tools import evaluate, export, report
+from tools import export, report
 from tools.runs import RunsConfig, main
 from tools.sweep import main as run_sweep
 from train import TrainConfig, train
@@ -85,9 +86,9 @@ def test_latest_samples_exports_and_evaluates(two, tiny, tmp_path, capsys):
         sample(settings.load(SampleConfig, options))
         captured = capsys.readouterr()
         assert captured.out == f"the{expected}\n" and f"by {two}" in captured.err
-    assert evaluate.expand("old,latest") == ["old", str(two)] and evaluate.expand("latest") == [str(two)]
+    assert expand_runs(["old,latest"]) == ["old", str(two)] and expand_runs(["latest"]) == [str(two)]
     with pytest.raises(UserError, match="is on both sides"):
-        evaluate.choose_sides(settings.load(evaluate.EvaluateConfig, ["compare", "latest", str(two)]))
+        choose_sides(["latest", str(two)])
     export.main(settings.load(export.ExportConfig, ["--to=nanogpt", "latest", "exported"]))
     assert (tmp_path / "exported" / "ckpt.pt").exists()
     assert ViewedModel("latest", "best", torch.device("cpu")).name == str(two)

@@ -14,12 +14,14 @@ from folio.data.sources.pairs import Pair, make_pair, summary, write_pairs
 from folio.data.tokenizer import ByteTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.evaluation.answers import answer_pairs, first_sentence, group_rows, measure_answers
+from folio.evaluation.tables import format_groups
 from model import GPT, GPTConfig
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
 from sample import SampleConfig
-from tools import evaluate
-from tools.evaluate import EvaluateConfig, format_groups
+from tools import compare, evaluate
+from tools.compare import CompareConfig
+from tools.evaluate import EvaluateConfig
 from train import train
 
 WORDS = "the cat sat on a mat and saw two dogs run".split()
@@ -228,7 +230,7 @@ def test_a_baseline(agreeing, tmp_path, capsys):
         "Two dogs run",
         "A mat.",
     ]
-    run_tool("compare", *agreeing, "--tasks=pairs", options[0], options[2])
+    compare.main(load(CompareConfig, [*agreeing, "--tasks=pairs", options[0], options[2]]))
     results = json.loads((tmp_path / "r.json").read_text())
     assert {row["run"] for row in results["results"]} == {*agreeing, "first_sentence"}
     assert len(results["comparisons"]) == 6 and "first_sentence" not in str(results["comparisons"])
@@ -242,7 +244,7 @@ def test_sampling_answers_and_stops(agreeing, capsys):
 
 
 def test_comparing(agreeing, tmp_path, capsys):
-    run_tool("compare", *agreeing, "--tasks=pairs", f"--json={tmp_path / 'r.json'}")
+    compare.main(load(CompareConfig, [*agreeing, "--tasks=pairs", f"--json={tmp_path / 'r.json'}"]))
     first, *others = json.loads((tmp_path / "r.json").read_text())["comparisons"]
     assert first["measure"] == "exact match" and first["difference"] == 1 and first["p"] < 1e-6
     assert [row["measure"] for row in others] == ["chrF", "BLEU", "ROUGE-1", "ROUGE-2", "ROUGE-L"]

@@ -1,9 +1,5 @@
 """What a model reproduces of its training data, against decoding token by token and brute-force searches."""
 
-import json
-import random
-import re
-import shutil
 import string
 from types import SimpleNamespace
 
@@ -11,13 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from folio import UserError
-from folio.base.settings import load
-from folio.checkpoints import foreign
 from folio.data.shards import Shard
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
-from folio.decoding.quantize import round_trip
 from folio.evaluation import extraction
 from folio.evaluation.extraction import (
     cut_passages,
@@ -33,17 +25,9 @@ from folio.evaluation.extraction import (
 from folio.evaluation.memorization import TrainingIndex, TrainingSearch
 from folio.machine.runtime import resolve_runtime
 from model import GPT, GPTConfig
-from prepare import text as prepare_text
 from tests.support.datasets import dataset_of
-from tools import evaluate
-from tools.evaluate import EvaluateConfig
-from train import TrainConfig, train
 
 CHARACTERS = CharTokenizer.of(set(string.ascii_letters), eot=False)  # 52 tokens
-
-
-def run_tool(*words: str) -> None:
-    evaluate.main(load(EvaluateConfig, list(words)))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -196,140 +180,6 @@ def test_passages_are_counted_by_their_occurrences(block_size, P, seed, monkeypa
     assert [row["n"] for row in prefix_rows(model, search)] == [1, 2, 2, 2, 2]  # of two held-out ones, one is
     short = dataset_of(np.tile(np.append(passages[0][:40], eot), 9).astype("<u2"), val=(ids[:30],))
     assert prefix_rows(model, TrainingSearch([short], tokenizer)) == []
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def memorizer(tmp_path) -> TrainConfig:
-    """A model trained on one passage of 68 characters that occurs 60 times between words of 20 random letters."""
-    rng = random.Random(3)
-    words = ["".join(rng.choices(string.ascii_lowercase, k=20)) for _ in range(220)]
-    passage = "".join(rng.sample(string.ascii_uppercase + string.digits + string.punctuation, k=68))
-    body = words[:200] + [passage] * 60
-    rng.shuffle(body)
-    source = tmp_path / "planted.txt"
-    source.write_text("".join(body + words[200:]), encoding="utf-8")
-    prepare_text.main(prepare_text.TextConfig(inputs=(str(source),), data_dir=str(tmp_path), val_fraction=0.04))
-    cfg = TrainConfig(
-        n_layer=2, n_head=4, n_embd=64, block_size=64, batch_size=8, max_iters=100, warmup_iters=10, dropout=0.0,
-        learning_rate=1e-2, eval_interval=100, log_interval=100, dataset="planted", data_dir=str(tmp_path),
-        out_dir=str(tmp_path / "out"), dtype="float32", always_save_checkpoint=True,
-    )  # fmt: skip
-    train(cfg)
-    return cfg
-
-
-def test_a_model_reproduces_what_it_saw_often(memorizer, tmp_path, capsys):
-    """A passage of 68 characters is seen 60 times, and words of random letters once, or never."""
-    capsys.readouterr()
-    results = tmp_path / "results.json"
-    words = ["--samples=40", "--max_new_tokens=128", "--span=40", "--checkpoint=last", f"--json={results}"]
-    run_tool("memorized", memorizer.out_dir, *words)
-    out = capsys.readouterr().out
-    (facts,) = json.loads(results.read_text())["memorized"]
-    rows = {tuple(row["occurrences"]): row for row in facts["passages"]}
-    assert rows[10, 99]["value"] == 1 and rows[0, 0]["value"] == 0 and rows[1, 1]["value"] < 0.3
-    assert rows[0, 0]["prefix"] == 32 and "given the first 32, because the context has 64 tokens" in out
-    spans = {(row["of"], row["span"]): row for row in facts["spans"]}
-    assert spans["samples", 40]["low"] > 0.1 and spans["held-out text", 40]["value"] == 0
-    assert spans["samples", 40]["n"] == 40 and facts["complete"] and facts["datasets"] == ["planted"]
-    assert len(facts["longest"]) == 10 and facts["longest"][0]["count"] >= 1
-    text = (tmp_path / "planted.txt").read_text()
-    for span in facts["longest"]:
-        assert text[span["offset"] :].startswith(span["text"]) and len(span["text"]) == span["tokens"]
-    assert "| 40 or more | " in out and re.search(r"\| 10 to 99 \| [12] \| 100\.00 % \(.* to 100\.00\) \| 32\.0", out)
-    run_tool("memorized", memorizer.out_dir, *words)  # the same samples
-    assert capsys.readouterr().out == out
-
-
-def test_passages_are_read_with_rounded_weights(tiny, monkeypatch):
-    """Texts were generated with the weights of --dtype=int4, but passages were read with those of the checkpoint."""
-    cfg = tiny(max_iters=2, warmup_iters=1)
-    train(cfg)
-    models = []
-
-    def read_nothing(model: LanguageModel, passages: np.ndarray) -> np.ndarray:
-        models.append(model.model)
-        return np.zeros(len(passages), np.int64)
-
-    monkeypatch.setattr("folio.evaluation.extraction.tokens_reproduced", read_nothing)
-    run_tool("memorized", cfg.out_dir, "--dtype=int4", "--samples=3", "--max_new_tokens=20")
-    saved = foreign.load(cfg.out_dir).model["transformer.wte.weight"]
-    assert models and torch.equal(models[0].lm_head.weight, round_trip(saved, "int4"))
-
-
-def test_only_a_part_is_searched(tiny, monkeypatch, capsys):
-    cfg = tiny(max_iters=2, warmup_iters=1)
-    train(cfg)
-    monkeypatch.setattr("folio.evaluation.memorization.MAX_INDEXED_TOKENS", 5000)
-    capsys.readouterr()
-    run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
-    out = capsys.readouterr().out
-    assert "Searched: the first 5,000 training tokens of verse; the rest was not searched, so more may be" in out
-    assert "not known" not in out and "targets" not in out and "empty" not in out
-
-
-def test_a_model_of_completions_writes_no_prompts(tiny, masked_dir, capsys):
-    """Most samples of a model of pairs were empty, and the shares were those of a few tokens of the others."""
-    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=masked_dir)
-    train(cfg)
-    capsys.readouterr()
-    run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
-    assert "Not all tokens of the training data were targets: the model has not" in capsys.readouterr().out
-
-
-def test_what_a_finetuned_model_was_trained_on_before_is_not_searched(tiny, tmp_path, capsys):
-    train(tiny(max_iters=2, warmup_iters=1))
-    cfg = tiny(max_iters=2, warmup_iters=1, init_from=tiny().out_dir, out_dir=str(tmp_path / "fine"))
-    train(cfg)
-    run_tool("memorized", cfg.out_dir, "--samples=3", "--max_new_tokens=20")
-    assert f"The training data of {tiny().out_dir}, from which {cfg.out_dir} started, is not" in capsys.readouterr().out
-
-
-def test_training_data_that_cannot_be_searched_is_an_error(tiny, tmp_path, data_dir, text):
-    shutil.copytree(data_dir, tmp_path / "data")
-    cfg = tiny(max_iters=2, warmup_iters=1, data_dir=str(tmp_path / "data"))
-    train(cfg)
-    (tmp_path / "data").rename(tmp_path / "moved")
-    with pytest.raises(UserError, match=r"/step-000002: its training data, .*verse, does not exist; set --data_dir"):
-        run_tool("memorized", cfg.out_dir)
-    part = tmp_path / "part.txt"
-    part.write_text(text[:9000], encoding="utf-8")
-    prepare_text.main(prepare_text.TextConfig(inputs=(str(part),), name="verse", data_dir=str(tmp_path / "data")))
-    with pytest.raises(UserError, match="its training data, verse, has been prepared again since then"):
-        run_tool("memorized", cfg.out_dir)
-
-
-@pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
-def test_weights_without_recorded_data_are_an_error(tmp_path):
-    from folio.checkpoints.export_formats import write_hugging_face
-    from tests.support.exports import checkpoint_of
-    from tests.support.tiny_tokenizers import bpe
-
-    write_hugging_face(checkpoint_of(bpe(), True), tmp_path / "hf")
-    with pytest.raises(UserError, match="hf: its checkpoint does not record the training data"):
-        run_tool("memorized", str(tmp_path / "hf"))
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["memorized"], "runs=.*memorized.*: name the run, as in: memorized RUN"),
-        (["memorized", "out", "--text=a.txt"], "text=a.txt: it cannot be combined with memorized"),
-        (["memorized", "out", "--tasks=lambada"], "tasks=lambada: it cannot be combined with memorized"),
-        (
-            ["memorized", "out", "--span=300"],
-            "span=300: a sample has only 200 tokens; set a smaller --span or a larger",
-        ),
-        (["out", "--samples=5"], "samples=5: it needs: memorized RUN"),
-        (["out", "--temperature=0.5"], "temperature=0.5: it needs --tasks=music, or: memorized RUN"),
-    ],
-)
-def test_bad_settings_are_an_error(words, message):
-    with pytest.raises(UserError, match=message):
-        run_tool(*words)
 
 
 def test_documents_that_are_too_short_for_prefixes():

@@ -13,6 +13,7 @@ import sample
 from folio import UserError
 from folio.base.settings import ConfigError, load
 from folio.data.sources.music import EventFormat, Note
+from folio.evaluation import music_measures
 from folio.evaluation.memorization import TrainingIndex
 from folio.evaluation.music_measures import (
     Piece,
@@ -33,6 +34,7 @@ from prepare.tunes import TunesConfig
 from sample import SampleConfig
 from tests.support.music import tune
 from tools import evaluate
+from tools.compare import CompareConfig
 from tools.evaluate import EvaluateConfig
 from train import train
 
@@ -219,7 +221,7 @@ def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
     """A model that writes training tunes is as good as they are, and all that it writes is copied."""
     text = (tmp_path / "all.abc").read_text()
     copies = [tune for tune in text.split("\n\n") if tune][:8]
-    monkeypatch.setattr(evaluate, "generate_pieces", lambda *_: [f"{tune.strip()}\n" for tune in copies])
+    monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: [f"{tune.strip()}\n" for tune in copies])
     values = evaluated(tunes_run, folder=tmp_path)
     assert values["generated", "pieces that are mostly one copied passage"] > 0.5
     assert values["held out", "pieces that are mostly one copied passage"] == 0
@@ -227,7 +229,7 @@ def test_copies_of_training_pieces_are_found(tunes_run, tmp_path, monkeypatch):
 
 
 def test_pieces_that_do_not_parse_have_no_distance(tunes_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "generate_pieces", lambda *_: ["", "K:K:K:"])
+    monkeypatch.setattr(music_measures, "generate_pieces", lambda *_: ["", "K:K:K:"])
     values = evaluated(tunes_run, folder=tmp_path)
     assert values["generated", "parses"] == 0 and ("generated", "notes in key") not in values
     assert ("generated", "distance of intervals") not in values
@@ -239,12 +241,15 @@ def test_a_model_of_text_is_not_evaluated_on_music(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, message",
-    [(["compare", "a", "b"], "music is not compared"), (["a", "--stop=x"], "it needs --tasks=pairs")],
+    "config, words, message",
+    [
+        (CompareConfig, ["a", "b"], "music is not compared"),
+        (EvaluateConfig, ["a", "--stop=x"], "it needs --tasks=pairs"),
+    ],
 )
-def test_settings_that_do_not_fit_are_one_line(words, message):
+def test_settings_that_do_not_fit_are_one_line(config, words, message):
     with pytest.raises(ConfigError, match=message):
-        load(EvaluateConfig, [*words, "--tasks=music"])
+        load(config, [*words, "--tasks=music"])
 
 
 def test_a_temperature_is_for_music_alone():

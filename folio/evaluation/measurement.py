@@ -1,0 +1,191 @@
+"""Measures one model on texts or tasks, by the settings that tools/evaluate.py and tools/compare.py share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from folio import UserError
+from folio.base.files import write_json
+from folio.base.progress import note
+from folio.base.settings import NonEmptyStr, PositiveInt, Settings, comma_separated, line_breaks, split_paths
+from folio.checkpoints import foreign
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.sources.pairs import Pair, read_pairs, write_pairs
+from folio.decoding.language_model import QUANTIZED, LanguageModel
+from folio.decoding.quantize import quantized
+from folio.evaluation.answers import evaluate_pairs
+from folio.evaluation.benchmarks import TASKS, score_endings
+from folio.evaluation.music_measures import PIECES, evaluate_music
+from folio.evaluation.overlap import search_training_data
+from folio.evaluation.scores import Evaluation, read_characters
+from folio.evaluation.text_loss import measure_positions, measure_text
+from folio.evaluation.texts import EvaluatedText, open_datasets, open_files, open_pairs, open_validation_set
+from folio.machine.kernels import adapt
+from folio.machine.runtime import Runtime, resolve_runtime
+from model import GPT
+
+ALL_TASKS = (*TASKS, "pairs", "music")  # for the last two, the model generates text
+
+
+@dataclass(frozen=True)
+class MeasurementConfig(Settings):
+    # --- text ---
+    dataset: NonEmptyStr | None = None  # evaluate on its validation set; None: the data set of the training run
+    data_dir: str | None = None  # folder of the data sets; None: as in training
+    text: NonEmptyStr | None = None  # text files or folders, separated by commas, instead of a validation set
+    split_on: str | None = None  # separator of the documents in --text; \n is a line break; None: one per file
+    field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
+    on_unknown: Literal["error", "skip"] = "error"  # skip: leave out characters that are not in the vocabulary
+    block_size: PositiveInt | None = None  # tokens of context; None: as in training; learned positions have no more
+    stride: PositiveInt | None = None  # tokens from one context to the next; None: the whole context
+    # --- tasks ---
+    tasks: NonEmptyStr | None = None  # lambada,hellaswag,pairs,music (evaluate.py only); instead of a text
+    limit: PositiveInt | None = None  # questions or pairs per task, or pieces of music; None: all, or 200 pieces
+    pairs: NonEmptyStr | None = None  # a .jsonl file of prompts and completions; None: those of the validation set
+    stop: NonEmptyStr | None = None  # text at which an answer to a prompt also ends; \n is a line break
+    baseline: Literal["first_sentence"] | None = None  # also score the first sentence as the summary
+    by: str = "target,kind"  # at most two fields of the pairs to group exact match by; fields they lack are ignored
+    answers: NonEmptyStr | None = None  # also write the pairs with the answers, or the pieces, to this .jsonl file
+    # --- models and output ---
+    checkpoint: Literal["best", "last"] = "best"  # of a run
+    device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "int4"] = "auto"  # of matmuls, or of weights
+    json: str | None = None  # also write the results to this file
+
+    def problems(self) -> list[tuple[str, str]]:
+        problems, tasks = [], self.task_names
+        if unknown := [task for task in tasks if task not in ALL_TASKS]:
+            problems.append(("tasks", f"{unknown[0]} is not a task; the tasks are {', '.join(ALL_TASKS)}"))
+        of_pairs = [name for name in ("pairs", "stop", "baseline") if getattr(self, name)]
+        problems += [(name, "it needs --tasks=pairs") for name in of_pairs if "pairs" not in tasks]
+        if self.answers and not {"pairs", "music"} & {*tasks}:
+            problems.append(("answers", "it needs --tasks=pairs or --tasks=music"))
+        if self.pairs and self.dataset:
+            problems.append(("pairs", "it cannot be combined with --dataset; give only one of them"))
+        if len(self.group_fields) > 2:
+            problems.append(("by", "give at most two fields, separated by a comma"))
+        if self.split_on == "":
+            problems.append(("split_on", "it must not be empty; None takes each file as one document"))
+        if tasks and (self.text or (self.dataset and "pairs" not in tasks)):
+            problems.append(("tasks", "it cannot be combined with --text or --dataset; give only one of them"))
+        if self.limit and not tasks:
+            problems.append(("limit", "it is the number of questions per task, and no --tasks are given"))
+        return problems
+
+    @property
+    def task_names(self) -> list[str]:
+        return comma_separated(self.tasks or "")
+
+    @property
+    def group_fields(self) -> list[str]:
+        return comma_separated(self.by)
+
+
+def name_problems(setting: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The problem of a setting that has a task among its runs, as in: RUN --tasks lambada hellaswag."""
+    named = [name for name in names if name in ALL_TASKS]
+    return [(setting, f"{named[0]} is a task; separate tasks by commas: --tasks={','.join(TASKS)}")] if named else []
+
+
+class LoadedModel(NamedTuple):
+    """A model to measure."""
+
+    saved: Checkpoint
+    runtime: Runtime
+    as_saved: GPT
+    model: GPT  # as_saved, or a copy with weights rounded to int8 or int4
+
+
+def load_model(run: str, cfg: MeasurementConfig) -> LoadedModel:
+    """The model of a run, on the device. Raises UserError if it cannot have the context that the settings ask for."""
+    saved = foreign.load(run, cfg.checkpoint)
+    saved.tokenizer.on_unknown = "skip" if cfg.tasks else cfg.on_unknown
+    runtime = resolve_runtime(cfg.device, "float32" if cfg.dtype in QUANTIZED else cfg.dtype, False)
+    note(f"{saved.path}: {runtime.description}")
+    model = saved.build().eval().to(runtime.device)
+    adapt(model, runtime)
+    if cfg.block_size:
+        try:
+            model.crop_block_size(cfg.block_size)
+        except ValueError as error:
+            raise UserError(f"{run}: --{error}; use --block_size={model.config.block_size} or less") from None
+    if cfg.stride and cfg.stride > model.config.block_size:
+        raise UserError(f"--stride={cfg.stride}: it must not exceed the context of {model.config.block_size} tokens")
+    return LoadedModel(saved, runtime, model, quantized(model, cfg.dtype) if cfg.dtype in QUANTIZED else model)
+
+
+def evaluate_model(
+    run: str, cfg: MeasurementConfig, context: int | None = None, temperature: float = 1.0
+) -> Evaluation:
+    """Measure one model on all texts or tasks that the settings ask for. Raises UserError.
+
+    context: measure the loss of texts by position, up to this many tokens. temperature: of generated pieces of music.
+    """
+    loaded, evaluation = load_model(run, cfg), Evaluation(run)
+    for task in cfg.task_names:
+        if task in TASKS:
+            evaluate_endings(evaluation, loaded, task, cfg.limit)
+            continue
+        generator = LanguageModel(loaded.as_saved, loaded.saved.tokenizer, cfg.device, cfg.dtype)
+        if task == "music":
+            evaluate_music(evaluation, generator, loaded.saved, cfg.data_dir, cfg.limit or PIECES, temperature)
+            continue
+        for source, pairs in open_sources(loaded.saved, cfg).items():
+            stop = cfg.stop and line_breaks(cfg.stop)
+            evaluate_pairs(evaluation, generator, source, pairs[: cfg.limit], stop, cfg.group_fields)
+    for text in [] if cfg.tasks else open_texts(loaded.saved, cfg):
+        reading = text.reading
+        if cfg.dataset or not text.dataset:  # not the validation set of the run itself
+            reading = search_training_data(text, run, loaded.saved, cfg.data_dir)
+        evaluation.readings[text.name] = reading
+        if context:
+            measured = measure_positions(loaded.model, loaded.runtime, text.name, text.streams, context)
+            evaluation.positions.append(measured)
+        else:
+            evaluate_text(evaluation, loaded, text, cfg)
+    return evaluation
+
+
+def evaluate_endings(evaluation: Evaluation, loaded: LoadedModel, task: str, limit: int | None) -> None:
+    """Add what is measured of the endings of a task's first `limit` questions."""
+    questions, tokenizer = TASKS[task].questions()[:limit], loaded.saved.tokenizer
+    texts = (text for question in questions for text in (question.context, *question.endings))
+    evaluation.readings[task] = read_characters(texts, tokenizer)
+    scores = score_endings(loaded.model, tokenizer, loaded.runtime, task, questions)
+    evaluation.measures += TASKS[task].measures(questions, scores)
+
+
+def evaluate_text(evaluation: Evaluation, loaded: LoadedModel, text: EvaluatedText, cfg: MeasurementConfig) -> None:
+    """Add the loss of a text. A line says how much rounded weights change it."""
+    stride = cfg.stride or loaded.model.config.block_size
+    arguments = loaded.saved.tokenizer, loaded.runtime, text.name, text.streams, stride
+    measures = measure_text(loaded.model, *arguments)
+    evaluation.measures += measures
+    if cfg.dtype in QUANTIZED:
+        before = measure_text(loaded.as_saved, *arguments)[0].ratio
+        shift = f"{measures[0].ratio - before:+.4f} nats from {before:.4f}"
+        note(f"{text.name}: weights in {cfg.dtype} change the loss by {shift}")
+
+
+def open_texts(saved: Checkpoint, cfg: MeasurementConfig) -> list[EvaluatedText]:
+    """The text of --text, or the validation sets. Raises UserError if their tokenizer is not the model's."""
+    if cfg.text:
+        return [open_files(split_paths(cfg.text), cfg.field, cfg.split_on, saved.tokenizer)]
+    datasets = open_datasets(saved, cfg.dataset, cfg.data_dir, "--text")
+    return [open_validation_set(dataset, saved) for dataset in datasets]
+
+
+def open_sources(saved: Checkpoint, cfg: MeasurementConfig) -> dict[str, list[Pair]]:
+    """The pairs of --pairs, or of the validation sets, by the name of their source. Raises UserError."""
+    if cfg.pairs:
+        return {f"pairs of {cfg.pairs}": read_pairs(cfg.pairs)}
+    return open_pairs(open_datasets(saved, cfg.dataset, cfg.data_dir, "--pairs"))
+
+
+def write_results(cfg: MeasurementConfig, models: Sequence[Evaluation], results: dict[str, Any]) -> None:
+    """Write the answers of the models and the results to the files of the settings, if any."""
+    if cfg.answers:
+        write_pairs(Path(cfg.answers), (row for model in models for row in model.answers))
+    if cfg.json:
+        write_json(Path(cfg.json), results)

@@ -1,0 +1,230 @@
+"""Comparisons of checkpoints and of settings, against scipy's tests and simulated runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from folio import UserError
+from folio.checkpoints import foreign
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.tokenizer import CharTokenizer
+from folio.evaluation.comparison import Design, choose_design, choose_sides, compare
+from folio.evaluation.scores import Evaluation, Reading, read_characters
+from tests.support.evaluations import compare_models, measure_of
+
+
+def test_equal_weights_give_the_ordinary_paired_test(seed):
+    rng = np.random.default_rng(seed)
+    a = rng.normal(3, 1, 50)
+    b = a + rng.normal(0.1, 0.3, 50)
+    (comparison,) = compare_models([measure_of(a)], [measure_of(b)])
+    expected = stats.ttest_rel(b, a)
+    assert comparison["p"] == pytest.approx(expected.pvalue)
+    assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+
+
+def test_a_comparison_names_the_better_checkpoint_or_none():
+    """Only one seed was compared, and the sentence read as if it were about the settings."""
+    same, worse, noise = measure_of([2, 3, 2, 3]), measure_of([2.5, 3.6, 2.5, 3.5]), measure_of([2.5, 2.4, 2.1, 3])
+    sentence = compare_models([same], [worse])[0]["sentence"]
+    assert "on this text, the checkpoint a is better than b: b minus a is +0.5250" in sentence
+    assert "This is about these two checkpoints, not about their settings" in sentence
+    assert "the checkpoint b is better than a: b minus a is -0.5250" in compare_models([worse], [same])[0]["sentence"]
+    sentence = compare_models([same], [noise])[0]["sentence"]
+    assert "the checkpoints a and b do not differ significantly" in sentence and "not about their settings" in sentence
+    high = measure_of([1, 1, 1, 0, 1, 1, 1, 1], better="higher")
+    low = measure_of([0, 0, 0, 0, 0, 0, 0, 1], better="higher")
+    assert "a is better than b" in compare_models([high], [low])[0]["sentence"]
+    identical = compare_models([same], [same])[0]
+    assert identical["p"] == 1 and identical["difference"] == 0
+    # every document by the same amount
+    shifted = compare_models([measure_of([1, 2, 3])], [measure_of([2, 3, 4])])[0]
+    assert shifted["p"] == 0 and shifted["low"] == shifted["high"] == 1
+    with pytest.raises(UserError, match="not measured on the same documents"):
+        compare_models([same], [measure_of([1, 2])])
+
+
+def run_of(rng: np.random.Generator, difficulty: np.ndarray, seed_effect: float) -> Evaluation:
+    """A simulated run: the loss of each document is its difficulty, plus the effect of the seed, plus noise."""
+    losses = difficulty + seed_effect + rng.normal(0, 0.05, len(difficulty))
+    return Evaluation("run", [measure_of(losses)], {"text": Reading()})
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_equal_settings_seldom_differ_and_a_real_difference_is_found(paired, seed):
+    """Runs that differ only in their seed: between settings, about 5 % of the comparisons report a difference. Between
+    two checkpoints, most do, because the seed's effect is real on every document.
+    """
+    rng = np.random.default_rng(seed)
+    between_settings = between_checkpoints = real_differences = 0
+    for _ in range(300):
+        difficulty = rng.normal(2, 0.5, 100)
+        effects = rng.normal(0, 0.1, (2, 4))
+        if paired:
+            effects[1] += effects[0]  # what the runs with one seed have in common
+        sides = [[run_of(rng, difficulty, effect) for effect in side] for side in effects]
+        better = [run_of(rng, difficulty, effect - 1) for effect in effects[1]]
+        design = Design([["run"] * 4] * 2, paired)
+        between_settings += "are better" in compare(sides, design)[0]["sentence"]
+        real_differences += (
+            "the settings of B are better than those of A" in compare([sides[0], better], design)[0]["sentence"]
+        )
+        checkpoints = [side[:1] for side in sides]
+        between_checkpoints += "is better" in compare(checkpoints, Design([["a"], ["b"]]))[0]["sentence"]
+    assert 1 <= between_settings <= 40  # 15 expected
+    assert real_differences >= 290 and between_checkpoints >= 200
+
+
+def test_a_comparison_of_settings_is_over_runs():
+    """Each run is one sample: its value on the whole text."""
+
+    def side(*losses: float) -> list[Evaluation]:
+        return [Evaluation("run", [measure_of([loss, loss + 1])], {"text": Reading()}) for loss in losses]
+
+    first, second = side(1.0, 1.1, 1.2), side(2.0, 2.1, 2.3)
+    values = [[measure.ratio for run in runs for measure in run.measures] for runs in (first, second)]
+    for paired, expected, name in (
+        (True, stats.ttest_rel(*values[::-1]), "paired t-test"),
+        (False, stats.ttest_ind(*values[::-1], equal_var=False), "Welch's t-test"),
+    ):
+        (comparison,) = compare([first, second], Design([["run"] * 3] * 2, paired))
+        assert comparison["p"] == pytest.approx(expected.pvalue)
+        assert (comparison["low"], comparison["high"]) == pytest.approx(tuple(expected.confidence_interval()))
+        assert comparison["over"] == "runs" and comparison["n"] == 6
+        assert (
+            "the settings of A are better than those of B: the mean of B minus that of A is 2.6333 - 1.6000 = +1.0333 ±"
+            in comparison["sentence"]
+        )
+        assert f"3 + 3 runs, {name})." in comparison["sentence"] and "checkpoint" not in comparison["sentence"]
+    (comparison,) = compare([side(1.0, 1.1), side(1.1, 1.3)], Design([["run"] * 2] * 2, True))
+    assert "the settings of A and B cannot be told apart with 2 + 2 runs" in comparison["sentence"]
+    assert comparison["high"] - comparison["low"] > 1  # t of one degree of freedom is 12.7
+
+
+# --- runs to compare --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded_settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict]:
+    """The training settings that checkpoints record, by the name of the run. A test fills it in."""
+    settings: dict[str, dict] = {}
+    monkeypatch.setattr(foreign, "load", lambda run, _: Checkpoint(Path(run), {}, None, settings[run]))
+    return settings
+
+
+def design_of(*sides: str) -> Design:
+    return choose_design(choose_sides(sides), "best")
+
+
+def test_runs_with_the_same_seeds_are_paired(recorded_settings):
+    for i, seed in enumerate((1, 2, 3, 3, 1, 2), start=1):
+        settings = {"seed": seed, "out_dir": f"r{i}", "learning_rate": 0.1 if i < 4 else 0.2, "n_layer": 2}
+        recorded_settings[f"r{i}"] = {"config": settings}
+    recorded_settings["gpt2"] = recorded_settings["gpt2-medium"] = {"model": {}}
+    design = design_of("r1,r2,r3", "r4,r5,r6")
+    assert design.paired and design.sides == [["r1", "r2", "r3"], ["r5", "r6", "r4"]]
+    assert design.lines[:3] == [
+        "A: r1, r2, r3",
+        "B: r5, r6, r4",
+        "Settings that differ: learning_rate 0.1 (A) and 0.2 (B).",
+    ]
+    assert "both sides have the seeds 1, 2, 3" in design.lines[3]
+    design = design_of("r1,r2,r3", "r5,r6")
+    assert not design.paired and "different seeds (1, 2, 3; 1, 2)" in design.lines[3]
+    assert not design_of("r1,r2", "r4,r5").paired and "(1, 2; 3, 1)" in design_of("r1,r2", "r4,r5").lines[3]
+    assert "not every run records its seed" in design_of("r1,r2", "gpt2,gpt2-medium").lines[3]
+    assert "unknown, because" in design_of("r1,r2", "gpt2,gpt2-medium").lines[2]
+    recorded_settings["r5"]["config"]["n_layer"] = 3
+    line = design_of("r1,r2,r3", "r4,r5,r6").lines[2]
+    assert "n_layer 2 (A) and 2, 3 (B)" in line and "The runs of one side differ in n_layer" in line
+    with pytest.raises(
+        UserError, match=r"^r3 and r4 have the same seed, so they are not independent: .* its own --seed"
+    ):
+        design_of("r3,r4", "r1,r2")
+    with pytest.raises(UserError, match="gpt2 and gpt2 have the same seed"):
+        design_of("gpt2,gpt2", "r1,r2")
+
+
+def test_sides_that_cannot_be_compared_are_an_error(tmp_path, monkeypatch):
+    with pytest.raises(
+        UserError, match=r"the sides have 2 and 1 runs; give one run per side to compare two checkpoints"
+    ):
+        design_of("a,b", "c")
+    with pytest.raises(UserError, match="compare takes two sides, and 3 were given"):
+        design_of("a", "b", "c")
+    monkeypatch.chdir(tmp_path)
+    for name in ("out-b", "out-a", "out,c"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out-a.log").touch()
+    sides = choose_sides(["out-*, gpt2", "r1,r2,r3"])
+    assert sides == [["out-a", "out-b", "gpt2"], ["r1", "r2", "r3"]]
+    assert choose_sides(["out-a", "out,c"]) == [["out-a"], ["out,c"]]
+    for sides in (("out-a,out-b", "r1,./out-b"), ("out-b", "out-b"), ("out-*", "out-b,r1")):
+        with pytest.raises(UserError, match="out-b is on both sides; give each side runs of its own"):
+            design_of(*sides)
+    with pytest.raises(UserError, match=r"^run\*: no folder matches this pattern$"):
+        design_of("run*", "out-*")
+
+
+# --- what was measured on ---------------------------------------------------------------------------------------------
+
+
+def test_different_validation_sets_are_an_error():
+    """Two data sets with the same number of blocks were compared as if they were one text."""
+    sides = [
+        [Evaluation(name, [measure_of([1, 2, 3])], {f"{name}, validation": Reading(bytes=size)})]
+        for name, size in (("a", 300), ("b", 301))
+    ]
+    with pytest.raises(
+        UserError, match=r"a and b were evaluated on different texts \(a, validation and b, validation\)"
+    ):
+        compare(sides, Design([["a"], ["b"]]))
+
+
+def test_models_that_read_different_characters_get_no_verdict(seed):
+    """Bits per byte over different characters are not the same quantity."""
+    rng = np.random.default_rng(seed)
+    sides = []
+    for name, tokenizer in (("a", CharTokenizer("abc")), ("b", CharTokenizer("abcd")), ("c", CharTokenizer("cab"))):
+        reading = read_characters(["abcabc", "abd", "xyz"], tokenizer)
+        sides.append([Evaluation(name, [measure_of(rng.normal(2, 1, 3))], {"text": reading})])
+    assert sides[0][0].readings["text"].unknown == {"d": 1, "x": 1, "y": 1, "z": 1}
+    (comparison,) = compare(sides[:2], Design([["a"], ["b"]]))
+    assert "no verdict, because the models left out different characters" in comparison["sentence"]
+    assert comparison["p"] is None and comparison["difference"] == pytest.approx(
+        sides[1][0].measures[0].ratio - sides[0][0].measures[0].ratio
+    )
+    for runs in (sides[0] * 2, sides[2] * 2):  # several runs per side
+        (comparison,) = compare([sides[1] * 2, runs], Design([["b"] * 2, ["a"] * 2]))
+        assert "no verdict" in comparison["sentence"]
+    (comparison,) = compare([sides[0], sides[2]], Design([["a"], ["c"]]))
+    assert "no verdict" not in comparison["sentence"]  # both left out the same characters
+    assert "different characters" not in comparison["sentence"]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_few_different_characters_do_not_prevent_a_verdict(runs):
+    """One character of a novel that only one model knew, and there was no verdict."""
+    texts = ["abc" * 1000, "d" * 3, "e" * 2]  # 3,005 characters
+
+    def side(name: str, characters: str, shift: float) -> list[Evaluation]:
+        reading = read_characters(texts, CharTokenizer(characters))
+        return [Evaluation(name, [measure_of([1 + shift, 1.1 + shift])], {"text": reading})] * runs
+
+    design = Design([["a"] * runs, ["b"] * runs])
+    (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
+    counts = ", ".join(["a: 2"] * runs + ["b: 3"] * runs)
+    assert comparison["p"] < 0.05 and comparison["low"] == pytest.approx(1) and "than" in comparison["sentence"]
+    assert comparison["sentence"].endswith(
+        f" The models left out a few different characters ({counts} of 3,005), which is less than 0.1% of the text."
+    )
+    texts.append("x")  # 4 of 3,006 characters are more than that
+    (comparison,) = compare([side("a", "abcd", 0), side("b", "abce", 1)], design)
+    assert "no verdict" in comparison["sentence"] and comparison["p"] is None
+    texts[0] *= 2
+    longer = [replace(evaluation, measures=[measure_of([1, 2, 3])]) for evaluation in side("a", "abcd", 0)]
+    (comparison,) = compare([longer, side("b", "abce", 1)], design)  # different numbers of blocks
+    assert ("no verdict" in comparison["sentence"]) == (runs == 1)

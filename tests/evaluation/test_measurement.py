@@ -1,0 +1,79 @@
+"""One model on texts and tasks, by the settings of tools/evaluate.py and tools/compare.py."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from folio import UserError
+from folio.checkpoints import foreign
+from folio.decoding.quantize import round_trip
+from folio.evaluation.answers import EXACT
+from folio.evaluation.measurement import MeasurementConfig, evaluate_model, load_model, name_problems, write_results
+from folio.evaluation.scores import LOSS
+from tests.support.evaluations import replace_fetch
+
+CPU = dict(device="cpu", dtype="float32")
+
+
+def test_texts_are_measured_in_contexts_of_the_given_length(run, tmp_path):
+    text = "the king shall love his crown and swear by fair"
+    (tmp_path / "new.txt").write_text(text, encoding="utf-8")
+    cfg = MeasurementConfig(text=str(tmp_path / "new.txt"), block_size=len(text), **CPU)
+    with pytest.raises(UserError, match=r": --block_size=47 is more than .* 32 positions; use --block_size=32"):
+        evaluate_model(run, cfg)
+    evaluation = evaluate_model(run, cfg.replace(block_size=16))
+    assert [measure.name for measure in evaluation.measures] == [LOSS, "perplexity", "bits per byte"]
+    saved = foreign.load(run)
+    assert saved.tokenizer.eot is None
+    ids, model, total = torch.tensor(saved.tokenizer.encode(text).tolist()), saved.build().eval(), 0.0
+    for begin in range(0, len(ids) - 1, 16):
+        context = ids[begin : begin + 17]
+        with torch.inference_mode():
+            total += float(F.cross_entropy(model.logits(context[None, :-1])[0], context[1:], reduction="sum"))
+    assert evaluation.measures[0].ratio == pytest.approx(total / (len(ids) - 1), abs=1e-5)
+    by_position = evaluate_model(run, cfg.replace(block_size=None), context=20)
+    assert not by_position.measures and by_position.positions[0].counted.shape == (len(ids) // 21, 20)
+
+
+def test_a_text_is_searched_unless_it_is_the_runs_own_validation_set(run, data_dir):
+    (reading,) = evaluate_model(run, MeasurementConfig(**CPU)).readings.values()
+    assert reading.probes is None
+    cfg = MeasurementConfig(text=str(data_dir / "verse.txt"), **CPU)
+    (reading,) = evaluate_model(run, cfg).readings.values()
+    assert reading.probes == 20 and reading.probes_matched >= 17
+
+
+def test_a_line_says_how_much_rounded_weights_change_the_loss(run, capsys):
+    cfg = MeasurementConfig(dtype="int4", device="cpu")
+    loaded = load_model(run, cfg)
+    weight = loaded.as_saved.transformer.wte.weight
+    assert torch.equal(loaded.model.transformer.wte.weight, round_trip(weight, "int4"))
+    losses = [evaluate_model(run, MeasurementConfig(device="cpu", dtype=dtype)).measures[0].ratio
+              for dtype in ("float32", "int4")]  # fmt: skip
+    change = f"change the loss by {losses[1] - losses[0]:+.4f} nats from {losses[0]:.4f}\n"
+    assert f"verse, validation: weights in int4 {change}" in capsys.readouterr().err
+
+
+def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "the king", "completion": " and"}) + "\n")
+    passages = [{"text": text} for text in ("The king and his love", "fair crown")]
+    replace_fetch(monkeypatch, tmp_path, {"4aa8": "\n".join(map(json.dumps, passages)).encode()})
+    pairs = str(tmp_path / "pairs.jsonl")
+    source = f"pairs of {pairs}"
+    for tasks, sources in (("lambada,pairs", ["lambada", source]), ("pairs, lambada", [source, "lambada"])):
+        evaluation = evaluate_model(run, MeasurementConfig(tasks=tasks, pairs=pairs, limit=1, **CPU))
+        assert [*evaluation.readings] == sources
+        measured = {(measure.source, measure.name): len(measure.values) for measure in evaluation.measures}
+        assert measured["lambada", "accuracy"] == measured[source, EXACT] == 1
+    cfg = MeasurementConfig(answers=str(tmp_path / "answers.jsonl"), json=str(tmp_path / "results.json"))
+    write_results(cfg, [evaluation], {"results": []})
+    (row,) = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    assert (row["run"], row["of"], row["completion"]) == (run, source, " and") and "answer" in row
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": []}
+
+
+def test_a_task_among_the_runs_is_a_mistake():
+    assert name_problems("runs", ["out", "gpt2"]) == []
+    assert name_problems("runs", ["out", "hellaswag"])[0][1].startswith("hellaswag is a task; separate tasks by commas")

@@ -1,0 +1,206 @@
+"""Losses of texts and by position, against transformers and a forward pass for each token."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+
+from folio import UserError
+from folio.data.corpus import Corpus, find_sources
+from folio.data.shards import Shard
+from folio.data.tokenizer import ByteTokenizer, CharTokenizer
+from folio.evaluation import text_loss
+from folio.evaluation.text_loss import (
+    Stream,
+    corpus_stream,
+    measure_positions,
+    measure_text,
+    shard_streams,
+    token_losses,
+)
+from folio.machine.runtime import Runtime, resolve_runtime
+from model import GPT
+from tests.support.evaluations import compare_models, model_of, nats_of
+from tests.support.tiny_tokenizers import bpe
+from tools.bench.baselines import transformers_model
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Runtime:
+    return resolve_runtime("cpu", "float32", False)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
+@pytest.mark.parametrize("stride", [8, 5, 3, 1])
+@pytest.mark.parametrize("n", [2, 8, 9, 10, 31])
+def test_losses_are_those_of_transformers(n, stride, runtime, seed):
+    """Each token is predicted in the first context that contains it."""
+    model = model_of(20)
+    theirs = transformers_model(model)
+    ids = np.random.default_rng(seed).integers(20, size=n)
+    losses = token_losses(model, ids, runtime, stride)
+    for j in range(1, n):
+        begin = next(b for b in range(0, n, stride) if b + 8 >= j)
+        assert losses[j - 1] == pytest.approx(nats_of(theirs, ids[begin:j], ids[j]), abs=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_long_context_takes_no_memory_for_a_short_text(n, runtime):
+    """The text was padded to block_size, which a model without learned positions may have of any size."""
+    ids = np.arange(n)
+    short, long = (model_of(20, block_size=size, position="alibi") for size in (8, 10**12))
+    expected = token_losses(short, ids, runtime, stride=8)
+    assert token_losses(long, ids, runtime, stride=10**12) == pytest.approx(expected, abs=1e-5)
+
+
+def test_bits_per_byte_count_the_predicted_bytes(runtime, tmp_path):
+    """All 257 tokens are equally likely; each document ends with a token that is not a byte."""
+    documents = ["One.", "Two documents.", "Größe."] * 10
+    (tmp_path / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    corpus = Corpus(find_sources([str(tmp_path / "text.txt")]), split_on="\n\n")
+    tokenizer = ByteTokenizer()
+    streams = [corpus_stream(corpus, tokenizer)]
+    measures = measure_text(model_of(257, std=0), tokenizer, runtime, "text", streams, stride=8)
+    loss, perplexity, bits = (measure.row() for measure in measures)
+    size = sum(len(text.encode()) for text in documents)
+    assert loss["value"] == pytest.approx(math.log(257)) and perplexity["value"] == pytest.approx(257)
+    assert loss["n"] == 30 and loss["over"] == "documents"
+    assert loss["low"] == pytest.approx(loss["high"])  # each document has the same mean
+    assert bits["value"] == pytest.approx(math.log2(257) * (size + 30 - 1) / (size - 1))  # the first is not predicted
+    assert bits["low"] < bits["value"] < bits["high"]
+
+
+def test_documents_are_the_same_for_all_tokenizers(runtime, tmp_path):
+    words = ["hello world", "the hello", "world the world hello"] * 20
+    (tmp_path / "text.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    corpus = Corpus(find_sources([str(tmp_path / "text.txt")]), split_on="\n")
+    measures = []
+    for tokenizer in (CharTokenizer.of("\n".join(words)), bpe()):
+        streams = [corpus_stream(corpus, tokenizer)]
+        measures.append(measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8))
+    assert [len(measure.values) for per_tokenizer in measures for measure in per_tokenizer] == [60] * 6
+    (comparison,) = compare_models(*measures)
+    assert comparison["measure"] == "bits per byte"  # they have different tokens
+    assert measures[0][2].weights.sum() == len("\n".join(words))  # the separator repositions the end-of-text token
+
+
+def test_a_document_in_parts_is_one_document(tmp_path):
+    """A text larger than a block of the corpus had an end-of-text token in its middle."""
+    text = "hello world\n" * 120_000  # 1.4 MB
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    corpus, tokenizer = Corpus(find_sources([str(tmp_path / "text.txt")])), ByteTokenizer()
+    assert len(list(corpus.blocks())) > 1
+    stream = corpus_stream(corpus, tokenizer)
+    assert tokenizer.decode(stream.ids) == text
+    assert (stream.ids == tokenizer.eot).nonzero()[0].tolist() == [len(text)] and not stream.document.any()
+
+
+def test_documents_of_shards_end_at_the_end_of_text_token(runtime):
+    eot, mask = 256, np.array([0, 1, 1, 0, 1, 0, 1], np.uint8)
+    shards = [Shard(np.array([1, 2, eot, 3, 4, 5, eot])), Shard(np.array([6, eot, 7, 8, 9, eot, 5]), mask)]
+    streams = shard_streams(shards, ByteTokenizer())
+    assert [stream.document.tolist() for stream in streams] == [[0, 0, 0, 1, 1, 1, 1], [2, 2, 3, 3, 3, 3, 4]]
+    loss = measure_text(model_of(257, std=0), ByteTokenizer(), runtime, "text", streams, stride=8)[0]
+    assert loss.weights.sum() == 6 + 4 and loss.ratio == pytest.approx(math.log(257))
+
+
+def test_blocks_of_a_text_are_the_same_with_characters_that_are_left_out(runtime, tmp_path):
+    """They began later and later for the model that had left out more, so the models' blocks did not match."""
+    (tmp_path / "text.txt").write_text(("hello" * 40 + "é" * 8) * 200, encoding="utf-8")
+    corpus = Corpus(find_sources([str(tmp_path / "text.txt")]))
+    sizes = []
+    for characters in ("helo", "helo" + "é"):
+        tokenizer = CharTokenizer(characters)
+        tokenizer.on_unknown = "skip"
+        streams = [corpus_stream(corpus, tokenizer)]
+        bits = measure_text(model_of(tokenizer.vocab_size), tokenizer, runtime, "text", streams, 8)[2]
+        sizes.append(bits.weights)
+    without, complete = sizes
+    assert complete.sum() == 200 * 216 - 1 and without.sum() == 200 * 200 - 1
+    assert len(complete) == len(without) == 43
+    difference = complete - without  # each block has 4 or 5 times the 16 bytes that were left out
+    assert (difference[1:-1] >= 3 * 16).all() and (difference <= 5 * 16).all()
+
+
+# --- losses by position -----------------------------------------------------------------------------------------------
+
+
+def stream_of(ids: np.ndarray, counted: np.ndarray | None = None) -> Stream:
+    zeros = np.zeros(len(ids), np.int64)
+    return Stream(ids, np.ones(len(ids), bool) if counted is None else counted, zeros, zeros)
+
+
+@torch.inference_mode()
+def prefix_losses(model: GPT, window: np.ndarray) -> np.ndarray:
+    """The loss of each token of a window but the first, (N,), each from a forward pass over the tokens before it."""
+    ids = torch.from_numpy(window)
+    losses = [F.cross_entropy(model(ids[None, :p])[0][0], ids[p : p + 1]) for p in range(1, len(ids))]
+    return np.array(losses, dtype=float)
+
+
+@pytest.mark.parametrize("position, block_size", [("rotary", 8), ("alibi", 100), ("learned", 40), ("learned", 90)])
+def test_losses_by_position_are_those_of_prefixes(position, block_size, runtime, seed, monkeypatch):
+    """Windows of 71 tokens: two of a first shard, none of a second one, and one of a third."""
+    monkeypatch.setattr(text_loss, "BATCH_TOKENS", 2 * 70)  # two windows per batch
+    model = model_of(20, block_size=block_size, position=position)
+    shards = [np.random.default_rng(seed).integers(20, size=n) for n in (150, 70, 71)]
+    measured = measure_positions(model, runtime, "text", [stream_of(ids) for ids in shards], 70)
+    reach = min(70, block_size) if position == "learned" else 70
+    windows = [shards[0][:71], shards[0][71:142], shards[2]]
+    expected = np.array([prefix_losses(model, window[: reach + 1]) for window in windows])  # (3, reach)
+    curve = measured.curve()
+    assert curve[:reach] == pytest.approx(expected.mean(axis=0), abs=1e-4) and curve[reach:] == [None] * (70 - reach)
+    rows = measured.rows()
+    assert [(row["first"], row["last"]) for row in rows] == [(1, 17), (18, 35), (36, 70)]
+    for row in rows:
+        if row["last"] > reach:
+            assert (row["value"], row["low"], row["high"], row["n"]) == (None, None, None, 0)
+            continue
+        means = expected[:, row["first"] - 1 : row["last"]].mean(axis=1)
+        interval = stats.ttest_1samp(means, 0).confidence_interval()
+        assert (row["value"], row["low"], row["high"]) == pytest.approx((means.mean(), *interval), abs=1e-4)
+        assert row["n"] == 3 and row["over"] == "windows" and row["block_size"] == block_size
+
+
+def test_losses_by_position_leave_out_masked_tokens(runtime, seed):
+    """The mean is over the tokens that count. In a range, a window without such a token is not a sample."""
+    rng = np.random.default_rng(seed)
+    ids, counted = rng.integers(20, size=4 * 65), rng.random(4 * 65) < 0.5
+    windows = counted.reshape(4, 65)
+    windows[:, 0] = True  # not predicted
+    windows[1:, 5] = False
+    windows[0, 5] = True
+    windows[:, 7] = False
+    windows[2, 1:33] = False
+    model = model_of(20, position="rotary")
+    measured = measure_positions(model, runtime, "text", [stream_of(ids, counted)], 64)
+    expected = np.array([prefix_losses(model, window) for window in ids.reshape(4, 65)])  # (4, 64)
+    curve = measured.curve()
+    assert curve[4] == pytest.approx(expected[0, 4], abs=1e-4) and curve[6] is None
+    samples_of = {(1, 16): [0, 1, 3], (17, 32): [0, 1, 3], (33, 64): [0, 1, 2, 3]}
+    for row, ((first, last), samples) in zip(measured.rows(), samples_of.items(), strict=True):
+        positions = slice(first - 1, last)
+        weights = windows[samples, 1:][:, positions]
+        totals, n_tokens = (weights * expected[samples, positions]).sum(axis=1), weights.sum(axis=1)
+        mean, n = totals.sum() / n_tokens.sum(), len(samples)
+        standard_error = math.sqrt(((totals - mean * n_tokens) ** 2).sum() / (n * (n - 1))) / n_tokens.mean()
+        half_width = stats.t(n - 1).ppf(0.975) * standard_error
+        assert row["n"] == n and row["value"] == pytest.approx(mean, abs=1e-4)
+        assert (row["high"] - row["low"]) / 2 == pytest.approx(half_width, abs=1e-4)
+    counted[:] = False
+    measured = measure_positions(model, runtime, "text", [stream_of(ids, counted)], 64)
+    assert [row["value"] for row in measured.rows()] == [None] * 3 and measured.curve() == [None] * 64
+
+
+def test_a_text_of_two_windows_is_long_enough(runtime):
+    model, ids = model_of(20), np.zeros(42, np.int64)
+    assert measure_positions(model, runtime, "text", [stream_of(ids)], 20).rows()[0]["n"] == 0  # 8 learned positions
+    for streams in ([stream_of(ids[1:])], [stream_of(ids[:21]), stream_of(ids[:20])]):
+        with pytest.raises(UserError, match=r"^text has 41 tokens, and --context=20 needs 2 windows of 21: "):
+            measure_positions(model, runtime, "text", streams, 20)

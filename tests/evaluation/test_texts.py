@@ -1,0 +1,57 @@
+"""The texts and pairs that models are measured on."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from folio import UserError
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.shards import open_dataset
+from folio.data.tokenizer import ByteTokenizer
+from folio.evaluation.texts import open_datasets, open_files, open_pairs, open_validation_set
+
+
+def checkpoint_of(folder: Path, **config) -> Checkpoint:
+    """A checkpoint without weights of a run on the data set "verse" in the folder."""
+    state = {"config": {"dataset": "verse", "data_dir": str(folder), **config}}
+    return Checkpoint(Path("run"), {}, open_dataset(folder / "verse").load_tokenizer(), state)
+
+
+def test_the_documents_of_files_are_one_text(tmp_path):
+    (tmp_path / "a.txt").write_text("one--two", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("three", encoding="utf-8")
+    files = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    text = open_files(files, "text", "--", ByteTokenizer())
+    (stream,) = text.streams
+    assert text.name == f"{files[0]}, {files[1]}" and text.dataset is None
+    assert np.bincount(stream.document).tolist() == [4, 4, 6] and text.reading.characters == 11
+    (tmp_path / "c.txt").write_text("one\n\ntwo", encoding="utf-8")
+    (stream,) = open_files([str(tmp_path / "c.txt")], "text", "\\n\\n", ByteTokenizer()).streams  # as in a shell
+    assert np.bincount(stream.document).tolist() == [4, 4]
+
+
+def test_the_validation_set_is_that_of_the_training_run(data_dir, text):
+    saved = checkpoint_of(data_dir)
+    (dataset,) = open_datasets(saved, None, None, "--text")
+    opened = open_validation_set(dataset, saved)
+    ids = np.concatenate([shard.ids for shard in dataset.val])
+    assert opened.name == "verse, validation" and opened.dataset is dataset
+    assert np.concatenate([stream.ids for stream in opened.streams]).tolist() == ids.tolist()
+    assert opened.reading.bytes == len(saved.tokenizer.decode(ids).encode()) and opened.reading.characters is None
+
+
+def test_other_data_sets_are_named(mixed_dir, data_dir):
+    saved = checkpoint_of(data_dir)
+    assert [d.folder.name for d in open_datasets(saved, "prose,verse", mixed_dir, "--text")] == ["prose", "verse"]
+    (dataset,) = open_datasets(saved, "bytes", mixed_dir, "--text")
+    with pytest.raises(UserError, match=r"bytes was prepared with a different tokenizer than run: give a --text"):
+        open_validation_set(dataset, saved)
+    saved.state.clear()  # as of weights from elsewhere
+    with pytest.raises(UserError, match=r"run does not record .*: give a --dataset or a --pairs"):
+        open_datasets(saved, None, mixed_dir, "--pairs")
+
+
+def test_a_data_set_without_a_mask_has_no_pairs(data_dir):
+    with pytest.raises(UserError, match="verse has no prompts and completions"):
+        open_pairs([open_dataset(data_dir / "verse")])

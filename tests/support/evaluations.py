@@ -1,0 +1,52 @@
+"""Small models to measure, measures of given values, and comparisons of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from folio import UserError
+from folio.evaluation import benchmarks
+from folio.evaluation.comparison import Design, compare
+from folio.evaluation.scores import Evaluation, Measure, Reading
+from model import GPT, GPTConfig
+
+
+def model_of(vocab_size: int, std: float = 0.3, block_size: int = 8, position: str = "learned") -> GPT:
+    """Random weights, large enough that tokens differ in probability; std=0: all tokens are equally likely."""
+    torch.manual_seed(3)
+    config = GPTConfig(block_size=block_size, vocab_size=vocab_size, n_layer=2, n_head=2, n_embd=16, position=position)
+    model = GPT(config)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=std)
+    return model.eval()
+
+
+@torch.inference_mode()
+def nats_of(theirs: torch.nn.Module, before: np.ndarray, token: int) -> float:
+    """The loss of a token after others, by transformers."""
+    return -float(theirs(torch.from_numpy(before)[None]).logits[0, -1].log_softmax(-1)[token])
+
+
+def measure_of(values: list[float], weights: list[float] | None = None, **settings) -> Measure:
+    values, weights = (np.array(column, dtype=float) for column in (values, weights or [1.0] * len(values)))
+    return Measure("text", "bits per byte", "documents", values, weights, **settings)
+
+
+def compare_models(first: list[Measure], second: list[Measure]) -> list[dict]:
+    """The comparison of two checkpoints a and b, given what was measured of each."""
+    sides = [[Evaluation("a", first, {"text": Reading()})], [Evaluation("b", second, {"text": Reading()})]]
+    return compare(sides, Design([["a"], ["b"]]))
+
+
+def replace_fetch(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, bytes]) -> None:
+    """Let `fetch` return only these files, given by the first four digits of their sha256."""
+
+    def fetch(name: str, digest: str, sources: list) -> Path:
+        if digest[:4] not in files:
+            raise UserError(f"{name} could not be fetched")
+        (folder / digest).write_bytes(files[digest[:4]])
+        return folder / digest
+
+    monkeypatch.setattr(benchmarks, "fetch", fetch)

@@ -1,0 +1,57 @@
+"""Compare two trained models, or two settings with several seeds each: which is better, and is that significant?
+
+    python tools/compare.py out-a out-b                                  two checkpoints
+    python tools/compare.py out-a1,out-a2,out-a3 out-b1,out-b2,out-b3    two settings, with three seeds each
+    python tools/compare.py "out-a*" "out-b*" --text=novel.txt --json=comparison.json
+    python tools/compare.py out-translate out-finetuned --tasks=pairs    answers to held-out prompts
+
+A side is one run, or several runs: separated by commas, or a quoted pattern. Two checkpoints are compared document by
+document, by a paired t-test, which says nothing about other training seeds. Settings are compared by a t-test over runs
+that were trained with different seeds: paired if both sides have the same seeds, and otherwise Welch's.
+
+What is measured is the same as in tools/evaluate.py, whose --help describes it. docs/evaluation.md explains the tests.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+from folio.base.settings import run_script  # noqa: E402
+from folio.evaluation.answers import evaluate_baseline  # noqa: E402
+from folio.evaluation.comparison import choose_design, choose_sides, compare  # noqa: E402
+from folio.evaluation.measurement import MeasurementConfig, evaluate_model, name_problems, write_results  # noqa: E402
+from folio.evaluation.scores import collect_results  # noqa: E402
+from folio.evaluation.tables import format_results  # noqa: E402
+
+
+@dataclass(frozen=True)
+class CompareConfig(MeasurementConfig):
+    # --- sides ---
+    sides: tuple[str, ...] = ()  # SIDE SIDE: a run or what --init_from takes, or a,b,c or "out-a*" for several
+
+    def problems(self) -> list[tuple[str, str]]:
+        problems = super().problems() + name_problems("sides", self.sides)
+        if "music" in self.task_names:
+            problems.append(("tasks", "music is not compared: evaluate each run, and compare it with held-out pieces"))
+        return problems
+
+
+def main(cfg: CompareConfig) -> None:
+    design = choose_design(choose_sides(cfg.sides), cfg.checkpoint)
+    evaluations = [[evaluate_model(run, cfg) for run in side] for side in design.sides]
+    models = [model for side in evaluations for model in side]
+    if cfg.baseline:
+        models.append(evaluate_baseline(cfg.baseline, models, cfg.group_fields))
+    results = collect_results(models)
+    print(format_results(models, results))
+    comparisons = compare(evaluations, design)
+    print("\n".join(["", *design.lines, *(comparison["sentence"] for comparison in comparisons)]))
+    write_results(cfg, models, {**results, "sides": design.sides, "comparisons": comparisons})
+
+
+if __name__ == "__main__":
+    run_script(main, CompareConfig)
