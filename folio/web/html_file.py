@@ -5,7 +5,8 @@ It needs no network: its content security policy forbids every request. In the o
 
     policy, title, style sheet    as text
     folio/web/page/file_start.js      as text: it takes the following blocks while the browser reads them
-    code                          the scripts of the page and of the engine, and the bytes of its kernel: gzipped JSON
+    code                          the scripts of the page and of the engine, the one that both use, and the bytes of the
+                                  engine's kernel: gzipped JSON
     header                        everything about the model except its weights: gzipped JSON
     weights                       the bytes of all parameters and of the index, in blocks of BLOCK bytes
 
@@ -40,15 +41,17 @@ from folio.data.tokenizer import Tokenizer
 from folio.evaluation.memorization import TrainingSearch
 from folio.web.questions import probe_ids
 from folio.web.viewed_model import ViewedModel
-from folio.web.viewer import PAGE, hash_source, read_scripts
+from folio.web.viewer import PAGE, hash_source, read_scripts, read_style
 from model import GPT, POSITIONS
 
 ENGINE = Path(__file__).resolve().parent / "browser"
+SHARED = "sampling.js"  # of the engine's scripts, the one that the page uses, too
 ENGINE_SCRIPTS = (
+    SHARED,
     "gpt.js",
     "tokenizers.js",
     "questions.js",
-    "sampling.js",
+    "playground.js",
     "music.js",
     "trace.js",
     "memorized.js",
@@ -285,12 +288,12 @@ def write_html(path: Path, header: dict[str, Any], content: bytes) -> None:
 def html_parts(header: dict[str, Any], content: bytes) -> Iterator[str]:
     """The parts of the file, in order."""
     page = (PAGE / "page.html").read_text(encoding="utf-8")
-    style, start = (f"\n{read_scripts([PAGE / name])}\n" for name in ("style.css", START))
-    engine = join_engine()
-    scripts = page_scripts(page)
+    style, start = read_style(), f"\n{read_scripts([PAGE / START])}\n"
+    shared = f'"use strict";\n{read_scripts([ENGINE / SHARED])}\n'
+    scripts = {"shared": shared, "page": page_scripts(page), "engine": join_engine()}
     take = "takeBlock()"
-    code = {"page": scripts, "engine": engine, "kernel": base64.b64encode((ENGINE / KERNEL).read_bytes()).decode()}
-    hashes = " ".join(map(hash_source, (start, take, scripts, engine)))
+    code = scripts | {"kernel": base64.b64encode((ENGINE / KERNEL).read_bytes()).decode()}
+    hashes = " ".join(map(hash_source, (start, take, *scripts.values())))
     policy = (
         f"default-src 'none'; script-src {hashes} 'wasm-unsafe-eval'; worker-src blob:; "
         f"style-src {hash_source(style)}; img-src data: blob:; connect-src 'none'; base-uri 'none'; form-action 'none'"
@@ -318,15 +321,16 @@ def html_parts(header: dict[str, Any], content: bytes) -> Iterator[str]:
 
 
 def page_scripts(page: str) -> str:
-    """The scripts that page.html names and those of a file, as one. The last one starts the page."""
-    *names, last = re.findall(r'<script src="([\w.-]+)">', page)
+    """The page's own scripts that page.html names and those of a file, as one. The last one starts the page."""
+    *names, last = re.findall(r'<script src="([\w.-]+)">', page)  # without the shared one, which is in a folder
     of_file = sorted(path.name for path in PAGE.glob("file*.js") if path.name != START)
     return f"\n{read_scripts(PAGE / name for name in (*names, *of_file, last))}\n"
 
 
 def join_engine() -> str:
-    """The engine's scripts as one, which runs in a worker and in a page: its names are its own."""
-    return f'"use strict";\n{{\n{read_scripts(ENGINE / name for name in ENGINE_SCRIPTS)}\n}}\n'
+    """The engine's scripts as one, which runs after the shared one in a worker and in a page: its names are its own."""
+    own = (ENGINE / name for name in ENGINE_SCRIPTS if name != SHARED)
+    return f'"use strict";\n{{\n{read_scripts(own)}\n}}\n'
 
 
 def compress(value: Any) -> bytes:

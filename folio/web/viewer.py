@@ -34,7 +34,7 @@ GENERATING_THREADS = 20  # that may wait for tokens; starlette has 40, and the o
 
 
 def read_scripts(paths: Iterable[Path]) -> str:
-    """Scripts or style sheets as one, without their indentation and comments.
+    """Scripts as one, without their indentation and comments.
 
     A comment at the end of a line begins with " // ", which must not occur in strings of the scripts.
     """
@@ -42,15 +42,26 @@ def read_scripts(paths: Iterable[Path]) -> str:
     return re.sub(r"^\s*(//.*\s+)*| // .*", "", text, flags=re.MULTILINE).rstrip()
 
 
-def read_page() -> str:
-    """page.html with its style sheet and its scripts inside. Scripts that follow each other are one."""
+def read_style() -> str:
+    """The style sheet without what it does not need. Its strings must not contain punctuation."""
+    text = (PAGE / "style.css").read_text(encoding="utf-8")
+    return re.sub(r";?\s*([{};,])\s*|(?<=:)\s+", r"\1", text)
 
-    def content(match: re.Match) -> str:
-        return read_scripts(PAGE / name for name in re.findall(r'(?:href|src)="([\w.-]+)"', match.group()))
+
+def read_page() -> str:
+    """page.html with its style sheet and its scripts inside. Scripts that follow each other are one.
+
+    They are classic scripts, not ES modules, so that this page and the file of html_file.py stay one document each.
+    Modules inside a document have no URLs to import each other by. Blob URLs and an import map would give them some,
+    but a worker, such as the engine of the file, has no import map.
+    """
+
+    def scripts(match: re.Match) -> str:
+        return read_scripts(PAGE / name for name in re.findall(r'src="([\w./-]+)"', match.group()))
 
     page = (PAGE / "page.html").read_text(encoding="utf-8")
-    page = re.sub(r"<link rel.*>", lambda m: f"<style>\n{content(m)}\n</style>", page)
-    return re.sub(r"(<script src.*\s+)+", lambda m: f"<script>\n{content(m)}\n</script>\n", page)
+    page = re.sub(r"<link rel.*>", lambda _: f"<style>{read_style()}</style>", page)
+    return re.sub(r"(<script src.*\s+)+", lambda m: f"<script>\n{scripts(m)}\n</script>\n", page)
 
 
 def hash_source(text: str) -> str:

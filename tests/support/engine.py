@@ -71,7 +71,7 @@ class Engine:
     `eventsOf(generator)` returns what it yields.
     """
 
-    def __init__(self, page: Any, scripts: tuple[str, ...] = ("gpt.js",)):
+    def __init__(self, page: Any, scripts: tuple[str, ...]):
         self.page = page
         source = CONVERSIONS + "".join((FOLDER / name).read_text(encoding="utf-8") for name in scripts)
         self.page.add_script_tag(content=source)

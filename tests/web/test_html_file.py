@@ -214,7 +214,7 @@ def test_the_policy_allows_the_scripts_of_the_file_and_nothing_else(exported):
     def hashes(texts: set[str]) -> set[str]:
         return {f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts}
 
-    scripts = {*elements.texts("script"), code["page"], code["engine"]}
+    scripts = {*elements.texts("script"), code["shared"], code["page"], code["engine"]}
     assert set(rules["script-src"].split()) == {*hashes(scripts), "'wasm-unsafe-eval'"}
     assert set(rules["style-src"].split()) == hashes({*elements.texts("style")})
     assert {rules[name] for name in ("default-src", "connect-src", "base-uri", "form-action")} == {"'none'"}

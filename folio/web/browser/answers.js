@@ -194,7 +194,7 @@ class Answers {
       written[c] = dot(row, hidden);
     }
     for (let neuron = 0; neuron < 4 * C; neuron++) columnNorms[neuron] = Math.sqrt(columnNorms[neuron]);
-    const strongest = largest(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
+    const strongest = topIndices(columnNorms.map((norm, neuron) => norm * Math.abs(hidden[neuron])), NEURONS);
     const added = new Float32Array((H + strongest.length) * C);
     added.set(headOutputs);
     strongest.forEach((neuron, i) => added.set(column(neuron).map(x => x * hidden[neuron]), (H + i) * C));
@@ -343,7 +343,7 @@ class Answers {
       if (id % 1000 === 0) yield;
     }
     const placeOf = id => axes.map(axis => row(id).reduce((sum, x, c) => sum + (x - mean[c]) * axis[c], 0));
-    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = largest(similarity, NEIGHBORS + 1);
+    const ids = upTo(Math.min(V, MAP_TOKENS)), nearest = topIndices(similarity, NEIGHBORS + 1);
     return {tensors: {
       map: floats([ids.length, axes.length], ids.flatMap(placeOf)),
       share: floats([axes.length], share),
@@ -430,7 +430,7 @@ function hexOf(bytes) {
 function pushedTokens(effect, V) {
   return Array.from({length: effect.length / V}, (_, i) => {
     const row = effect.subarray(i * V, (i + 1) * V), withValues = ids => ids.map(id => [id, row[id]]);
-    return {up: withValues(largest(row, PUSHED)), down: withValues(largest(row.map(x => -x), PUSHED))};
+    return {up: withValues(topIndices(row, PUSHED)), down: withValues(topIndices(row.map(x => -x), PUSHED))};
   });
 }
 

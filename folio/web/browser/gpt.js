@@ -125,14 +125,6 @@ function halfToFloat(bits) {
 
 let halfFloats = null; // all 65,536 of them, by their bits
 
-// In place: `count` numbers of an array become their softmax.
-function softmax(array, at, count) {
-  let largest = -Infinity, sum = 0;
-  for (let i = at; i < at + count; i++) if (array[i] > largest) largest = array[i];
-  for (let i = at; i < at + count; i++) sum += array[i] = Math.exp(array[i] - largest);
-  for (let i = at; i < at + count; i++) array[i] /= sum;
-}
-
 // --- positions: as in model.py, in float32 ---------------------------------------------------------------------------
 
 // 10000^(2i / size) for i = 0 ... size / 2 - 1: at position p, the angles are p divided by these.
@@ -387,7 +379,7 @@ class GPT {
         m[scores + s] *= scale;
         if (this.biases) m[scores + s] += this.biases[h * S + (position - s) % S]; // the distance of slot s
       }
-      softmax(m, scores, keyCount);
+      softmax(m.subarray(scores, scores + keyCount));
       this.kernels.matmul(z + h * D, scores, headValues, 0, 1, D, keyCount, keyCount, stride, D);
     }
   }

@@ -105,7 +105,7 @@ class Trace {
       for (let t = 0; t < T; t++) {
         const row = t * T, keys = switches.mask === "before" ? t + 1 : T;
         for (let key = 0; biases && key < keys; key++) weights[row + key] += this.biasAt(h, t, key);
-        softmax(weights, row, keys);
+        softmax(weights.subarray(row, row + keys));
         if (switches.mask !== "off") weights.fill(0 * weights[row], row + t + 1, row + T); // 0 or NaN
         if (t % TOGETHER === 0) yield;
       }
@@ -204,7 +204,7 @@ class Trace {
   *lens(states, n, k, target = null) {
     const lens = {ids: [], probabilities: [], targetProbability: [], targetRank: []};
     yield* this.predictEach(states, n, logs => {
-      const best = largest(logs, k);
+      const best = topIndices(logs, k);
       lens.ids.push(...best);
       lens.probabilities.push(...best.map(id => Math.exp(logs[id])));
       if (target === null) return;
@@ -232,7 +232,7 @@ class Trace {
   *predict() {
     const {T, ids} = this, predictions = {loss: [], rank: [], entropy: [], best: [], bestProbability: []};
     yield* this.predictEach(this.state(2 * this.gpt.config.n_layer), T, (logs, t) => {
-      const [best] = largest(logs, 1);
+      const [best] = topIndices(logs, 1);
       predictions.entropy.push(-logs.reduce((sum, log) => sum + Math.exp(log) * log, 0));
       predictions.best.push(best);
       predictions.bestProbability.push(Math.exp(logs[best]));

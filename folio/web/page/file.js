@@ -9,13 +9,14 @@ let lastId = 0;
 // A function that sends messages to the engine.
 const engine = new Promise((resolve, reject) => {
   const inPage = () => {
-    runScript(modelFile.engine);
+    runScript(modelFile.engine); // the shared script has run
     if (!self.EngineHost) return reject(new Error("The engine cannot run in this browser."));
     const host = new EngineHost(message => receive(message));
     resolve(message => host.receive(message));
   };
   try {
-    const worker = new Worker(URL.createObjectURL(new Blob([modelFile.engine], {type: "text/javascript"})));
+    const scripts = new Blob([modelFile.shared, modelFile.engine], {type: "text/javascript"});
+    const worker = new Worker(URL.createObjectURL(scripts));
     worker.onerror = inPage;
     worker.onmessage = ({data}) => {
       if (!data.ready) return receive(data);

@@ -2,10 +2,11 @@
 // The beginning of a model's file: takes the blocks of data that follow, while the browser reads them, and unpacks and
 // runs the scripts.
 
-// engine, kernel: of the block "code". isStarted: whether it was there. blocks: how many of weights there are. waiting:
-// messages for the engine that is not there yet. send: where messages go.
+// shared, engine, kernel: of the block "code". isStarted: whether it was there. blocks: how many of weights there are.
+// waiting: messages for the engine that is not there yet. send: where messages go.
 const modelFile = {
-  engine: "", kernel: "", isStarted: false, blocks: 0, waiting: [], send: message => modelFile.waiting.push(message),
+  shared: "", engine: "", kernel: "", isStarted: false, blocks: 0, waiting: [],
+  send: message => modelFile.waiting.push(message),
 };
 
 // Follows each block.
@@ -30,8 +31,9 @@ async function unpackCode(base64) {
   const text = atob(base64), bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const {page, engine, kernel} = JSON.parse(await new Response(stream).text());
-  Object.assign(modelFile, {engine, kernel});
+  const {shared, page, engine, kernel} = JSON.parse(await new Response(stream).text());
+  Object.assign(modelFile, {shared, engine, kernel});
+  runScript(shared);
   runScript(page);
 }
 

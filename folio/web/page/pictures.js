@@ -174,7 +174,7 @@ function heatMap({shape: [rows, columns], data}, options) {
     readout.textContent = "";
   });
   if (click) canvas.addEventListener("click", event => click(...at(event)));
-  return element("div", {}, scrolling(box), readout);
+  return div("", scrolling(box), readout);
 }
 
 // A picture of a matrix as a heat map. rows, columns: [what they are called, their labels]. options: those of heatMap,
@@ -355,7 +355,7 @@ function vectorPicture(id, title, rows, options = {}) {
     columns: [axis, ...rows.map(({label}) => label)],
     rows: upTo(rows[0].vector.length).map(k => [k, ...rows.map(({vector}) => vector[k])]),
   });
-  return picture(id, title, options.table ?? table, element("div", {}, scrolling(drawing), readout, below),
+  return picture(id, title, options.table ?? table, div("", scrolling(drawing), readout, below),
     notes.filter(Boolean).join(" "));
 }
 

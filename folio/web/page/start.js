@@ -11,7 +11,7 @@ const COLORINGS = {
 function drawSurroundings(context) {
   const {model, note} = context;
   byId("model-facts").replaceChildren(...described.models.map(({name, num_params, config, vocab_size, tokenizer}, i) =>
-    element("div", {}, `${i ? "compared with " : ""}${name} · ${short(num_params.total)} parameters · `
+    div("", `${i ? "compared with " : ""}${name} · ${short(num_params.total)} parameters · `
       + `${config.n_layer} layers, ${config.n_head} heads, ${config.n_embd} channels · context ${config.block_size} · `
       + `${config.position} positions · ${short(vocab_size)} tokens (${tokenizer})`)));
   const box = byId("text");

@@ -68,7 +68,7 @@ defineView({
         Object.assign(span.style, onColor("sequential", colors[t]));
         span.classList.toggle("selected", t === query);
       });
-      const top = ranked(row).slice(0, 5).filter(t => row[t] > LEAST_WEIGHT);
+      const top = topIndices(row, 5).filter(t => row[t] > LEAST_WEIGHT);
       readout.textContent = `${names[query]} looks at  ` + top.map(t => `${names[t]} ${percent(row[t])}`).join("   ");
     }
 
@@ -76,11 +76,11 @@ defineView({
     text.addEventListener("pointerleave", () => show(token));
     box.append(headPicker(context), shadeControls(),
       picture("looking-back", `Layer ${layer}, head ${head}`,
-        () => matrixTable(["query", names], ["key", names], weights), element("div", {}, text, readout)),
+        () => matrixTable(["query", names], ["key", names], weights), div("", text, readout)),
       picture("arcs", `Arcs from token ${names[token]}`, () => ({
         columns: ["key", "token", ...heads.map(({name}) => name)],
         rows: labels.map((label, t) => [t, label, ...heads.map(({weights}) => weights[t])]),
-      }), element("div", {}, controls(checkbox("all_heads", "arcs of all heads")),
+      }), div("", controls(checkbox("all_heads", "arcs of all heads")),
         legend(heads), arcs)));
     requestAnimationFrame(() => arcs.scrollLeft = arcs.scrollWidth * (token + 1) / labels.length - arcs.clientWidth
       + 60);

@@ -124,7 +124,7 @@ function differencePicture(id, {labels, names, token}, name, overview, otherName
   const [before, after] = [2, 3].map(column => short(mean(rows.map(row => row[column]))));
   const interval = signed(difference) + (n > 1 ? ` ± ${short(error)}` : "");
   return picture(id, `Loss, ${otherName} − ${name}: ${interval} nats per token`,
-    () => ({columns: ["position", "token", name, otherName, "difference"], rows}), element("div", {}, text, readout),
+    () => ({columns: ["position", "token", name, otherName, "difference"], rows}), div("", text, readout),
     `Mean loss ${otherName}: ${after}, ${name}: ${before}; ±: the standard error. Tokens are colored by their own `
       + `differences: dark is −${short(most)}, light ${short(most)}, white not compared.`);
 }
@@ -175,7 +175,7 @@ defineView({
 
     async function distributionPicture() {
       const answers = await Promise.all([context, other].map(side => side.ask("logits", {token})));
-      const [p, q] = answers.map(({tensors: {logits}}) => softmax(logits.data.subarray(0, model.vocab_size)));
+      const [p, q] = answers.map(({tensors: {logits}}) => softmax(logits.data.slice(0, model.vocab_size)));
       const rows = Array.from(p, (x, id) => [id, pieces[id], x, q[id], x - q[id]]);
       rows.sort((a, b) => Math.max(b[2], b[3]) - Math.max(a[2], a[3]));
       return tablePicture("compare-distribution", `The next token after ${names[token]}`,

@@ -71,7 +71,7 @@ function vocabularyMap(id, {map, share, place, nearest, nearest_places: places})
   return picture("vocabulary-map", "A map of the vocabulary",
     () => ({columns: ["id", "token", "component 1", "component 2"],
       rows: [...all].map(([token, [x, y]]) => [token, pieces[token], x, y]).sort((a, b) => a[0] - b[0])}),
-    element("div", {}, textScatter([...all].map(([token, [x, y]]) => ({
+    div("", textScatter([...all].map(([token, [x, y]]) => ({
       x, y, marked: token === id, text: visible(pieces[token]), title: `${token} ${visible(pieces[token])}`,
       color: kindOf(token).color,
     })), {width, height: Math.round(0.78 * width), xTitle: axis(0), yTitle: axis(1)}),

@@ -1,24 +1,5 @@
 // Views of generation: the loop that draws one token after another, and the key-value cache that makes it cheap.
 
-// --- random numbers, as in folio/base/randomness.py and folio/decoding/sampling.py ---
-
-const U64 = x => BigInt.asUintN(64, x);
-
-// A uint64 hash of integers: splitmix64's finalizer, applied to each in turn.
-function hash64(...parts) {
-  return parts.reduce((h, part) => {
-    h = U64((h ^ U64(BigInt(part))) + 0x9E3779B97F4A7C15n);
-    h = U64((h ^ (h >> 30n)) * 0xBF58476D1CE4E5B9n);
-    h = U64((h ^ (h >> 27n)) * 0x94D049BB133111EBn);
-    return h ^ (h >> 31n);
-  }, 0n);
-}
-
-// The uniform number in [0, 1) with which a sample's token number `step` is drawn.
-function uniform(seed, sample, step) {
-  return Number(hash64(seed, sample, step) >> 11n) * 2 ** -53;
-}
-
 // --- the loop ---
 
 let nextToken = null; // draws so many tokens, while the view is shown
@@ -32,11 +13,9 @@ function appended(ids, id, {limit}) {
 // number u; and the part that it falls on.
 function drawAfter(logits, step, {vocab_size}) {
   const stages = samplingStages(logits.subarray(0, vocab_size), state), {probabilities} = stages.at(-1);
-  const total = sumOf(probabilities), u = uniform(state.seed, 0, step);
-  let sum = 0;
-  const parts = Array.from(probabilities, (p, id) => ({id, from: sum / total, to: (sum += p) / total}));
-  const drawn = parts.find(({to}) => to > u) ?? parts.findLast(({from, to}) => to > from);
-  return {stages, probabilities, parts, u, drawn};
+  const u = uniform(state.seed, 0, step), sums = cumulativeSums(probabilities), total = sums.at(-1);
+  const parts = Array.from(sums, (to, id) => ({id, from: (sums[id - 1] ?? 0) / total, to: to / total}));
+  return {stages, probabilities, parts, u, drawn: parts[sampleToken(probabilities, u)]};
 }
 
 let writing = false; // whether continueText is at work; if it becomes false, it stops
@@ -104,7 +83,7 @@ defineView({
 
     function update() {
       const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
-      const best = logits.indexOf(highest(logits)), piece = visible(pieces[drawn.id]);
+      const [best] = topIndices(logits, 1), piece = visible(pieces[drawn.id]);
       const left = probabilities.filter(p => p > 0).length;
       path.replaceChildren(...[
         ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
@@ -121,14 +100,14 @@ defineView({
     }
 
     function drawPicture(before, after, parts, u, drawn) {
-      const order = [...after.keys()].sort((a, b) => after[b] - after[a] || logits[b] - logits[a]);
+      const order = ranked(before);
       const columns = ["id", "token", "logit", "probability", "after the filters", "from", "to"];
       const row = id => [id, pieces[id], logits[id], before[id], after[id], parts[id].from, parts[id].to];
       const shown = [...new Set([...order.slice(0, SHOWN_TOKENS), drawn])];
       const full = T < model.limit ? "" : " The context is full: the next step begins with its newest half"
         + (model.can_slide ? ". (sample.py slides over the cache, so its tokens may differ.)" : ", as in sample.py.");
       return picture("draw", `Draw number ${step}: ${visible(pieces[drawn])}`, () => ({columns, rows: order.map(row)}),
-        element("div", {}, cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row),
+        div("", cumulativeBar(parts, u, drawn), tableOf(columns, shown.map(row),
           {selected: i => shown[i] === drawn, click: i => show(appended(ids, shown[i], model), 1)})),
         `All probabilities fill the line from 0 to 1; u falls on one token. Click another to take it instead.${full}`);
     }
@@ -206,7 +185,7 @@ defineView({
       result.replaceChildren(
         picture("cache", `Draw ${n}: tokens computed: ${short(computed)}`,
           () => ({columns: ["slot", "token", "kind"], rows: slots.map((t, slot) => [slot, t, kind(t)])}),
-          element("div", {},
+          div("",
             legend(kinds.map(name => ({name, color: css(colorOf("sequential", KINDS[name]))}))),
             heatMap({shape: [L, S], data}, {
               cell: clamp(Math.floor(roomFor(1000) / S), 1, 22), height: clamp(Math.floor(160 / L), 5, 22),

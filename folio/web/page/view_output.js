@@ -1,55 +1,23 @@
 // Views of the output: from logits to the next token.
 
-// --- sampling, as in folio/decoding/sampling.py ---
-
-function highest(values) {
-  return values.reduce((most, x) => Math.max(most, x), -Infinity);
-}
-
-function softmax(logits) {
-  const most = highest(logits), exponentials = Float64Array.from(logits, x => Math.exp(x - most));
-  const sum = sumOf(exponentials);
-  return exponentials.map(x => x / sum);
-}
+// --- sampling ---
 
 function entropyOf(probabilities) {
   return probabilities.reduce((sum, p) => p > 0 ? sum - p * Math.log(p) : sum, 0);
 }
 
-// The distributions after each filter, in the order in which they apply: [{name, probabilities}]. Ids from vocab_size
-// on, a model's padding, are never drawn.
-function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_size = Infinity) {
-  const stages = [{name: "softmax", probabilities: softmax(allLogits)}];
-  const logits = Float64Array.from(allLogits, (x, i) => i < vocab_size ? x : -Infinity);
-  let current;
-  const add = (name, changed) => {
-    current = changed;
-    stages.push({name, probabilities: softmax(current)});
-  };
-  if (temperature === 0) {
-    const best = logits.indexOf(highest(logits));
-    add("temperature 0", logits.map((_, i) => i === best ? 0 : -Infinity));
-  } else {
-    add(`temperature ${temperature}`, logits.map(x => x / temperature));
-  }
-  if (top_k > 0 && top_k < logits.length) {
-    const kth = Float64Array.from(current).sort().at(-top_k);
-    add(`top-k ${top_k}`, current.map(x => x < kth ? -Infinity : x));
-  }
-  if (top_p < 1) {
-    const p = stages.at(-1).probabilities, order = ranked(p);
-    const kept = new Float64Array(current.length).fill(-Infinity);
-    let sum = 0;
-    for (const i of order) {
-      if (sum >= top_p && sum > 0) break;
-      kept[i] = current[i];
-      sum += p[i];
-    }
-    add(`top-p ${top_p}`, kept);
-  }
-  if (min_p > 0) {
-    const p = stages.at(-1).probabilities, least = min_p * highest(p);
-    add(`min-p ${min_p}`, current.map((x, i) => p[i] < least ? -Infinity : x));
+// The distributions after each filter, in the order in which they apply: [{name, probabilities}]. The filters are those
+// of the sampler (sampling.js). Ids from vocab_size on, a model's padding, are never drawn.
+function samplingStages(logits, settings, vocab_size) {
+  const stages = [{name: "softmax", probabilities: softmax(logits.slice())}];
+  const filtered = logits.slice(0, vocab_size), values = filterSettings(settings);
+  for (const [name, filter] of Object.entries(FILTERS)) {
+    const value = values[name];
+    if (value === null || name === "top_k" && value >= filtered.length) continue; // it changes nothing
+    filter(filtered, value);
+    const probabilities = logits.slice().fill(0);
+    probabilities.set(softmax(filtered.slice()));
+    stages.push({name: `${name.replace("_", "-")} ${value}`, probabilities});
   }
   return stages;
 }
@@ -57,17 +25,14 @@ function samplingStages(allLogits, {temperature, top_k, top_p, min_p}, vocab_siz
 // --- the distribution of the next token ---
 
 const SHOWN_TOKENS = 20; // that may be next
-const SLIDERS = {
-  temperature: {min: 0, max: 2, step: 0.05, title: "temperature"},
-  top_k: {min: 0, max: 200, step: 1, title: "top-k (0: off)"},
-  top_p: {min: 0.01, max: 1, step: 0.01, title: "top-p (1: off)"},
-  min_p: {min: 0, max: 1, step: 0.01, title: "min-p (0: off)"},
+const SLIDERS = { // their minima, maxima, and steps
+  temperature: [0, 2, 0.05], top_k: [0, 200, 1], top_p: [0.01, 1, 0.01], min_p: [0, 1, 0.01],
 };
 
 // Sliders that change how a token is sampled, and call update().
 function samplingControls(update) {
-  return controls(...Object.entries(SLIDERS).map(([name, {title, ...range}]) => slider(title, {
-    ...range, value: state[name], testid: `slider-${name}`, move: value => {
+  return controls(...Object.entries(SLIDERS).map(([name, [min, max, step]]) => slider(SETTINGS[name], {
+    min, max, step, value: state[name], testid: `slider-${name}`, move: value => {
       remember({[name]: value});
       update();
     },

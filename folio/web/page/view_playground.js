@@ -42,7 +42,7 @@ function buildParts() {
   const point = time => ({target}) => target.dataset.t && soon(time, showMenu, target);
   const cards = element("div", {class: "samples", click: point(0), pointerover: point(100), // not while it passes by
     pointerout: () => soon(300, hideMenu)});
-  const bar = element("div", {}, controls(generate, stop, speed), notice, problem);
+  const bar = div("", controls(generate, stop, speed), notice, problem);
   return {stop, speed, notice, problem, menu, cards, bar, grid: div("playground", cards, menu)};
 }
 
@@ -61,13 +61,17 @@ function drawSettings() {
     }))));
 }
 
+// The settings of the filters as the sampler takes them: null turns one off.
+function filterSettings({temperature, top_k, top_p, min_p}) {
+  return {temperature, top_k: top_k || null, top_p: top_p === 1 ? null : top_p, min_p: min_p || null};
+}
+
 // What is asked about sampling, besides the prompt.
 function samplingSettings(model) {
-  const {max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed, step} = state;
+  const {max_new_tokens, repetition_penalty, stop, seed, step} = state;
   return {
-    max_new_tokens, temperature, top_k: top_k || null, top_p: top_p === 1 ? null : top_p, min_p: min_p || null,
-    repetition_penalty, stop: stop.replaceAll("\\n", "\n") || null, seed, model,
-    ...step >= 0 && !model ? {step} : {},
+    max_new_tokens, ...filterSettings(state), repetition_penalty, stop: stop.replaceAll("\\n", "\n") || null, seed,
+    model, ...step >= 0 && !model ? {step} : {},
   };
 }
 

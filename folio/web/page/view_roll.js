@@ -32,7 +32,7 @@ defineView({
         return weightArc(left === x && top === y ? `M${x - 6} ${y} a6 9 0 1 1 12 0`
           : `M${left} ${top} Q${(left + x) / 2 - 12} ${(top + y) / 2 - rise} ${x} ${y}`, one.weights[i], one, name);
       })).filter(Boolean));
-      const row = rowOf(weights, head), most = ranked(row.subarray(0, notes.length)).slice(0, 5)
+      const row = rowOf(weights, head), most = topIndices(row.subarray(0, notes.length), 5)
         .filter(i => row[i] > LEAST_WEIGHT).map(i => `${notes[i].name} at ${notes[i].start} ${percent(row[i])}`);
       readout.textContent = [`Head ${head}, ${names[pointed]} looks at`, ...most,
         `no note ${percent(row.at(-1))}`].join("   ");
@@ -54,7 +54,7 @@ defineView({
       columns: ["token", "note", `start (${unit})`, `end (${unit})`, "velocity", ...looks.map(({name}) => name)],
       rows: [...notes.map(({on, name, start, end, velocity}) => [on, name, start, end, velocity]),
         ["", "no note", "", "", ""]].map((row, i) => [...row, ...looks.map(({weights}) => weights[i])]),
-    }), element("div", {}, legend(looks), scroll, readout)));
+    }), div("", legend(looks), scroll, readout)));
     requestAnimationFrame(() => scroll.scrollLeft = X(time) - scroll.clientWidth + 60);
   },
 });

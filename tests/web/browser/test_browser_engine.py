@@ -25,6 +25,7 @@ from tests.support.tiny_tokenizers import bpe
 from tools.bench import html_file as bench_html
 from tools.bench.html_file import HtmlBenchConfig, Size
 
+SCRIPTS = ("sampling.js", "gpt.js", "tokenizers.js", "questions.js", "playground.js", "host.js")
 STORAGES = ("float32", "float16", "int8")
 BOUNDARY = 1e-5  # a draw that is nearer to the boundary between two tokens may give either
 
@@ -39,7 +40,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with engine_in_chromium("gpt.js", "tokenizers.js", "questions.js", "sampling.js", "host.js") as engine:
+    with engine_in_chromium(*SCRIPTS) as engine:
         yield engine
 
 

@@ -20,6 +20,7 @@ from folio.checkpoints import checkpoint
 from folio.checkpoints.snapshots import write_snapshot
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding import torch_decoder
+from folio.decoding.language_model import LanguageModel
 from folio.decoding.sampling import Sampling, uniforms
 from folio.decoding.scheduler import generate
 from model import GPT
@@ -366,6 +367,37 @@ def test_the_loop_draws_what_generate_does(page, serve, seed, settings):
     candidate = int(row.locator("td").first.inner_text())
     after(page, row.click)
     assert page.evaluate("state.ids").endswith(f",{candidate}") and page.evaluate("state.loop_step") == draws + 1
+
+
+FILTERS = [
+    {},  # temperature 0.8, and a top_k of 200, more than there are tokens
+    dict(temperature=0),
+    dict(temperature=0, top_k=3, top_p=0.5, min_p=0.1),
+    dict(top_k=1),
+    dict(temperature=2.0, top_k=TOKENIZER.vocab_size - 1),
+    dict(temperature=2.0, top_k=TOKENIZER.vocab_size),
+    dict(temperature=1.5, top_p=0.63),
+    dict(temperature=1.5, top_k=20, top_p=0.01),
+    dict(temperature=2.0, min_p=0.3),
+    dict(temperature=1.5, top_k=20, top_p=0.9, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize("ties", [0, 14, TOKENIZER.vocab_size], ids=["no ties", "half tied", "all tied"])
+def test_the_loop_draws_the_ids_of_language_model(page, serve, seed, ties):
+    """With any filters, also where they divide equal logits. The model has padding, whose logits are the largest."""
+    model = make(seed, vocab_size=SIZES["vocab_size"] + 3)
+    with torch.no_grad():
+        model.transformer.wte.weight[:ties] = 0  # exactly equal logits, in any order of the additions
+        model.transformer.wte.weight[SIZES["vocab_size"] :] *= 5
+    address, prompt, number = serve({0: model}), TEXT[:10], seed % 1000
+    gpt = LanguageModel(model, TOKENIZER, "cpu", "float32")
+    for filters in FILTERS:
+        expected = gpt.generate(prompt, max_new_tokens=21, seed=number, **filters)
+        show(page, address, "loop", token=9, seed=number, **filters)
+        after(page, lambda: page.get_by_test_id("loop-draw-20").click())
+        after(page, lambda: page.keyboard.press("d"))
+        assert TOKENIZER.decode(page.evaluate("state.ids.split(',').map(Number)")) == prompt + expected, filters
 
 
 @pytest.mark.parametrize("position", ["learned", "relative"])
