@@ -14,7 +14,7 @@ STYLE = """
 body { padding-bottom: 3em }
 .gradients td { white-space: nowrap }
 td.number { text-align: right; font-variant-numeric: tabular-nums }
-.bar { background: #1f77b4; height: .7em; display: inline-block }
+.bar { background: #0072b2; height: .7em; display: inline-block }
 pre { overflow-wrap: anywhere; margin: .2em 0 1em }
 b { font-weight: inherit }
 .uncounted { color: #888 }
@@ -38,7 +38,6 @@ def page(report: Report) -> str:
     """The page."""
     shades = [f".s{i} {{ background: rgb(214 39 40 / {0.7 * i / SHADES:.2f}) }}" for i in range(SHADES + 1)]
     parts = [
-        f"<style>{STYLE}{' '.join(shades)}</style>",
         facts(report),
         "<p><a href='#tokens'>The hardest tokens</a> · <a href='#gradients'>Gradients and updates</a> · "
         "<a href='#sequences'>The sequences</a></p>",
@@ -46,9 +45,8 @@ def page(report: Report) -> str:
         gradients(report),
         texts(report),
         "<p id='token'>Point at a token to see its loss.</p>",
-        f"<script>{SCRIPT}</script>",
     ]
-    return static_page.page(f"Step {report.step:,} of {report.run}", parts)
+    return static_page.page(f"Step {report.step:,} of {report.run}", parts, STYLE + " ".join(shades), SCRIPT)
 
 
 def facts(report: Report) -> str:
@@ -75,7 +73,7 @@ def gradients(report: Report) -> str:
     note = "Norms: of the gradient before it is clipped, of the weights before the step, and of their change."
     return (
         f"<h2 id='gradients'>Gradients and updates</h2><p>{note}</p>"
-        f"<table class='gradients'>{head_row(heads)}{''.join(rows)}</table>"
+        f"<div class='wide'><table class='gradients'>{head_row(heads)}{''.join(rows)}</table></div>"
     )
 
 
@@ -92,7 +90,8 @@ def hardest_tokens(tokens: list[HardToken]) -> str:
         link = f"<a href='#sequence-{token.sequence.number}'>{token.sequence.number:,}</a>"
         rows.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td>{link}</td></tr>")
     heads = ["loss", "probability", "token", "after the text", "the most likely token", "in sequence"]
-    return f"<h2 id='tokens'>The hardest tokens</h2><table class='tokens'>{head_row(heads)}{''.join(rows)}</table>"
+    table = f"<div class='wide'><table class='tokens'>{head_row(heads)}{''.join(rows)}</table></div>"
+    return f"<h2 id='tokens'>The hardest tokens</h2>{table}"
 
 
 def texts(report: Report) -> str:

@@ -4,20 +4,22 @@ import json
 from html import escape
 
 from folio.base.number_format import format_seconds
+from folio.experiments.charts import Group, Line, Mark, Panel, line_chart, page_with_charts
 from folio.experiments.runs import Run
 from folio.experiments.selection import different_settings
-from folio.experiments.static_page import COLORS, details, figures, page, table
+from folio.experiments.static_page import details, table
 
-PANELS = {  # title -> (key in metrics.jsonl, factor)
-    "loss (nats per token)": ("loss", 1.0),
-    "learning rate": ("lr", 1.0),
-    "gradient norm": ("grad_norm", 1.0),
-    "tokens per second": ("tokens_per_second", 1.0),
-    "peak memory (GiB)": ("peak_memory", 2.0**-30),
-    "skipped steps": ("skipped", 1.0),
+PANELS = {  # title -> (key in metrics.jsonl, factor, height in pixels)
+    "loss (nats per token)": ("loss", 1.0, 340),
+    "learning rate": ("lr", 1.0, 120),
+    "gradient norm": ("grad_norm", 1.0, 120),
+    "tokens per second": ("tokens_per_second", 1.0, 120),
+    "peak memory (GiB)": ("peak_memory", 2.0**-30, 120),
+    "skipped steps": ("skipped", 1.0, 120),
 }
+LEGEND = "Loss: thin in training, thick with points in validation. Vertical lines: resumed, dashed after a kill."
 MAX_POINTS = 300_000  # of all curves, which browsers still draw
-FEW_RUNS = 8  # more have a list beside the curves, and their details are closed
+FEW_RUNS = 8  # of more, the details are closed
 FEW_NAMES = 4  # runs up to which the title names them
 
 
@@ -29,7 +31,7 @@ def report_page(runs: list[Run]) -> str:
     for run in runs:
         sections = [plan_section(run), resumes_section(run), samples_section(run), settings_section(run)]
         parts += [details(run.name, "\n".join(sections))] if many else sections
-    return page(title, parts)
+    return page_with_charts(title, parts)
 
 
 def summary(runs: list[Run]) -> str:
@@ -123,38 +125,26 @@ def settings_section(run: Run) -> str:
 
 
 def curves(runs: list[Run]) -> str:
-    """The panels as HTML that contains plotly's script."""
-    from plotly.colors import sample_colorscale
-    from plotly.graph_objects import Figure, Scatter
-    from plotly.subplots import make_subplots
-
-    many, most = len(runs) > FEW_RUNS, MAX_POINTS // (len(runs) * len(PANELS))
-    figure: Figure = make_subplots(
-        rows=len(PANELS), cols=1, shared_xaxes=True, vertical_spacing=0.03, subplot_titles=list(PANELS),
-        row_heights=[3.0] + [1.0] * (len(PANELS) - 1),
-    )  # fmt: skip
-    colors = sample_colorscale("Turbo", len(runs)) if many else COLORS  # one scale, in the order of the table
-    for run, color in zip(runs, colors, strict=False):
-        for row, (key, factor) in enumerate(PANELS.values(), start=1):
-            logged = [line for line in run.lines if line[key] is not None]
-            logged = logged[:: -(-len(logged) // most) or 1]
-            x, y = [line["step"] for line in logged], [line[key] * factor for line in logged]
-            style = {"color": color, "width": 1}
-            group = {"name": run.name, "legendgroup": run.name, "showlegend": row == 1}
-            figure.add_trace(Scatter(x=x, y=y, mode="lines", line=style, **group), row, 1)
-        x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
-        style = {"color": color, "width": 3}
-        group = {"name": f"{run.name}: validation", "legendgroup": run.name, "showlegend": not many}
-        figure.add_trace(Scatter(x=x, y=y, mode="lines+markers", line=style, **group), 1, 1)
-        for resume in run.state.get("resumes", []):
-            dash = "dash" if resume["after"] == "a kill" else "dot"
-            figure.add_vline(x=resume["step"], line={"color": color, "width": 1, "dash": dash})
-    figure.update_xaxes(title_text="step", row=len(PANELS), col=1)
-    figure.update_yaxes(rangemode="tozero", row=len(PANELS), col=1)
-    if not many:
-        figure.update_layout(legend={"orientation": "h", "y": -0.05, "yanchor": "top"})  # below: it may have many lines
-    figure.update_layout(height=1250, template="plotly_white", margin={"l": 60, "r": 20, "t": 40, "b": 40})
-    figure.update_layout(hoverlabel={"namelength": -1})
+    """The panels, and a note if they do not show every step."""
+    most = MAX_POINTS // (len(runs) * len(PANELS))
     lines = max(len(run.lines) for run in runs)
     note = f"<p>Curves of more than {most:,} logged steps show evenly spaced ones of them.</p>" if lines > most else ""
-    return note + figures(figure)
+    panels = [Panel(title, height, from_zero=key == "skipped") for title, (key, _, height) in PANELS.items()]
+    return note + line_chart("curves", "Curves", "step", panels, [curves_of(run, most) for run in runs], LEGEND)
+
+
+def curves_of(run: Run, max_points: int) -> Group:
+    """The curves of a run, and the steps at which it was resumed."""
+    lines = []
+    for panel, (key, factor, _) in enumerate(PANELS.values()):
+        logged = [line for line in run.lines if line[key] is not None]
+        logged = logged[:: -(-len(logged) // max_points) or 1]
+        x, y = [line["step"] for line in logged], [line[key] * factor for line in logged]
+        lines.append(Line(run.name, x, y, panel, width=1))
+    x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
+    lines.append(Line(f"{run.name}: validation", x, y, width=3, points=True))
+    marks = [
+        Mark(resume["step"], "dashed" if resume["after"] == "a kill" else "dotted")
+        for resume in run.state.get("resumes", [])
+    ]
+    return Group(run.name, lines, marks)

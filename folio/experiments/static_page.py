@@ -1,11 +1,13 @@
-"""Parts of a page that is one HTML file and needs no network: its frame, tables, and plotly's figures."""
+"""Parts of a page that is one HTML file and needs no network: its frame, tables, and what opens with a click."""
 
+import base64
+import hashlib
 from collections.abc import Iterable
 from html import escape
-from typing import Any
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em; color: #222 }
+h1, h2, h4, p, summary { overflow-wrap: anywhere }
 table { border-collapse: collapse; margin: .5em 0 }
 td, th { border: 1px solid #ccc; padding: .15em .6em; text-align: left }
 th { background: #f3f3f3; font-weight: 600 }
@@ -13,14 +15,28 @@ pre { background: #f7f7f7; padding: .6em; white-space: pre-wrap }
 .wide { overflow-x: auto }
 summary { cursor: pointer; font-weight: 600; margin: .6em 0 }
 """
-COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """The page, with its title as a heading. parts: HTML; empty ones are left out."""
+def page(title: str, parts: Iterable[str], style: str, script: str) -> str:
+    """The page, with its title as a heading. parts: HTML; empty ones are left out. script: runs at the end.
+
+    No other script can run, and nothing is requested: a content security policy says so.
+    """
     title = escape(title)
-    head = f"<!doctype html><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>"
-    return "\n".join([head, *filter(None, parts)])
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {hash_source(script)}"
+    head = (
+        f"<!doctype html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n<title>{title}</title>\n"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<style>{STYLE}{style}</style>\n</head>\n<body>\n<h1>{title}</h1>"
+    )
+    end = f"<script>{script}</script>\n</body>\n</html>\n"
+    return "\n".join([head, *filter(None, parts), end])
+
+
+def hash_source(text: str) -> str:
+    """What a content security policy allows an inline script or style by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -32,10 +48,3 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 def details(heading: str, content: str) -> str:
     """Content that is shown when its heading is clicked."""
     return f"<details><summary>{escape(heading)}</summary>{content}</details>"
-
-
-def figures(*of_plotly: Any) -> str:
-    """plotly's figures; the first one with its script, so there is one call per page."""
-    return "\n".join(
-        figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(of_plotly)
-    )

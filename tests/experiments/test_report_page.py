@@ -8,6 +8,7 @@ from folio.experiments.report_page import report_page, summary
 from folio.experiments.runs import Run
 from folio.experiments.selection import sort_runs
 from model import GPT, GPTConfig
+from tests.support.charts import charts_in, lines_in
 
 
 def rows_of(html: str) -> list[list[str]]:
@@ -59,10 +60,10 @@ def test_an_evaluation_before_the_first_step_is_shown(tmp_path):
     (tmp_path / "samples.jsonl").write_text('{"step": 0, "text": "abc"}\n')
     run = run_of("run", [first, metrics(1), metrics(10, 5.5, 100.0)], folder=tmp_path)
     page = report_page([run])
-    figures = json.loads(re.search(r'Plotly.newPlot\(\s*"[^"]+",\s*(\[.*?\]),\s*\{"', page, re.DOTALL)[1])
-    curves = [curve for curve in figures if curve["name"] == "run"]
+    (group,) = charts_in(page)["curves"]["groups"]
+    curves = [line for line in group["lines"] if line["name"] == "run"]
     assert all(0 not in curve["x"] for curve in curves[:4]) and curves[0]["y"] == [2.0, 2.0]
-    validation = next(curve for curve in figures if curve["name"] == "run: validation")
+    validation = lines_in(page)["run: validation"]
     assert (validation["x"], validation["y"]) == ([0, 10], [4.25, 5.5])
     assert rows_of(summary([run]))[1][-3] == "5.5000 at step 10"  # step 0 has no checkpoint
     assert run.measured()["seconds"] == pytest.approx(10)

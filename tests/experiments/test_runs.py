@@ -20,6 +20,7 @@ from folio.checkpoints.find_runs import runs_under
 from folio.experiments import report_page, runs
 from folio.experiments.runs import Run, is_logged
 from folio.training.session import TrainingError
+from tests.support.charts import charts_in, lines_in
 from tests.support.processes import ROOT, start, wait
 from tests.support.runs import edit_state, write_run
 from tools import report
@@ -349,8 +350,7 @@ def test_a_report_of_many_runs_has_one_closed_part_per_run(tmp_path, monkeypatch
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<title>Folio: 30 runs</title>" in page and page.count("<details><summary>17</summary>") == 1
     assert "<th>run</th><th>n_layer</th>" in page and "Curves of more than 10 logged steps" in page
-    traces = json.loads(re.search(r'Plotly.newPlot\(\s*"[^"]+",\s*(\[.*?\]),\s*\{"', page, re.DOTALL)[1])
-    assert len(traces) == 30 * 7 and sum(trace["showlegend"] for trace in traces) == 30
-    assert len({trace["line"]["color"] for trace in traces}) == 30
-    losses = [trace for trace in traces if trace["name"] == "05" and trace["showlegend"]]
-    assert losses[0]["x"][:3] == [0, 5, 10] and len(losses[0]["x"]) <= 10
+    groups = charts_in(page)["curves"]["groups"]
+    assert len(groups) == 30 and all(len(group["lines"]) == 7 for group in groups)
+    loss = lines_in(page)["05"]
+    assert loss["x"][:3] == [0, 5, 10] and len(loss["x"]) <= 10

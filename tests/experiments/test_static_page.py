@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from folio.experiments.static_page import details, page, table
+from folio.experiments.static_page import details, hash_source, page, table
 
 HOSTILE = "<script>alert('x')</script> & \"é\""
 
@@ -12,7 +12,7 @@ class Elements(HTMLParser):
 
     def __init__(self, html: str):
         super().__init__()
-        self.names, self.texts = [], []
+        self.names, self.texts = [""], []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -24,9 +24,11 @@ class Elements(HTMLParser):
 
 def test_text_is_never_html():
     """A run may have any name."""
-    html = page(HOSTILE, ["", table([HOSTILE], [[HOSTILE], ["2"]]), details(HOSTILE, "<p>inside</p>")])
+    html = page(HOSTILE, ["", table([HOSTILE], [[HOSTILE], ["2"]]), details(HOSTILE, "<p>inside</p>")], "", "draw()")
     elements = Elements(html)
-    assert "script" not in elements.names and elements.names.count("tr") == 3
+    assert elements.names.count("script") == 1 and elements.names.count("tr") == 3
+    assert elements.names[1] == "html" and ("script", "draw()") in elements.texts
+    assert f"script-src {hash_source('draw()')}" in html and 'name="viewport"' in html.replace("'", '"')
     shown = {name: text for name, text in elements.texts if text == HOSTILE}
     assert shown.keys() == {"title", "h1", "th", "td", "summary"}
     assert ("p", "inside") in elements.texts

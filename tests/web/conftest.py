@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.viewed_models import SHAPES, TOKENIZERS, build_model, save_run
-from tests.support.viewers import CHROMIUM, Served, Viewer, serving
+from tests.support.viewers import Served, Viewer, serving
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +37,6 @@ def served(servers, request) -> Served:
 @pytest.fixture
 def char(servers) -> Served:
     return servers("char")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,0 +1,584 @@
+// Charts of a page: lines in panels that share their x axis, bars, and parallel coordinates.
+//
+// A chart is a <figure class="chart"> that holds its data as JSON (charts.py has the fields). Names come from runs of
+// strangers, so they only become text nodes and attributes, never HTML. A drawing is an SVG that needs no style sheet,
+// so that it looks the same in a file.
+
+"use strict";
+
+// Okabe and Ito's colors for the color-blind, with brown in place of yellow, which is too light for a line.
+const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f3b08", "#222222"];
+const SCALE = [[13, 8, 135], [92, 1, 166], [156, 23, 158], [203, 70, 121], [237, 121, 83], [251, 170, 50]]; // plasma
+const DASHES = {solid: null, dashed: "7 4", dotted: "1.5 4"};
+const BACKGROUND = "#fff", FAINT = 0.13, SOFT = 0.7; // opacities of grids and of text
+const FILE_WIDTH = 960; // pixels of a drawing in a file
+const TEXT_WIDTH = 6.6; // pixels of a character, about
+const NEAR = 12; // pixels between the pointer and what it points at
+const CLICK = 5; // pixels that the pointer may move in a click
+const MANY_GROUPS = 8; // more have colors of the scale, and buttons that show or hide all
+
+const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
+
+// --- elements --------------------------------------------------------------------------------------------------------
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.flat(Infinity));
+  return node;
+}
+
+function html(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+function svg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function button(text, click, attributes = {}) {
+  const node = html("button", {type: "button", ...attributes}, text);
+  node.addEventListener("click", () => click(node));
+  return node;
+}
+
+// A button that is on or off, and calls set(whether it is on).
+function toggle(text, set, on = false) {
+  return button(text, node => {
+    const next = node.getAttribute("aria-pressed") !== "true";
+    node.setAttribute("aria-pressed", next);
+    set(next);
+  }, {"aria-pressed": on});
+}
+
+function text(x, y, content, attributes = {}) {
+  return svg("text", {x, y, fill: "currentColor", ...attributes}, content);
+}
+
+function rule(x1, y1, x2, y2, attributes = {}) {
+  return svg("line", {x1, y1, x2, y2, stroke: "currentColor", ...attributes});
+}
+
+function drawing(width, height, label, ...children) {
+  return svg("svg", {
+    width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, color: "#222",
+    "font-family": "system-ui, sans-serif", "font-size": 12,
+  }, children);
+}
+
+// --- numbers and colors ----------------------------------------------------------------------------------------------
+
+// A function from numbers to places, with its inverse. log: equal ratios have equal lengths.
+function scaleOf([low, high], [from, to], log = false) {
+  const warp = log ? Math.log10 : x => x, unwarp = log ? x => 10 ** x : x => x;
+  const start = warp(low), rate = (to - from) / (warp(high) - start);
+  const place = x => from + rate * (warp(x) - start);
+  place.invert = at => unwarp(start + (at - from) / rate);
+  place.log = log;
+  place.ticks = count => log ? logTicks(low, high, count) : linearTicks(low, high, count);
+  return place;
+}
+
+// About `count` round numbers at equal distances.
+function linearTicks(low, high, count) {
+  const distance = (high - low) / count, power = 10 ** Math.floor(Math.log10(distance));
+  const step = [1, 2, 5, 10].map(n => n * power).find(size => size >= 0.999 * distance);
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return Array.from({length: last - first + 1}, (_, i) => Number(((first + i) * step).toPrecision(12)));
+}
+
+// Powers of ten, with numbers between them if there are few. Less than half a decade looks almost linear.
+function logTicks(low, high, count) {
+  const decades = Math.log10(high / low);
+  if (decades < 0.5) return linearTicks(low, high, count);
+  const every = Math.ceil(decades / count), multiples = decades < count / 3 ? [1, 2, 5] : [1];
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += every) {
+    ticks.push(...multiples.map(multiple => Number(`${multiple}e${power}`)));
+  }
+  return ticks.filter(x => x >= low && x <= high);
+}
+
+// The smallest and the largest of the numbers, made different from each other.
+function extentOf(numbers, log = false) {
+  let low = Infinity, high = -Infinity;
+  for (const x of numbers) {
+    low = Math.min(low, x);
+    high = Math.max(high, x);
+  }
+  if (low > high) return [1, 10]; // there are no numbers
+  if (low < high) return [low, high];
+  return log ? [low / 2, low * 2] : [low - (Math.abs(low) / 2 || 1), low + (Math.abs(low) / 2 || 1)];
+}
+
+// A range with some space at both ends.
+function padded([low, high], log) {
+  const space = log ? (high / low) ** 0.04 : 0.04 * (high - low);
+  return log ? [low / space, high * space] : [low - space, high + space];
+}
+
+// A number of an axis, in few characters: 20k, 0.05, 3e-4.
+function tickText(x) {
+  const size = Math.abs(x);
+  const [unit, letter] = [[1e9, "B"], [1e6, "M"], [1e3, "k"]].find(([unit]) =>
+    size >= unit && Number((x / unit).toFixed(2)) === x / unit) ?? [1, ""];
+  const digits = size && size < 1e-3 ? x.toExponential() : (x / unit).toLocaleString("en-US", {maximumFractionDigits: 9});
+  return digits.replace("-", size < 1e-3 && x > 0 ? "-" : "−") + letter;
+}
+
+// A number with six digits; integers with all of them.
+function valueText(x) {
+  if (Number.isInteger(x)) return x.toLocaleString("en-US");
+  if (Math.abs(x) < 1e-4) return String(Number(x.toPrecision(6)));
+  return x.toLocaleString("en-US", {maximumSignificantDigits: 6});
+}
+
+// The color at a place of the scale, from 0 to 1.
+function colorAt(place) {
+  const at = clamp(place, 0, 1) * (SCALE.length - 1), i = Math.min(Math.floor(at), SCALE.length - 2);
+  return `rgb(${SCALE[i].map((c, channel) => Math.round(c + (at - i) * (SCALE[i + 1][channel] - c))).join(",")})`;
+}
+
+// --- frames ----------------------------------------------------------------------------------------------------------
+
+// What all charts have: a heading, buttons, and a drawing as wide as the page. draw(width, whether it is for a file)
+// returns the SVG. Returns the element that holds the drawing, and the function that draws it again.
+function frameOf(figure, chart, draw, buttons, legend = []) {
+  const holder = html("div", {class: "drawing"});
+  const save = button("SVG", () => download(`${chart.name}.svg`, draw(FILE_WIDTH, true)), {title: "save the drawing"});
+  figure.append(
+    html("figcaption", {}, html("h2", {}, chart.title), html("div", {class: "buttons"}, buttons, save)),
+    ...(chart.note ? [html("p", {}, chart.note)] : []), ...legend, holder);
+  let drawn = 0;
+  const redraw = () => {
+    drawn = holder.clientWidth;
+    holder.replaceChildren(draw(drawn, false));
+  };
+  new ResizeObserver(() => holder.clientWidth !== drawn && redraw()).observe(holder); // also for the first time
+  return {holder, redraw};
+}
+
+// A drawing with its title above it, and the names of its lines below it.
+function withTitle(drawn, title, names = []) {
+  const top = 30, [width, height] = ["width", "height"].map(name => Number(drawn.getAttribute(name)));
+  const full = height + top + 18 * names.length + 8;
+  const legend = names.map(({name, color}, i) => {
+    const y = height + top + 18 * i + 9;
+    return [rule(56, y, 78, y, {stroke: color, "stroke-width": 3}), text(86, y + 4, name)];
+  });
+  drawn.setAttribute("y", top);
+  return drawing(width, full, drawn.getAttribute("aria-label"),
+    svg("rect", {width, height: full, fill: BACKGROUND}), text(12, 22, title, {"font-size": 15, "font-weight": 600}),
+    drawn, legend);
+}
+
+function download(name, drawn) {
+  const content = new XMLSerializer().serializeToString(drawn);
+  const url = URL.createObjectURL(new Blob([content], {type: "image/svg+xml"}));
+  html("a", {href: url, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+// A box beside the pointer. show(x, y, nodes): at a place of the holder.
+function tooltipOf(figure, holder) {
+  const box = html("div", {class: "values", hidden: ""});
+  figure.append(box);
+  return {
+    show(x, y, ...nodes) {
+      box.replaceChildren(...nodes);
+      box.hidden = false;
+      const outer = figure.getBoundingClientRect(), inner = holder.getBoundingClientRect();
+      const atRight = x + 16 + box.offsetWidth <= outer.width, above = outer.top;
+      box.style.left = `${Math.max(0, atRight ? x + 16 : x - 16 - box.offsetWidth)}px`;
+      const lowest = innerHeight - above - box.offsetHeight - 4; // at which it is in the window
+      box.style.top = `${Math.max(Math.min(inner.top - outer.top + y + 12, lowest), 4 - above)}px`;
+    },
+    hide() {
+      box.hidden = true;
+    },
+  };
+}
+
+function swatch(color) {
+  const node = html("i");
+  node.style.background = color;
+  return node;
+}
+
+// Calls move(place) with a mouse over the holder or a touch of it, drag(start, place, whether it has ended) between
+// pressing and releasing, and leave(). A place is {x, y} in the drawing.
+function onPointer(holder, {move, drag, leave}) {
+  let start = null;
+  const place = event => {
+    const {left, top} = holder.firstChild.getBoundingClientRect();
+    return {x: event.clientX - left, y: event.clientY - top};
+  };
+  holder.addEventListener("pointerdown", event => {
+    if (event.button) return;
+    start = place(event);
+    holder.setPointerCapture(event.pointerId);
+    move(start);
+  });
+  holder.addEventListener("pointermove", event => {
+    move(place(event));
+    if (start) drag(start, place(event), false);
+  });
+  holder.addEventListener("pointerup", event => {
+    if (start) drag(start, place(event), true);
+    start = null;
+  });
+  holder.addEventListener("pointercancel", () => { // the finger scrolls the page
+    if (start) drag(start, start, true);
+    start = null;
+  });
+  // The values of a touched place stay until another place is touched.
+  holder.addEventListener("pointerleave", event => event.pointerType !== "touch" && leave());
+  document.addEventListener("pointerdown", event => holder.contains(event.target) || leave());
+}
+
+// --- lines -----------------------------------------------------------------------------------------------------------
+
+const LEFT = 56, RIGHT = 12, EDGE = 4; // pixels; lines at the edge of a panel are not cut
+
+function lineChart(figure, chart) {
+  const {groups, panels} = chart, view = {range: null, logX: false, logY: false, hidden: new Set()};
+  groups.forEach((group, i) => {
+    group.color = groups.length > MANY_GROUPS ? colorAt(i / (groups.length - 1)) : COLORS[i];
+    for (const line of group.lines) Object.assign(line, {group});
+  });
+  let drawn; // what is on the screen: {X, panels: [{top, bottom, Y, lines}], overlay}
+
+  const entries = groups.map(group => {
+    const entry = toggle("", on => {
+      view.hidden[on ? "delete" : "add"](group);
+      update();
+    }, true);
+    entry.append(swatch(group.color), group.name);
+    for (const [event, shown] of [["pointerenter", group], ["focus", group], ["pointerleave", null], ["blur", null]]) {
+      entry.addEventListener(event, () => emphasize(shown));
+    }
+    return entry;
+  });
+  const all = on => () => {
+    view.hidden = new Set(on ? [] : groups);
+    for (const entry of entries) entry.setAttribute("aria-pressed", on);
+    update();
+  };
+  const legend = html("div", {class: "legend", role: "group", "aria-label": "lines"},
+    groups.length > MANY_GROUPS ? [button("show all", all(true)), button("hide all", all(false))] : [], entries);
+  const reset = button("reset zoom", () => zoom(null), {disabled: ""});
+  const logarithmic = (name, key) => toggle(name, on => {
+    view[key] = on;
+    update();
+  });
+  const {holder, redraw} = frameOf(figure, chart, (width, isFile) => {
+    const result = drawLines(chart, view, width);
+    if (isFile) return withTitle(result.node, chart.title, groups.filter(group => !view.hidden.has(group)));
+    drawn = result;
+    return result.node;
+  }, [logarithmic("log x", "logX"), logarithmic("log y", "logY"), reset], [legend]);
+  holder.style.cursor = "crosshair";
+  holder.style.touchAction = "pan-y"; // dragging up and down scrolls the page
+  const tooltip = tooltipOf(figure, holder);
+  onPointer(holder, {move: point, drag: select, leave: clear});
+  holder.addEventListener("dblclick", () => zoom(null));
+
+  function update() {
+    clear();
+    redraw();
+  }
+
+  function zoom(range) {
+    view.range = range;
+    reset.disabled = !range;
+    update();
+  }
+
+  // Make the lines of other groups faint.
+  function emphasize(group) {
+    for (const {node, line} of drawn.paths) {
+      node.setAttribute("opacity", group && group !== line.group && !view.hidden.has(group) ? FAINT : 1);
+    }
+  }
+
+  function clear() {
+    drawn.cursor.replaceChildren();
+    tooltip.hide();
+  }
+
+  // Show the values of a panel's lines at the x that is nearest to the pointer.
+  function point({x, y}) {
+    const panel = drawn.panels.find(({bottom}) => y <= bottom) ?? drawn.panels.at(-1);
+    const values = panel.lines.map(line => nearestPoint(line, panel, x)).filter(value => value);
+    if (!values.length) return clear();
+    const {x: nearest} = values.reduce((best, value) => closer(best, value, x));
+    const places = values.map(value => ({...value, distance: Math.abs(panel.Y(value.y) - y)}));
+    places.sort((a, b) => a.distance - b.distance);
+    const columns = innerWidth > 900 ? 2 : 1, most = columns * Math.max(4, Math.floor(innerHeight / 22) - 3);
+    const shown = places.slice(0, most).sort((a, b) => b.y - a.y), at = drawn.X(nearest);
+    drawn.cursor.replaceChildren(
+      rule(at, drawn.panels[0].top, at, drawn.panels.at(-1).bottom, {opacity: 0.4}),
+      ...shown.map(({line, x, y}) => svg("circle", {
+        cx: drawn.X(x), cy: panel.Y(y), r: 4, fill: line.group.color, stroke: BACKGROUND,
+      })));
+    const rows = shown.map(value => html("tr", {class: value === places[0] ? "nearest" : null},
+      html("td", {}, swatch(value.line.group.color), value.line.name),
+      html("td", {}, valueText(value.y)),
+      html("td", {}, value.x === nearest ? "" : `at ${valueText(value.x)}`)));
+    const half = rows.length > most / columns ? Math.ceil(rows.length / 2) : rows.length;
+    tooltip.show(at, y, html("div", {}, `${chart.x} ${valueText(nearest)}: ${panel.title}`),
+      html("div", {class: "tables"},
+        ...[rows.slice(0, half), rows.slice(half)].map(part => html("table", {}, ...part))),
+      ...(places.length > most ? [html("div", {}, `and ${places.length - most} lines that are farther away`)] : []));
+  }
+
+  function select({x: start}, {x: end}, ended) {
+    const inside = x => clamp(x, LEFT, holder.firstChild.clientWidth - RIGHT);
+    const [from, to] = [inside(start), inside(end)].sort((a, b) => a - b), {panels: [{top}], X} = drawn;
+    if (ended && to - from > CLICK) return zoom([X.invert(from), X.invert(to)]);
+    drawn.selection.replaceChildren(...(ended || to - from <= CLICK ? [] : [svg("rect", {
+      x: from, y: top, width: to - from, height: drawn.panels.at(-1).bottom - top, opacity: FAINT,
+    })]));
+  }
+
+  function closer(a, b, x) {
+    return Math.abs(drawn.X(b.x) - x) < Math.abs(drawn.X(a.x) - x) ? b : a;
+  }
+
+  // {line, x, y} of the line's point that is drawn and nearest to a place; undefined without one.
+  function nearestPoint(line, panel, at) {
+    let best, least = Infinity;
+    for (const i of drawable(line, drawn.X, panel.Y)) {
+      const x = line.x[i], distance = Math.abs(drawn.X(x) - at);
+      if (distance >= least || !isInside(x, drawn.range)) continue;
+      least = distance;
+      best = {line, x, y: line.y[i]};
+    }
+    return best;
+  }
+}
+
+function isInside(x, [low, high]) {
+  return x >= low && x <= high;
+}
+
+// The indices of the points that have a place: log scales have none for 0.
+function* drawable({x, y}, X, Y) {
+  for (let i = 0; i < x.length; i++) {
+    if (y[i] !== null && (!X.log || x[i] > 0) && (!Y.log || y[i] > 0)) yield i;
+  }
+}
+
+// The SVG of the lines, and what is needed to point at them.
+function drawLines(chart, view, width) {
+  const shown = chart.groups.filter(group => !view.hidden.has(group)), lines = shown.flatMap(group => group.lines);
+  const xs = lines.flatMap(line => line.x).filter(x => !view.logX || x > 0);
+  const range = view.range ?? extentOf(xs, view.logX), X = scaleOf(range, [LEFT, width - RIGHT], view.logX);
+  let bottom = 0;
+  const panels = chart.panels.map((panel, i) => {
+    const top = bottom + 26;
+    bottom = top + panel.height + 22;
+    return drawPanel(panel, lines.filter(line => line.panel === i), shown, {X, range, view, width, top});
+  });
+  const cursor = svg("g"), selection = svg("g"), names = shown.map(({name}) => name);
+  const label = `${chart.title}. ${chart.panels.map(({title}) => title).join(", ")} over ${chart.x}. `
+    + (names.length > MANY_GROUPS ? `Lines of ${names.length} entries of the legend.` : `Lines: ${names.join(", ")}.`);
+  const node = drawing(width, bottom + 20, label, panels.map(panel => panel.nodes), cursor, selection,
+    text((LEFT + width - RIGHT) / 2, bottom + 12, chart.x, {"text-anchor": "middle"}));
+  return {node, X, range, panels, cursor, selection, paths: panels.flatMap(panel => panel.paths)};
+}
+
+function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
+  const bottom = top + panel.height, right = width - RIGHT, log = view.logY && !panel.from_zero;
+  const ys = function* () {
+    for (const {x, y} of lines) {
+      for (let i = 0; i < x.length; i++) if (isInside(x[i], range) && y[i] !== null && (!log || y[i] > 0)) yield y[i];
+    }
+  };
+  const extent = extentOf(ys(), log), Y = scaleOf(panel.from_zero ? [0, Math.max(extent[1], 1)] : padded(extent, log), [bottom, top], log);
+  const grid = Y.ticks(Math.ceil(panel.height / 60)).map(y => [
+    rule(LEFT, Y(y), right, Y(y), {opacity: FAINT}),
+    text(LEFT - 6, Y(y) + 4, tickText(y), {"text-anchor": "end", opacity: SOFT})]);
+  const below = X.ticks(Math.max(2, Math.floor((right - LEFT) / 90))).map(x => [
+    rule(X(x), top, X(x), bottom, {opacity: FAINT}),
+    text(X(x), bottom + 15, tickText(x), {"text-anchor": "middle", opacity: SOFT})]);
+  const marks = groups.flatMap(({marks, color}) => marks.filter(({x}) => !X.log || x > 0).map(({x, dash}) =>
+    rule(X(x), top, X(x), bottom, {stroke: color, "stroke-dasharray": DASHES[dash]})));
+  const paths = lines.map(line => ({line, node: drawLine(line, X, Y)}));
+  const inner = svg("svg", { // which cuts what is outside
+    x: LEFT - EDGE, y: top - EDGE, width: right - LEFT + 2 * EDGE, height: panel.height + 2 * EDGE,
+    viewBox: `${LEFT - EDGE} ${top - EDGE} ${right - LEFT + 2 * EDGE} ${panel.height + 2 * EDGE}`,
+  }, marks, paths.map(({node}) => node));
+  const title = text(LEFT, top - 8, panel.title, {"font-weight": 600});
+  return {...panel, top, bottom, Y, lines, paths, nodes: [title, grid, below, inner]};
+}
+
+function drawLine(line, X, Y) {
+  let path = "", points = "", previous = null;
+  for (const i of drawable(line, X, Y)) {
+    const place = `${X(line.x[i]).toFixed(1)} ${Y(line.y[i]).toFixed(1)}`;
+    path += (i - 1 === previous ? "L" : "M") + place;
+    points += `M${place}h0`; // round ends make it a dot
+    previous = i;
+  }
+  const style = {fill: "none", stroke: line.group.color, "stroke-linejoin": "round", "stroke-linecap": "round"};
+  return svg("g", {},
+    svg("title", {}, line.name),
+    svg("path", {d: path, "stroke-width": line.width, "stroke-dasharray": DASHES[line.dash], ...style}),
+    line.points || line.x.length === 1 ? svg("path", {d: points, "stroke-width": line.width + 3, ...style}) : []);
+}
+
+// --- bars ------------------------------------------------------------------------------------------------------------
+
+function barChart(figure, chart) {
+  frameOf(figure, chart, (width, isFile) => {
+    const drawn = drawBars(chart, width);
+    return isFile ? withTitle(drawn, chart.title) : drawn;
+  });
+}
+
+// Each bar is below its name, which may be long, and beside its value.
+function drawBars({title, bars}, width) {
+  const row = 44, X = scaleOf([0, Math.max(...bars.map(([, value]) => value))], [0, width - 70]);
+  const label = `${title}. ${bars.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ")}`;
+  return drawing(width, row * bars.length, label, bars.map(([name, value], i) => [
+    text(0, row * i + 14, name),
+    svg("rect", {x: 0, y: row * i + 20, width: Math.max(1, X(value)), height: 14, fill: COLORS[0]}),
+    text(X(value) + 8, row * i + 31, value.toFixed(2)),
+  ]));
+}
+
+// --- parallel coordinates --------------------------------------------------------------------------------------------
+
+// Places on an axis are fractions of its height, from 0 at the bottom.
+
+function parallelChart(figure, chart) {
+  const {axes} = chart;
+  for (const axis of axes) {
+    const {values, categories, bounds, log} = axis;
+    axis.scale = scaleOf(categories.length ? [-0.5, categories.length - 0.5] : bounds ?? extentOf(values), [0, 1], log);
+    axis.places = values.map(axis.scale);
+  }
+  const losses = extentOf(axes.at(-1).values), hue = scaleOf(losses, [0, 1]);
+  const rows = chart.rows.map((name, i) => ({
+    name, places: axes.map(axis => axis.places[i]), loss: axes.at(-1).values[i],
+    color: colorAt(hue(axes.at(-1).values[i])),
+  }));
+  const brushes = axes.map(() => null); // [low, high] on each axis, or null
+  let drawn; // what is on the screen: {node, xs, Y}
+
+  const count = html("span", {role: "status"});
+  const reset = button("reset selection", () => {
+    brushes.fill(null);
+    update();
+  });
+  const {holder, redraw} = frameOf(figure, chart, (width, isFile) => {
+    const result = drawParallel(chart, rows, brushes, isSelected, width);
+    if (isFile) return withTitle(result.node, chart.title);
+    drawn = result;
+    return result.node;
+  }, [count, reset]);
+  holder.style.touchAction = "pan-x"; // dragging along an axis selects
+  const tooltip = tooltipOf(figure, holder);
+  let brushed = null; // the axis of the selection that is being made
+  onPointer(holder, {move: point, drag: select, leave: clear});
+  update();
+
+  function isSelected(row) {
+    return brushes.every((brush, i) => !brush || isInside(row.places[i], brush));
+  }
+
+  function update() {
+    const selected = rows.filter(isSelected).length;
+    count.textContent = `${selected} of ${rows.length} selected`;
+    reset.disabled = brushes.every(brush => !brush);
+    redraw();
+  }
+
+  function clear() {
+    drawn.cursor.replaceChildren();
+    tooltip.hide();
+  }
+
+  // Name the row whose line is under the pointer.
+  function point({x, y}) {
+    const row = rows.filter(isSelected).reduce((best, row) => {
+      const distance = Math.abs(heightAt(row, x) - y);
+      return distance < best.distance ? {row, distance} : best;
+    }, {distance: NEAR}).row;
+    if (!row || brushed !== null) return clear();
+    drawn.cursor.replaceChildren(rowPath(row, drawn, {"stroke-width": 4}));
+    tooltip.show(x - holder.scrollLeft, y, html("div", {}, row.name),
+      html("div", {}, `${axes.at(-1).name} ${valueText(row.loss)}`));
+  }
+
+  // Where a row's line is at an x of the drawing.
+  function heightAt({places}, x) {
+    const {xs, Y} = drawn, i = clamp(xs.findIndex(end => end >= x), 1, xs.length - 1);
+    const share = clamp((x - xs[i - 1]) / (xs[i] - xs[i - 1]), 0, 1);
+    return Y(places[i - 1] + share * (places[i] - places[i - 1]));
+  }
+
+  // Select what the pointer was dragged over. A click on an axis removes its selection.
+  function select(start, end, ended) {
+    const {xs, Y} = drawn, axis = xs.findIndex(x => Math.abs(x - start.x) <= 2 * NEAR);
+    brushed = ended || axis < 0 ? null : axis;
+    if (axis < 0) return;
+    const isClick = Math.abs(end.y - start.y) <= CLICK;
+    brushes[axis] = isClick ? null : [start.y, end.y].map(y => clamp(Y.invert(y), 0, 1)).sort((a, b) => a - b);
+    update();
+  }
+}
+
+function drawParallel(chart, rows, brushes, isSelected, available) {
+  const {axes} = chart, top = 40, height = 300, bottom = top + height, Y = scaleOf([0, 1], [bottom, top]);
+  const ticks = axes.map(axis => ticksOf(axis, height));
+  const widths = axes.map(({name}, i) => TEXT_WIDTH * Math.max(name.length, ...ticks[i].map(({label}) => label.length)));
+  const left = widths[0] + 10, right = widths.at(-1) / 2 + 12, least = Math.max(...widths) + 24;
+  const distance = Math.max(least, (available - left - right) / (axes.length - 1));
+  const width = left + right + distance * (axes.length - 1), xs = axes.map((_, i) => left + distance * i);
+  const selected = rows.filter(isSelected), others = rows.filter(row => !isSelected(row));
+  const cursor = svg("g"), last = xs.at(-1);
+  const strip = Array.from({length: 30}, (_, i) => svg("rect", { // the colors of the losses, along the last axis
+    x: last - 4, y: Y((i + 1) / 30), width: 8, height: height / 30 + 0.5, fill: colorAt((i + 0.5) / 30),
+  }));
+  const parts = axes.map(({name}, i) => [
+    rule(xs[i], top, xs[i], bottom, {opacity: SOFT}),
+    text(xs[i], top - 18, name, {"text-anchor": "middle", "font-weight": 600}),
+    ticks[i].map(({place, label, full}) => text(xs[i] - 8, Y(place) + 4, label, {
+      "text-anchor": "end", stroke: BACKGROUND, "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round",
+    })).map((node, k) => fill(node, {}, [svg("title", {}, ticks[i][k].full)])),
+    brushes[i] ? svg("rect", {
+      x: xs[i] - 7, y: Y(brushes[i][1]), width: 14, height: Y(brushes[i][0]) - Y(brushes[i][1]),
+      fill: "currentColor", "fill-opacity": 0.2, stroke: "currentColor",
+    }) : [],
+  ]);
+  const label = `${chart.title}. Axes: ${axes.map(({name}) => name).join(", ")}. ${rows.length} lines.`;
+  const node = drawing(width, bottom + 16, label,
+    others.map(row => rowPath(row, {xs, Y}, {opacity: FAINT, stroke: "currentColor"})),
+    selected.toReversed().map(row => rowPath(row, {xs, Y})), strip, parts, cursor);
+  return {node, xs, Y, cursor};
+}
+
+function rowPath({name, places, color}, {xs, Y}, style = {}) {
+  const path = places.map((place, i) => `${i ? "L" : "M"}${xs[i].toFixed(1)} ${Y(place).toFixed(1)}`).join("");
+  return svg("path", {
+    d: path, fill: "none", stroke: color, "stroke-width": 1.6, "stroke-linejoin": "round", ...style,
+  }, svg("title", {}, name));
+}
+
+// The labels of an axis of parallel coordinates, as {place, label, full}: a long category is cut.
+function ticksOf({categories, scale}, height) {
+  const every = Math.ceil(categories.length * 15 / height), cut = name => name.length > 16 ? `${name.slice(0, 15)}…` : name;
+  if (!categories.length) return scale.ticks(6).map(x => ({place: scale(x), label: tickText(x), full: tickText(x)}));
+  return categories.map((full, i) => ({place: scale(i), label: cut(full), full})).filter((_, i) => i % every === 0);
+}
+
+// --- the page --------------------------------------------------------------------------------------------------------
+
+const CHARTS = {lines: lineChart, bars: barChart, parallel: parallelChart};
+for (const figure of document.querySelectorAll("figure.chart")) {
+  const chart = JSON.parse(figure.firstChild.textContent);
+  CHARTS[chart.kind](figure, chart);
+}

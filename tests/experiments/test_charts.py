@@ -1,0 +1,220 @@
+"""folio/experiments/charts.py and chart.js: the data in a page, and what a person sees in a browser."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from folio.experiments.charts import (
+    Axis,
+    Group,
+    Line,
+    Mark,
+    Panel,
+    bar_chart,
+    line_chart,
+    page_with_charts,
+    parallel_chart,
+)
+from tests.support.charts import charts_in
+from tests.support.viewers import in_browser
+
+HOSTILE = "</script><img src=x onerror=\"document.title='hacked'\">&<b>é"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def lines_page(title: str = "page") -> str:
+    """Two panels, in which one line grows tenfold at each step, and the other one has a gap and a marker."""
+    steps = list(range(1, 7))
+    lines = [
+        Line("grows", steps, [10.0**step for step in steps]),
+        Line("grows: rate", steps, [0.1 * step for step in steps], panel=1),
+    ]
+    others = [Line(HOSTILE, steps, [5e3, 4e3, math.nan, 3e3, 2e3, 0.0], points=True, dash="dashed")]
+    groups = [Group("grows", lines, [Mark(3, "dotted")]), Group(HOSTILE, others)]
+    chart = line_chart(
+        "curves", "Curves", "step", [Panel("loss"), Panel("rate", 100, from_zero=True)], groups, "A note."
+    )
+    return page_with_charts(title, [chart])
+
+
+def parallel_page() -> str:
+    rows = [f"{i}: x" for i in range(4)]
+    axes = [
+        Axis("n_head", [0, 0, 1, 1], ["2", "4"]),
+        Axis("rate", [1e-4, 1e-3, 1e-2, 1e-1], bounds=(1e-4, 1e-1), log=True),
+        Axis("validation loss", [1.0, 2.0, 3.0, 4.0]),
+    ]
+    return page_with_charts("p", [parallel_chart("settings", "Settings", rows, axes)])
+
+
+def test_the_data_is_json_without_html():
+    html = lines_page(HOSTILE)
+    chart = charts_in(html)["curves"]
+    assert chart["groups"][1]["name"] == HOSTILE and chart["groups"][1]["lines"][0]["y"][2] is None
+    assert chart["groups"][0]["marks"] == [{"x": 3, "dash": "dotted"}]
+    assert html.count("</script>") == 2 and "<img" not in html and "<html lang='en'>" in html
+    assert len(html.encode()) < 200_000 and "http" not in html.replace("http://www.w3.org/2000/svg", "").replace(
+        "http-equiv", ""
+    )
+
+
+@pytest.fixture
+def opened(browser, tmp_path) -> Iterator[Callable[..., Any]]:
+    """A function that opens a page. At the end, no page may have had an error or have asked for anything."""
+    problems, pages = [], []
+
+    def open_page(html: str, width: int = 1000, **options: Any) -> Any:
+        path = tmp_path / "page.html"
+        path.write_text(html, encoding="utf-8")
+        page = browser.new_context(viewport={"width": width, "height": 900}, **options).new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or problems.append(request.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.context.close()
+    assert not problems
+
+
+def place_of(page: Any, x: float, panel: int = 0) -> tuple[float, float]:
+    """A fraction of a panel's width in the window. chart.js leaves 56 pixels at the left and 12 at the right."""
+    box = page.locator("figure .drawing > svg").bounding_box()
+    middle = [26 + 150, 26 + 300 + 22 + 26 + 50][panel]  # of the heights in lines_page
+    return box["x"] + 56 + x * (box["width"] - 68), box["y"] + middle
+
+
+def point_at(page: Any, x: float, panel: int = 0) -> list[list[str]]:
+    """The rows of values under the pointer, at a fraction of the panel's width."""
+    page.mouse.move(*place_of(page, x, panel))
+    return [row.locator("td").all_inner_texts() for row in page.locator(".values tr").all()]
+
+
+def drag(page: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*end, steps=4)
+    page.mouse.up()
+
+
+def ticks(page: Any, anchor: str) -> list[str]:
+    """The labels of the axes: "end" for y, "middle" for x. What they show in full is a title inside."""
+    texts = page.locator(f"figure .drawing > svg > text[text-anchor={anchor}]")
+    return texts.evaluate_all("texts => texts.map(text => text.firstChild.textContent)")
+
+
+@in_browser
+def test_the_values_under_the_pointer_are_those_of_the_nearest_step(opened):
+    page = opened(lines_page())
+    assert point_at(page, 0.0) == [[HOSTILE, "5,000", ""], ["grows", "10", ""]]
+    assert point_at(page, 0.39) == [[HOSTILE, "4,000", "at 2"], ["grows", "1,000", ""]]  # a gap at step 3
+    assert point_at(page, 1.0, panel=1) == [["grows: rate", "0.6", ""]]
+    assert page.title() == "page" and page.locator("figure img").count() == 0
+    page.mouse.move(5, 5)
+    assert page.locator(".values").is_hidden()
+
+
+@in_browser
+def test_dragging_zooms_and_a_double_click_shows_all(opened):
+    page = opened(lines_page())
+    everything = ticks(page, "middle")
+    drag(page, place_of(page, 0.5), place_of(page, 0.9))
+    shown = [float(label) for label in ticks(page, "middle") if label[0].isdigit()]
+    assert 3.4 < min(shown) and max(shown) < 5.7
+    assert point_at(page, 0.0) == [["grows", "10,000", ""], [HOSTILE, "3,000", ""]]  # step 4 is the first
+    page.mouse.dblclick(*place_of(page, 0.5))
+    assert ticks(page, "middle") == everything
+    assert page.get_by_role("button", name="reset zoom").is_disabled()
+
+
+@in_browser
+def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(opened):
+    page = opened(lines_page())
+    page.get_by_role("button", name="log y").click()
+    labels = ticks(page, "end")
+    assert {"100", "10k", "1M"} <= {*labels}
+    assert point_at(page, 1.0) == [["grows", "1,000,000", ""], [HOSTILE, "2,000", "at 5"]]  # its last value is 0
+    page.get_by_role("button", name="log x").click()
+    assert point_at(page, 0.0)[0][0] == HOSTILE
+    page.get_by_role("button", name="log y").click()
+    assert "0" in ticks(page, "end")
+
+
+@in_browser
+def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(opened):
+    page = opened(lines_page())
+    entry = page.get_by_role("group", name="lines").get_by_role("button").first
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false"
+    assert page.locator("figure svg g > title").all_text_contents() == [HOSTILE]
+    entry.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("figure svg g > title").all_text_contents() == ["grows", HOSTILE, "grows: rate"]
+
+
+@in_browser
+def test_many_groups_have_colors_of_a_scale_and_one_button_for_all(opened):
+    groups = [Group(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
+    page = opened(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
+    strokes = page.locator("figure svg g path").evaluate_all("paths => paths.map(p => p.getAttribute('stroke'))")
+    assert len({*strokes}) == 30
+    page.get_by_role("button", name="hide all").click()
+    assert page.locator("figure svg g > title").count() == 0
+    page.get_by_role("button", name="run 7", exact=True).click()
+    assert page.locator("figure svg g > title").all_text_contents() == ["run 7"]
+
+
+@in_browser
+def test_brushing_an_axis_selects_rows(opened):
+    page = opened(parallel_page())
+    assert page.get_by_role("status").inner_text() == "4 of 4 selected"
+    box, axes = page.locator("figure .drawing > svg").bounding_box(), page.locator("figure .drawing > svg > line")
+    x = box["x"] + max(axes.evaluate_all("lines => lines.map(line => Number(line.getAttribute('x1')))"))
+    drag(page, (x, box["y"] + 345), (x, box["y"] + 190))  # the lower half: losses 1 and 2
+    assert page.get_by_role("status").inner_text() == "2 of 4 selected"
+    faint = page.locator("figure .drawing > svg > path[opacity]")
+    assert faint.locator("title").all_text_contents() == ["2: x", "3: x"]
+    page.get_by_role("button", name="reset selection").click()
+    assert page.get_by_role("status").inner_text() == "4 of 4 selected"
+    assert {"2", "4"} <= {*ticks(page, "end")}
+
+
+@in_browser
+@pytest.mark.parametrize("html", [lines_page, parallel_page])
+def test_a_downloaded_svg_stands_alone(html, opened, tmp_path):
+    page = opened(html(), accept_downloads=True)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    path = Path(tmp_path / "saved.svg")
+    download.value.save_as(path)
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == f"{SVG}svg" and download.value.suggested_filename in ("curves.svg", "settings.svg")
+    titles = [node.text for node in root.iter(f"{SVG}title")]
+    expected = ["grows", HOSTILE, "grows: rate"] if html is lines_page else ["0: x", "1: x", "2: x", "3: x"]
+    assert {*expected} <= {*titles}
+    texts = [node.text for node in root.iter(f"{SVG}text")]
+    assert ("Curves" if html is lines_page else "Settings") in texts
+    assert "class=" not in path.read_text(encoding="utf-8")
+
+
+@in_browser
+@pytest.mark.parametrize("width", [360, 1000])
+def test_the_page_is_as_wide_as_the_window(width, opened):
+    bars = bar_chart("bars", "Importance", {"learning_rate": 0.75, HOSTILE: 0.25})
+    html = lines_page().replace("</body>", f"{bars}</body>")
+    page = opened(html, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    label = page.get_by_role("img").first.get_attribute("aria-label")
+    assert label.startswith("Curves. loss, rate over step.") and "grows" in label
+
+
+def test_names_in_the_data_are_those_given():
+    html = page_with_charts("p", [bar_chart("bars", "B", {HOSTILE: 1.0})])
+    assert charts_in(html)["bars"]["bars"] == [[HOSTILE, 1.0]]
+    assert "<img" not in html
