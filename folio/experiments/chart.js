@@ -12,6 +12,7 @@ const SCALE = [[13, 8, 135], [92, 1, 166], [156, 23, 158], [203, 70, 121], [237,
 const DASHES = {solid: null, dashed: "7 4", dotted: "1.5 4"};
 const BACKGROUND = "#fff", FAINT = 0.13, SOFT = 0.7; // opacities of grids and of text
 const FILE_WIDTH = 960; // pixels of a drawing in a file
+const LEAST_WIDTH = 200; // pixels of a drawing; narrower pages scroll
 const TEXT_WIDTH = 6.6; // pixels of a character, about
 const NEAR = 12; // pixels between the pointer and what it points at
 const CLICK = 5; // pixels that the pointer may move in a click
@@ -144,7 +145,7 @@ function colorAt(place) {
 
 // What all charts have: a heading, buttons, and a drawing as wide as the page. draw(width, whether it is for a file)
 // returns the SVG. Returns the element that holds the drawing, and the function that draws it again.
-function frameOf(figure, chart, draw, buttons, legend = []) {
+function frameOf(figure, chart, draw, buttons = [], legend = []) {
   const holder = html("div", {class: "drawing"});
   const save = button("SVG", () => download(`${chart.name}.svg`, draw(FILE_WIDTH, true)), {title: "save the drawing"});
   figure.append(
@@ -153,7 +154,7 @@ function frameOf(figure, chart, draw, buttons, legend = []) {
   let drawn = 0;
   const redraw = () => {
     drawn = holder.clientWidth;
-    holder.replaceChildren(draw(drawn, false));
+    holder.replaceChildren(draw(Math.max(drawn, LEAST_WIDTH), false));
   };
   new ResizeObserver(() => holder.clientWidth !== drawn && redraw()).observe(holder); // also for the first time
   return {holder, redraw};
@@ -397,10 +398,10 @@ function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
     }
   };
   const extent = extentOf(ys(), log), Y = scaleOf(panel.from_zero ? [0, Math.max(extent[1], 1)] : padded(extent, log), [bottom, top], log);
-  const grid = Y.ticks(Math.ceil(panel.height / 60)).map(y => [
+  const grid = Y.ticks(Math.round(panel.height / 45)).map(y => [
     rule(LEFT, Y(y), right, Y(y), {opacity: FAINT}),
     text(LEFT - 6, Y(y) + 4, tickText(y), {"text-anchor": "end", opacity: SOFT})]);
-  const below = X.ticks(Math.max(2, Math.floor((right - LEFT) / 90))).map(x => [
+  const below = X.ticks(Math.floor((right - LEFT) / 70)).map(x => [
     rule(X(x), top, X(x), bottom, {opacity: FAINT}),
     text(X(x), bottom + 15, tickText(x), {"text-anchor": "middle", opacity: SOFT})]);
   const marks = groups.flatMap(({marks, color}) => marks.filter(({x}) => !X.log || x > 0).map(({x, dash}) =>
@@ -409,7 +410,7 @@ function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
   const inner = svg("svg", { // which cuts what is outside
     x: LEFT - EDGE, y: top - EDGE, width: right - LEFT + 2 * EDGE, height: panel.height + 2 * EDGE,
     viewBox: `${LEFT - EDGE} ${top - EDGE} ${right - LEFT + 2 * EDGE} ${panel.height + 2 * EDGE}`,
-  }, marks, paths.map(({node}) => node));
+  }, marks, paths.map(({node}) => node).reverse()); // the first lines above the others
   const title = text(LEFT, top - 8, panel.title, {"font-weight": 600});
   return {...panel, top, bottom, Y, lines, paths, nodes: [title, grid, below, inner]};
 }
@@ -546,9 +547,9 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
   const parts = axes.map(({name}, i) => [
     rule(xs[i], top, xs[i], bottom, {opacity: SOFT}),
     text(xs[i], top - 18, name, {"text-anchor": "middle", "font-weight": 600}),
-    ticks[i].map(({place, label, full}) => text(xs[i] - 8, Y(place) + 4, label, {
+    ticks[i].map(({place, label, full}) => text(xs[i] - 8, Y(place) + 4, [label, svg("title", {}, full)], {
       "text-anchor": "end", stroke: BACKGROUND, "stroke-width": 3, "paint-order": "stroke", "stroke-linejoin": "round",
-    })).map((node, k) => fill(node, {}, [svg("title", {}, ticks[i][k].full)])),
+    })),
     brushes[i] ? svg("rect", {
       x: xs[i] - 7, y: Y(brushes[i][1]), width: 14, height: Y(brushes[i][0]) - Y(brushes[i][1]),
       fill: "currentColor", "fill-opacity": 0.2, stroke: "currentColor",
