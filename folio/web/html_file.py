@@ -328,7 +328,10 @@ def page_scripts(page: str) -> str:
 
 
 def join_engine() -> str:
-    """The engine's scripts as one, which runs after the shared one in a worker and in a page: its names are its own."""
+    """The engine's own scripts as one, which runs after the shared one.
+
+    It runs in a worker, or in the page, where its names must not become the page's.
+    """
     own = (ENGINE / name for name in ENGINE_SCRIPTS if name != SHARED)
     return f'"use strict";\n{{\n{read_scripts(own)}\n}}\n'
 

@@ -43,7 +43,10 @@ def read_scripts(paths: Iterable[Path]) -> str:
 
 
 def read_style() -> str:
-    """The style sheet without what it does not need. Its strings must not contain punctuation."""
+    """The style sheet without the spaces and semicolons that it does not need.
+
+    Its strings must not contain any of the punctuation below, nor a colon before a space.
+    """
     text = (PAGE / "style.css").read_text(encoding="utf-8")
     return re.sub(r";?\s*([{};,])\s*|(?<=:)\s+", r"\1", text)
 

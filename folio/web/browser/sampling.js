@@ -17,8 +17,10 @@ function topIndices(values, k) {
   const indices = [];
   for (let i = 0; i < values.length; i++) {
     if (indices.length === k && !(values[i] > values[indices[k - 1]])) continue;
-    indices.splice(indices.findLastIndex(other => !(values[i] > values[other])) + 1, 0, i);
-    indices.length = Math.min(indices.length, k);
+    let place = indices.length;
+    while (place && values[i] > values[indices[place - 1]]) place--;
+    indices.splice(place, 0, i);
+    if (indices.length > k) indices.pop();
   }
   return indices;
 }
@@ -45,10 +47,16 @@ function keepTopK(logits, k) {
 // Keep the smallest set of most likely tokens whose probabilities sum to p or more (Holtzman et al. 2020). The most
 // likely token is always kept; of equally likely ones, those with the lowest ids are.
 function keepTopP(logits, p) {
-  const ordered = logits.filter(x => x > -Infinity).sort().reverse(), probabilities = softmax(ordered.slice());
-  let sum = 0;
-  const before = probabilities.map(x => sum += x).map((x, i) => x - probabilities[i]); // the sums over likelier tokens
-  const most = roundedAs(logits, p), kept = before.filter(x => x < most).length || 1, least = ordered[kept - 1];
+  const ordered = logits.filter(x => x > -Infinity).sort().reverse(), before = softmax(ordered.slice());
+  const most = roundedAs(logits, p);
+  let kept = 0;
+  for (let sum = 0; kept < before.length; kept++) {
+    const x = before[kept];
+    before[kept] = sum += x; // rounded as an element of the array, as in torch
+    before[kept] -= x;
+    if (kept && before[kept] >= most) break;
+  }
+  const least = ordered[kept - 1];
   keepAtLeast(logits, least, kept - ordered.indexOf(least));
 }
 
@@ -66,7 +74,8 @@ function keepAtLeast(logits, least, ties = Infinity) {
   }
 }
 
-// By the settings that turn them on, in the order in which they apply. null turns one off.
+// By the settings that turn them on (null: off), in the order in which they apply. The repetition penalty, which the
+// page does not show, comes before them (playground.js).
 const FILTERS = {temperature: divideByTemperature, top_k: keepTopK, top_p: keepTopP, min_p: keepMinP};
 
 // --- the draw --------------------------------------------------------------------------------------------------------
@@ -95,6 +104,6 @@ function cumulativeSums(probabilities) {
 
 // The first token at which the cumulative probability exceeds `uniform` times the sum of all.
 function sampleToken(probabilities, uniform) {
-  const sums = cumulativeSums(probabilities);
-  return sums.findIndex(sum => sum > uniform * sums.at(-1));
+  const sums = cumulativeSums(probabilities), target = uniform * sums.at(-1);
+  return sums.findIndex(sum => sum > target);
 }

@@ -14,7 +14,7 @@ function appended(ids, id, {limit}) {
 function drawAfter(logits, step, {vocab_size}) {
   const stages = samplingStages(logits.subarray(0, vocab_size), state), {probabilities} = stages.at(-1);
   const u = uniform(state.seed, 0, step), sums = cumulativeSums(probabilities), total = sums.at(-1);
-  const parts = Array.from(sums, (to, id) => ({id, from: (sums[id - 1] ?? 0) / total, to: to / total}));
+  const parts = Array.from(sums, (to, id) => ({id, from: id && sums[id - 1] / total, to: to / total}));
   return {stages, probabilities, parts, u, drawn: parts[sampleToken(probabilities, u)]};
 }
 
@@ -84,13 +84,12 @@ defineView({
     function update() {
       const {stages, probabilities, parts, u, drawn} = drawAfter(logits, step, model), ends = drawn.id === model.eot;
       const [best] = topIndices(logits, 1), piece = visible(pieces[drawn.id]);
-      const left = probabilities.filter(p => p > 0).length;
       path.replaceChildren(...[
         ["text", `${T} tokens`, `…${labels.slice(Math.max(0, T - 8), T).map(visible).join("")}`],
         ["ids", `${T} numbers`, `…${ids.slice(-3).join(" ")}`],
         ["model", `${config.n_layer} layers`, `${T} × ${config.n_embd} numbers`],
         ["logits", `${short(logits.length)} numbers`, `largest: ${visible(pieces[best])} ${short(logits[best])}`],
-        ["filters", `${left} left`, `entropy ${short(entropyOf(probabilities))}`],
+        ["filters", `${probabilities.filter(p => p > 0).length} left`, `entropy ${short(entropyOf(probabilities))}`],
         ["draw", `u = ${u.toFixed(4)}`, `falls on ${piece}`],
         ["append", ...ends ? ["the text ends"] : [`${piece}, id ${drawn.id}`, "and again"]],
       ].flatMap(([name, ...lines], i) => [i ? "→" : "",
@@ -123,7 +122,7 @@ function cumulativeBar(parts, u, drawn) {
       const wide = X(to) - X(from), name = visible(pieces[id]), fill = id === drawn ? BLUE : shades[i % 2];
       return [svg("rect", {x: X(from), y: 20, width: Math.max(wide, 0.3), height: 28, fill},
         svg("title", {}, `${name}: ${percent(to - from)}`)),
-        wide > 8 * name.length + 4 && svg("text", {x: (X(from) + X(to)) / 2, y: 38, ...middle,
+        wide > 8 * name.length + 4 && svg("text", {x: X((from + to) / 2), y: 38, ...middle,
           style: id === drawn ? {fill: "#fff"} : {}}, name)];
     }),
     svg("line", {x1: X(u), x2: X(u), y1: 12, y2: 56, stroke: ORANGE, "stroke-width": 2}),

@@ -47,7 +47,7 @@ defineView({
     const {names, token, ids, model} = context;
     const {tensors: {logits: {data: logits}}} = await context.ask("logits", {token});
     const order = ranked(logits), shown = order.slice(0, SHOWN_TOKENS);
-    const result = element("div", {testid: "dist"}), update = () => result.replaceChildren(drawStages());
+    const result = div(""), update = () => result.replaceChildren(drawStages());
     update();
     box.append(samplingControls(update), result);
 
@@ -75,10 +75,10 @@ defineView({
 function probabilityBars(ids, probabilities) {
   const left = 90, line = 26.5, width = roomFor(440) - 2 * left, most = largest(probabilities);
   return svg("svg", {width: left + width + 90, height: (ids.length + 1) * line, role: "img"}, ids.map((id, i) => {
-    const y = (i + 1) * line, long = width * probabilities[id] / most;
-    return svg("g", {opacity: probabilities[id] ? 1 : 0.35},
+    const y = (i + 1) * line, p = probabilities[id], long = width * p / most;
+    return svg("g", {opacity: p ? 1 : 0.35},
       svg("text", {x: left - 6, y: y + 17, "text-anchor": "end"}, visible(pieces[id])),
       svg("rect", {x: left, y: y + 5, width: Math.max(long, 0.5), height: line - 10, fill: BLUE}),
-      softText(left + long + 6, y + 17, percent(probabilities[id])));
+      softText(left + long + 6, y + 17, percent(p)));
   }));
 }
