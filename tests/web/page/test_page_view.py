@@ -20,6 +20,7 @@ import torch
 
 from folio import UserError
 from folio.decoding.sampling import Sampling, next_token_probabilities
+from folio.web.viewer import PAGE
 from model import GPT, GPTConfig
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
@@ -710,3 +711,16 @@ def test_a_benchmark_without_a_browser_is_an_error_of_one_line(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="there is no chromium or google-chrome here; name one"):
         bench_view.main(ViewBenchConfig())
+
+
+@in_browser
+def test_the_style_of_the_page_is_that_of_the_style_sheet(char_viewer):
+    """It is shortened, but has the same rules. Spaces in the value of a variable are kept as they are written."""
+    script = """style => {
+      const sheet = new CSSStyleSheet();
+      sheet.replaceSync(style);
+      return [sheet, document.styleSheets[0]].map(({cssRules}) =>
+        Array.from(cssRules, ({cssText}) => cssText.replace(/(--mono:.*?);/, value => value.replaceAll(" ", ""))));
+    }"""
+    written, shown = char_viewer.open("tokens")(script, (PAGE / "style.css").read_text(encoding="utf-8"))
+    assert shown == written and len(shown) > 50
