@@ -77,7 +77,10 @@ class GPTConfig:
 
 
 class CausalSelfAttention(nn.Module):
-    """Masked multi-head attention ("Attention Is All You Need", Vaswani et al. 2017, section 3.2)."""
+    """Masked multi-head attention ("Attention Is All You Need", Vaswani et al. 2017, section 3.2).
+
+    `attend` is softmax(q k^T / sqrt(D) + mask) v with the causal mask: see AttentionKernel.
+    """
 
     def __init__(self, config: GPTConfig, index: int):
         super().__init__()
@@ -327,7 +330,8 @@ class GPT(nn.Module):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """Append max_new_tokens sampled ids to idx (B, T), recomputing everything for each; call eval() first.
 
-        This is the definition, for readers and tests. folio.decoding.scheduler.generate caches keys and values.
+        This defines the distribution of the tokens, for readers and tests. folio/decoding caches keys and values,
+        and has random numbers of its own.
         """
         for _ in range(max_new_tokens):
             logits = self(idx[:, -self.config.block_size :])[0][:, -1] / temperature  # (B, V)

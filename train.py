@@ -264,12 +264,12 @@ def train(given: TrainConfig) -> Result:
                 due, losses = session.end_step(), {}
                 if due.evaluate:
                     losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-                    due = session.note_evaluation(losses, due)  # the best model so far is saved
-                if due.log:
+                    due = session.note_evaluation(losses, due)  # may make a save due; always_save_checkpoint
+                if due.log:  # other steps on CUDA: end_step logs them, one step later
                     session.log(losses)
                 if due.snapshot:
                     session.snapshot()
-                if due.save:
+                if due.save:  # last: a killed run resumes after it, and repeats nothing before it
                     session.save()
                 if due.evaluate:
                     session.sample()

@@ -1,6 +1,6 @@
 """Writes checkpoints in the formats of other programs: Hugging Face's GPT-2, llama.cpp's GGUF, nanoGPT's ckpt.pt.
 
-FORMATS has one entry per format: tools/export.py offers whatever is in it.
+FORMATS has an entry per format that holds GPT-2; tools/export.py also writes onnx and html, which hold other models.
 """
 
 import pickle

@@ -318,8 +318,8 @@ def generate(
 ) -> Iterator[Step]:
     """Yield the tokens that follow each prompt (at least one id each), one step at a time, until all rows have ended.
 
-    What this computes is defined by GPT.generate, in model.py, for a context that is not full: sampling from the logits
-    after each token. Here, keys and values are cached, and rows end one by one.
+    GPT.generate, in model.py, defines the distribution of the tokens. Here, keys and values are cached, rows end one by
+    one, and the filters and the draw are those of folio/decoding/sampling.py.
 
     A row ends before the id `eot`, when the caller sets its entry of `ended`, or after max_new_tokens (None: as many as
     fit into block_size after its prompt, at least one). Ids from `vocab_size` on, a model's padding, are never sampled.

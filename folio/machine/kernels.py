@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend
 
 from folio.machine import distributed
 from folio.machine.runtime import Runtime
-from model import GPT, AttentionKernel, CausalSelfAttention, GPTConfig, cross_entropy
+from model import GPT, POSITIONS, AttentionKernel, CausalSelfAttention, GPTConfig, cross_entropy
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
@@ -50,9 +50,15 @@ def choose_attention(device_type: str, dtype: torch.dtype, config: GPTConfig) ->
     """
     if device_type == "cpu" and dtype == torch.bfloat16:
         return ManualAttention()
-    if device_type == "cpu" and (config.pdrop("attn") or config.position == "relative"):
+    if device_type == "cpu" and (config.pdrop("attn") or trains_bias(config)):
         return ManualAttentionInTraining()
     return AttentionKernel()
+
+
+def trains_bias(config: GPTConfig) -> bool:
+    """Whether the position method adds a bias with parameters to the scores, so that the mask needs a gradient."""
+    method = POSITIONS[config.position]
+    return method.biases_scores and method.table_name is not None
 
 
 class ManualAttention(AttentionKernel):
@@ -93,7 +99,7 @@ def describe_attention(runtime: Runtime, model: GPT) -> str:
     H, T, D = config.n_head, config.block_size, config.n_embd // config.n_head
     q, mask = torch.empty(1, H, T, D, **like, requires_grad=True), None
     if config.biases_scores:
-        mask = torch.empty(1, H, T, T, **like, requires_grad=config.position == "relative")
+        mask = torch.empty(1, H, T, T, **like, requires_grad=trains_bias(config))
     kernel = SDPBackend(torch._fused_sdp_choice(q, q, q, mask, config.pdrop("attn"), is_causal=mask is None))
     return f"torch's {kernel.name.removesuffix('_ATTENTION').lower()} kernel"
 

@@ -10,7 +10,7 @@ import torch
 from folio import UserError
 from folio.base.settings import Settings
 from folio.machine import memory
-from folio.machine.kernels import LOGITS_AT_ONCE, ManualAttention, choose_attention
+from folio.machine.kernels import LOGITS_AT_ONCE, ManualAttention, choose_attention, trains_bias
 from folio.machine.memory import HEADROOM, format_bytes
 from folio.machine.runtime import Runtime
 from folio.training.optim import muon_matrices, muon_shape
@@ -74,7 +74,7 @@ def training_memory(
         activations = config.n_layer * tokens * s * config.n_embd + block_bytes
     activations += tokens * 2 * s * config.n_embd  # before and after the last norm
     activations += 4 * bias
-    if config.position == "relative":
+    if trains_bias(config):
         activations += 9 * config.block_size**2  # for the bias's gradient: the buckets, and where the mask is
     logits = bytes_of_loss(tokens, config, s)
     if shards > 1:

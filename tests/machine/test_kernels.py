@@ -15,6 +15,7 @@ from folio.machine.kernels import (
     ManualAttentionInTraining,
     adapt,
     attention_weights,
+    choose_attention,
     chunked_cross_entropy,
     describe_attention,
 )
@@ -233,3 +234,18 @@ def test_a_loss_in_chunks_is_one_graph_of_torchs_compiler(monkeypatch):
     expected = loss_and_gradients(model, model(idx, idx)[1])
     compiled = torch.compile(lambda idx: model(idx, idx)[1], backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(loss_and_gradients(model, compiled(idx)), expected)
+
+
+def test_a_new_method_with_a_trained_bias_gets_the_kernel_for_one(monkeypatch):
+    """The name "relative" decided, so a method of one's own with a trained bias had torch's slower kernel on a CPU."""
+
+    class Kerple(POSITIONS["relative"]):
+        table_name = "log_r"
+
+    monkeypatch.setitem(POSITIONS, "kerple", Kerple)
+    kinds = {}
+    for position in POSITIONS:
+        config = GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=4, position=position)
+        kinds[position] = type(choose_attention("cpu", torch.float32, config))
+    assert kinds["kerple"] is kinds["relative"] is ManualAttentionInTraining
+    assert kinds["alibi"] is kinds["learned"] is AttentionKernel
