@@ -392,7 +392,7 @@ class CPUBatch:
         if threads > 1 and self.helping[0] < threads - 1:
             for helper in helpers(threads - 1):
                 helper.wake(self)
-        self.decoder.run_step(self.address)
+        self.decoder.run_step(self.address)  # decode_step.step
 
 
 SMALL = 1.5e6  # bytes of weights times tokens, below which threads would mostly wait for each other

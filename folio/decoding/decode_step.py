@@ -656,7 +656,7 @@ def run_phase(address, phase, layer, count):
     sync = state.sync
     if state.threads == 1 or count == 1 or state.now < state.alone_until:
         for part in range(count):
-            call_part(state.run_part, address, phase, layer, part)
+            call_part(state.run_part, address, phase, layer, part)  # run_part, above
         return
     state.phase = (state.phase + 1) % (1 << PARTS_BITS)
     atomic_store(sync + 128, 0)

@@ -45,7 +45,7 @@ class KVCache(AttentionKernel):
         self.last.copy_(torch.tensor(lengths) - 1)  # in place, because captured graphs read this memory
 
     def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance the lengths of the first B rows by the tokens `idx` (B, T). Returns as Attention does.
+        """Advance the lengths of the first B rows by the tokens `idx` (B, T). As AttentionKernel.positions.
 
         T > 1 requires rows of equal length, and that the tokens fit.
         """

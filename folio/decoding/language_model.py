@@ -81,13 +81,13 @@ class GenerationConfig(Settings):
     @property
     def sampling(self) -> Sampling:
         return Sampling(
-            self.repetition_penalty,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.presence_penalty,
-            self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
         )
 
 
@@ -167,7 +167,7 @@ class LanguageModel:
     def load(
         cls: type[Model], init_from: str | Path, which: str = "best", device: str = "auto", dtype: str = "auto"
     ) -> Model:
-        """Load whatever convert.load does. which: of a run's checkpoints, "best" or "last". Raises UserError."""
+        """Load whatever foreign.load does. which: of a run's checkpoints, "best" or "last". Raises UserError."""
         if which not in ("best", "last"):
             raise UserError(f"which={which}: it must be best or last")
         is_quantized = dtype in QUANTIZED  # one matrix after the other

@@ -209,7 +209,7 @@ class Scheduler:
         while whole_prompts and (self.partial or self.full or (self.waiting and self.free)):
             ended |= self._prefill()
         if self.ready:
-            fetch = self.batch.sample(self.ready)
+            fetch = self.batch.sample(self.ready)  # also of the rows of the step: it fetches the newest token of each
         for row in self.ready:
             launched[row] = self.completions[row]
             if len(self.contexts[row]) <= self.room or self._slides(self.completions[row]):

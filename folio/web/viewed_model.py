@@ -58,7 +58,7 @@ class ViewedModel:
     """A model, its tokenizer, and the other checkpoints of its run."""
 
     def __init__(self, init_from: str, which: str, device: torch.device):
-        """Load whatever convert.load does. Raises UserError."""
+        """Load whatever foreign.load does. Raises UserError."""
         self.name, self.device = resolve(init_from), device
         loaded = foreign.load(self.name, which)
         self.tokenizer = loaded.tokenizer

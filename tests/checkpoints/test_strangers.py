@@ -155,7 +155,7 @@ def meta_pkl(run: Path, data: Path, folder: Path) -> Prepared:
 
 
 def foreign_file(to: str, name: str) -> Case:
-    """A file of a model in the format of another program, which `convert.load` reads."""
+    """A file of a model in the format of another program, which `foreign.load` reads."""
 
     def prepare(run: Path, data: Path, folder: Path) -> Prepared:
         tokenizer = CharTokenizer("abc") if to == "nanogpt" else bpe()
