@@ -10,8 +10,8 @@ import pytest
 
 from folio.experiments.charts import (
     Axis,
-    Group,
     Line,
+    LineGroup,
     Mark,
     Panel,
     bar_chart,
@@ -34,7 +34,7 @@ def lines_page(title: str = "page") -> str:
         Line("grows: rate", steps, [0.1 * step for step in steps], panel=1),
     ]
     others = [Line(HOSTILE, steps, [5e3, 4e3, math.nan, 3e3, 2e3, 0.0], points=True, dash="dashed")]
-    groups = [Group("grows", lines, [Mark(3, "dotted")]), Group(HOSTILE, others)]
+    groups = [LineGroup("grows", lines, [Mark(3, "dotted")]), LineGroup(HOSTILE, others)]
     chart = line_chart(
         "curves", "Curves", "step", [Panel("loss"), Panel("rate", 100, from_zero=True)], groups, "A note."
     )
@@ -160,7 +160,7 @@ def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(opened):
 
 @in_browser
 def test_many_groups_have_colors_of_a_scale_and_one_button_for_all(opened):
-    groups = [Group(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
+    groups = [LineGroup(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
     page = opened(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
     strokes = page.locator("figure svg g path").evaluate_all("paths => paths.map(p => p.getAttribute('stroke'))")
     assert len({*strokes}) == 30
