@@ -223,3 +223,25 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """A function that opens HTML in Chromium. At the end, no page may have had an error or have asked for anything."""
+    problems, pages = [], []
+
+    def open_page(html: str, width: int = 1000, **options: Any) -> Any:
+        path = tmp_path / "opened.html"
+        path.write_text(html, encoding="utf-8")
+        page = browser.new_context(viewport={"width": width, "height": 900}, **options).new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or problems.append(request.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.context.close()
+    assert not problems

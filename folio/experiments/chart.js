@@ -12,7 +12,7 @@ const SCALE = [[13, 8, 135], [92, 1, 166], [156, 23, 158], [203, 70, 121], [237,
 const DASHES = {solid: null, dashed: "7 4", dotted: "1.5 4"};
 const BACKGROUND = "#fff", FAINT = 0.13, SOFT = 0.7; // opacities of grids and of text
 const FILE_WIDTH = 960; // pixels of a drawing in a file
-const LEAST_WIDTH = 200; // pixels of a drawing; narrower pages scroll
+const MIN_WIDTH = 200; // pixels of a drawing; narrower pages scroll
 const TEXT_WIDTH = 6.6; // pixels of a character, about
 const NEAR = 12; // pixels between the pointer and what it points at
 const CLICK = 5; // pixels that the pointer may move in a click
@@ -38,15 +38,15 @@ function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-function button(text, click, attributes = {}) {
-  const node = html("button", {type: "button", ...attributes}, text);
+function button(label, click, attributes = {}) {
+  const node = html("button", {type: "button", ...attributes}, label);
   node.addEventListener("click", () => click(node));
   return node;
 }
 
 // A button that is on or off, and calls set(whether it is on).
-function toggle(text, set, on = false) {
-  return button(text, node => {
+function toggle(label, set, on = false) {
+  return button(label, node => {
     const next = node.getAttribute("aria-pressed") !== "true";
     node.setAttribute("aria-pressed", next);
     set(next);
@@ -84,16 +84,17 @@ function scaleOf([low, high], [from, to], log = false) {
 // About `count` round numbers at equal distances.
 function linearTicks(low, high, count) {
   const distance = (high - low) / count, power = 10 ** Math.floor(Math.log10(distance));
-  const step = [1, 2, 5, 10].map(n => n * power).find(size => size >= 0.999 * distance);
+  const step = [1, 2, 5, 10].map(n => n * power).find(size => size >= 0.7 * distance);
   const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
   return Array.from({length: last - first + 1}, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-// Powers of ten, with numbers between them if there are few. Less than half a decade looks almost linear.
+// Powers of ten, with numbers between them if there is space. Less than half a decade looks almost linear.
 function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
   if (decades < 0.5) return linearTicks(low, high, count);
-  const every = Math.ceil(decades / count), multiples = decades < count / 3 ? [1, 2, 5] : [1];
+  const every = Math.ceil(decades / count);
+  const multiples = decades < count / 2 ? [1, 2, 5] : decades < count ? [1, 3] : [1];
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += every) {
     ticks.push(...multiples.map(multiple => Number(`${multiple}e${power}`)));
@@ -124,8 +125,8 @@ function tickText(x) {
   const size = Math.abs(x);
   const [unit, letter] = [[1e9, "B"], [1e6, "M"], [1e3, "k"]].find(([unit]) =>
     size >= unit && Number((x / unit).toFixed(2)) === x / unit) ?? [1, ""];
-  const digits = size && size < 1e-3 ? x.toExponential() : (x / unit).toLocaleString("en-US", {maximumFractionDigits: 9});
-  return digits.replace("-", size < 1e-3 && x > 0 ? "-" : "−") + letter;
+  if (size && size < 1e-3) return x.toExponential();
+  return (x / unit).toLocaleString("en-US", {maximumFractionDigits: 9}) + letter;
 }
 
 // A number with six digits; integers with all of them.
@@ -151,12 +152,13 @@ function frameOf(figure, chart, draw, buttons = [], legend = []) {
   figure.append(
     html("figcaption", {}, html("h2", {}, chart.title), html("div", {class: "buttons"}, buttons, save)),
     ...(chart.note ? [html("p", {}, chart.note)] : []), ...legend, holder);
-  let drawn = 0;
+  let width;
   const redraw = () => {
-    drawn = holder.clientWidth;
-    holder.replaceChildren(draw(Math.max(drawn, LEAST_WIDTH), false));
+    width = holder.clientWidth;
+    holder.replaceChildren(draw(Math.max(width, MIN_WIDTH), false));
   };
-  new ResizeObserver(() => holder.clientWidth !== drawn && redraw()).observe(holder); // also for the first time
+  redraw();
+  new ResizeObserver(() => holder.clientWidth !== width && redraw()).observe(holder);
   return {holder, redraw};
 }
 
@@ -198,6 +200,7 @@ function tooltipOf(figure, holder) {
     hide() {
       box.hidden = true;
     },
+    isTooHigh: () => box.offsetHeight > 0.5 * innerHeight,
   };
 }
 
@@ -243,16 +246,17 @@ function onPointer(holder, {move, drag, leave}) {
 const LEFT = 56, RIGHT = 12, EDGE = 4; // pixels; lines at the edge of a panel are not cut
 
 function lineChart(figure, chart) {
-  const {groups, panels} = chart, view = {range: null, logX: false, logY: false, hidden: new Set()};
+  const {groups} = chart, view = {range: null, logX: false, logY: false, hidden: new Set()};
   groups.forEach((group, i) => {
     group.color = groups.length > MANY_GROUPS ? colorAt(i / (groups.length - 1)) : COLORS[i];
     for (const line of group.lines) Object.assign(line, {group});
   });
-  let drawn; // what is on the screen: {X, panels: [{top, bottom, Y, lines}], overlay}
+  let drawn; // what is on the screen, as drawLines returns it
 
   const entries = groups.map(group => {
     const entry = toggle("", on => {
-      view.hidden[on ? "delete" : "add"](group);
+      if (on) view.hidden.delete(group);
+      else view.hidden.add(group);
       update();
     }, true);
     entry.append(swatch(group.color), group.name);
@@ -261,13 +265,13 @@ function lineChart(figure, chart) {
     }
     return entry;
   });
-  const all = on => () => {
+  const all = (label, on) => button(label, () => {
     view.hidden = new Set(on ? [] : groups);
     for (const entry of entries) entry.setAttribute("aria-pressed", on);
     update();
-  };
+  });
   const legend = html("div", {class: "legend", role: "group", "aria-label": "lines"},
-    groups.length > MANY_GROUPS ? [button("show all", all(true)), button("hide all", all(false))] : [], entries);
+    groups.length > MANY_GROUPS ? [all("show all", true), all("hide all", false)] : [], entries);
   const reset = button("reset zoom", () => zoom(null), {disabled: ""});
   const logarithmic = (name, key) => toggle(name, on => {
     view[key] = on;
@@ -308,49 +312,59 @@ function lineChart(figure, chart) {
     tooltip.hide();
   }
 
-  // Show the values of a panel's lines at the x that is nearest to the pointer.
+  // Show the values of a panel's lines at the x that is nearest to the pointer: of all, or of the nearest that fit.
   function point({x, y}) {
     const panel = drawn.panels.find(({bottom}) => y <= bottom) ?? drawn.panels.at(-1);
     const values = panel.lines.map(line => nearestPoint(line, panel, x)).filter(value => value);
     if (!values.length) return clear();
-    const {x: nearest} = values.reduce((best, value) => closer(best, value, x));
-    const places = values.map(value => ({...value, distance: Math.abs(panel.Y(value.y) - y)}));
-    places.sort((a, b) => a.distance - b.distance);
-    const columns = innerWidth > 900 ? 2 : 1, most = columns * Math.max(4, Math.floor(innerHeight / 22) - 3);
-    const shown = places.slice(0, most).sort((a, b) => b.y - a.y), at = drawn.X(nearest);
+    values.sort((a, b) => Math.abs(panel.Y(a.y) - y) - Math.abs(panel.Y(b.y) - y));
+    const nearest = values.reduce((best, value) => distanceTo(value, x) < distanceTo(best, x) ? value : best).x;
+    const at = drawn.X(nearest);
     drawn.cursor.replaceChildren(
       rule(at, drawn.panels[0].top, at, drawn.panels.at(-1).bottom, {opacity: 0.4}),
-      ...shown.map(({line, x, y}) => svg("circle", {
+      ...values.map(({line, x, y}) => svg("circle", {
         cx: drawn.X(x), cy: panel.Y(y), r: 4, fill: line.group.color, stroke: BACKGROUND,
       })));
-    const rows = shown.map(value => html("tr", {class: value === places[0] ? "nearest" : null},
-      html("td", {}, swatch(value.line.group.color), value.line.name),
-      html("td", {}, valueText(value.y)),
-      html("td", {}, value.x === nearest ? "" : `at ${valueText(value.x)}`)));
-    const half = rows.length > most / columns ? Math.ceil(rows.length / 2) : rows.length;
-    tooltip.show(at, y, html("div", {}, `${chart.x} ${valueText(nearest)}: ${panel.title}`),
-      html("div", {class: "tables"},
-        ...[rows.slice(0, half), rows.slice(half)].map(part => html("table", {}, ...part))),
-      ...(places.length > most ? [html("div", {}, `and ${places.length - most} lines that are farther away`)] : []));
+    let most = values.length;
+    do {
+      tooltip.show(at, y, ...describe(values, most, nearest, panel));
+      most = Math.floor(0.8 * most);
+    } while (most > 3 && tooltip.isTooHigh());
   }
 
+  // The values of `most` lines, the nearest ones, as elements. They are in the order of the values.
+  function describe(values, most, nearest, panel) {
+    const rows = values.slice(0, most).sort((a, b) => b.y - a.y).map(value =>
+      html("tr", {class: value === values[0] ? "nearest" : null},
+        html("td", {}, swatch(value.line.group.color), value.line.name),
+        html("td", {}, valueText(value.y)),
+        html("td", {}, value.x === nearest ? "" : `at ${valueText(value.x)}`)));
+    const others = values.length - rows.length;
+    return [
+      html("div", {}, `${chart.x} ${valueText(nearest)}: ${panel.title}`), html("table", {}, rows),
+      ...(others ? [html("div", {}, `and ${others} more lines, farther from the pointer`)] : []),
+    ];
+  }
+
+  function distanceTo(value, x) {
+    return Math.abs(drawn.X(value.x) - x);
+  }
+
+  // Mark the part of the x axis over which the pointer is dragged, and zoom into it in the end.
   function select({x: start}, {x: end}, ended) {
-    const inside = x => clamp(x, LEFT, holder.firstChild.clientWidth - RIGHT);
-    const [from, to] = [inside(start), inside(end)].sort((a, b) => a - b), {panels: [{top}], X} = drawn;
-    if (ended && to - from > CLICK) return zoom([X.invert(from), X.invert(to)]);
-    drawn.selection.replaceChildren(...(ended || to - from <= CLICK ? [] : [svg("rect", {
-      x: from, y: top, width: to - from, height: drawn.panels.at(-1).bottom - top, opacity: FAINT,
-    })]));
-  }
-
-  function closer(a, b, x) {
-    return Math.abs(drawn.X(b.x) - x) < Math.abs(drawn.X(a.x) - x) ? b : a;
+    const {X, width, panels, selection} = drawn, {top} = panels[0];
+    const [from, to] = [start, end].map(x => clamp(x, LEFT, width - RIGHT)).sort((a, b) => a - b);
+    if (to - from <= CLICK) return selection.replaceChildren();
+    if (ended) return zoom([X.invert(from), X.invert(to)]);
+    selection.replaceChildren(svg("rect", {
+      x: from, y: top, width: to - from, height: panels.at(-1).bottom - top, opacity: FAINT,
+    }));
   }
 
   // {line, x, y} of the line's point that is drawn and nearest to a place; undefined without one.
   function nearestPoint(line, panel, at) {
     let best, least = Infinity;
-    for (const i of drawable(line, drawn.X, panel.Y)) {
+    for (const i of drawable(line, drawn.X.log, panel.Y.log)) {
       const x = line.x[i], distance = Math.abs(drawn.X(x) - at);
       if (distance >= least || !isInside(x, drawn.range)) continue;
       least = distance;
@@ -364,18 +378,24 @@ function isInside(x, [low, high]) {
   return x >= low && x <= high;
 }
 
-// The indices of the points that have a place: log scales have none for 0.
-function* drawable({x, y}, X, Y) {
+// The indices of the points that have a place: logarithmic axes have none for 0.
+function* drawable({x, y}, logX, logY) {
   for (let i = 0; i < x.length; i++) {
-    if (y[i] !== null && (!X.log || x[i] > 0) && (!Y.log || y[i] > 0)) yield i;
+    if (y[i] !== null && (!logX || x[i] > 0) && (!logY || y[i] > 0)) yield i;
   }
+}
+
+// The part of the x axis that is shown.
+function rangeOf(lines, {range, logX}) {
+  const full = extentOf(lines.flatMap(line => line.x).filter(x => !logX || x > 0), logX);
+  if (!range) return full;
+  return logX && range[0] <= 0 ? [full[0], range[1]] : range;
 }
 
 // The SVG of the lines, and what is needed to point at them.
 function drawLines(chart, view, width) {
   const shown = chart.groups.filter(group => !view.hidden.has(group)), lines = shown.flatMap(group => group.lines);
-  const xs = lines.flatMap(line => line.x).filter(x => !view.logX || x > 0);
-  const range = view.range ?? extentOf(xs, view.logX), X = scaleOf(range, [LEFT, width - RIGHT], view.logX);
+  const range = rangeOf(lines, view), X = scaleOf(range, [LEFT, width - RIGHT], view.logX);
   let bottom = 0;
   const panels = chart.panels.map((panel, i) => {
     const top = bottom + 26;
@@ -387,21 +407,19 @@ function drawLines(chart, view, width) {
     + (names.length > MANY_GROUPS ? `Lines of ${names.length} entries of the legend.` : `Lines: ${names.join(", ")}.`);
   const node = drawing(width, bottom + 20, label, panels.map(panel => panel.nodes), cursor, selection,
     text((LEFT + width - RIGHT) / 2, bottom + 12, chart.x, {"text-anchor": "middle"}));
-  return {node, X, range, panels, cursor, selection, paths: panels.flatMap(panel => panel.paths)};
+  return {node, width, X, range, panels, cursor, selection, paths: panels.flatMap(panel => panel.paths)};
 }
 
 function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
   const bottom = top + panel.height, right = width - RIGHT, log = view.logY && !panel.from_zero;
-  const ys = function* () {
-    for (const {x, y} of lines) {
-      for (let i = 0; i < x.length; i++) if (isInside(x[i], range) && y[i] !== null && (!log || y[i] > 0)) yield y[i];
-    }
-  };
-  const extent = extentOf(ys(), log), Y = scaleOf(panel.from_zero ? [0, Math.max(extent[1], 1)] : padded(extent, log), [bottom, top], log);
+  const points = lines.flatMap(({x, y}) => [...drawable({x, y}, X.log, log)].map(i => [x[i], y[i]]));
+  const inside = points.filter(([x]) => isInside(x, range));
+  const extent = extentOf((inside.length ? inside : points).map(([, y]) => y), log);
+  const Y = scaleOf(panel.from_zero ? [0, Math.max(extent[1], 1)] : padded(extent, log), [bottom, top], log);
   const grid = Y.ticks(Math.round(panel.height / 45)).map(y => [
     rule(LEFT, Y(y), right, Y(y), {opacity: FAINT}),
     text(LEFT - 6, Y(y) + 4, tickText(y), {"text-anchor": "end", opacity: SOFT})]);
-  const below = X.ticks(Math.floor((right - LEFT) / 70)).map(x => [
+  const below = X.ticks(Math.ceil((right - LEFT) / 80)).map(x => [
     rule(X(x), top, X(x), bottom, {opacity: FAINT}),
     text(X(x), bottom + 15, tickText(x), {"text-anchor": "middle", opacity: SOFT})]);
   const marks = groups.flatMap(({marks, color}) => marks.filter(({x}) => !X.log || x > 0).map(({x, dash}) =>
@@ -417,7 +435,7 @@ function drawPanel(panel, lines, groups, {X, range, view, width, top}) {
 
 function drawLine(line, X, Y) {
   let path = "", points = "", previous = null;
-  for (const i of drawable(line, X, Y)) {
+  for (const i of drawable(line, X.log, Y.log)) {
     const place = `${X(line.x[i]).toFixed(1)} ${Y(line.y[i]).toFixed(1)}`;
     path += (i - 1 === previous ? "L" : "M") + place;
     points += `M${place}h0`; // round ends make it a dot
@@ -467,7 +485,7 @@ function parallelChart(figure, chart) {
     color: colorAt(hue(axes.at(-1).values[i])),
   }));
   const brushes = axes.map(() => null); // [low, high] on each axis, or null
-  let drawn; // what is on the screen: {node, xs, Y}
+  let drawn; // what is on the screen, as drawParallel returns it
 
   const count = html("span", {role: "status"});
   const reset = button("reset selection", () => {
@@ -480,7 +498,6 @@ function parallelChart(figure, chart) {
     drawn = result;
     return result.node;
   }, [count, reset]);
-  holder.style.touchAction = "pan-x"; // dragging along an axis selects
   const tooltip = tooltipOf(figure, holder);
   let brushed = null; // the axis of the selection that is being made
   onPointer(holder, {move: point, drag: select, leave: clear});
@@ -523,11 +540,11 @@ function parallelChart(figure, chart) {
 
   // Select what the pointer was dragged over. A click on an axis removes its selection.
   function select(start, end, ended) {
-    const {xs, Y} = drawn, axis = xs.findIndex(x => Math.abs(x - start.x) <= 2 * NEAR);
+    const {xs, Y} = drawn, axis = xs.findIndex(x => Math.abs(x - start.x) <= NEAR);
     brushed = ended || axis < 0 ? null : axis;
     if (axis < 0) return;
     const isClick = Math.abs(end.y - start.y) <= CLICK;
-    brushes[axis] = isClick ? null : [start.y, end.y].map(y => clamp(Y.invert(y), 0, 1)).sort((a, b) => a - b);
+    brushes[axis] = isClick ? null : [start.y, end.y].map(y => clamp(Y.invert(y), -0.01, 1.01)).sort((a, b) => a - b);
     update();
   }
 }
@@ -535,12 +552,14 @@ function parallelChart(figure, chart) {
 function drawParallel(chart, rows, brushes, isSelected, available) {
   const {axes} = chart, top = 40, height = 300, bottom = top + height, Y = scaleOf([0, 1], [bottom, top]);
   const ticks = axes.map(axis => ticksOf(axis, height));
-  const widths = axes.map(({name}, i) => TEXT_WIDTH * Math.max(name.length, ...ticks[i].map(({label}) => label.length)));
+  const widths = axes.map(({name}, i) =>
+    TEXT_WIDTH * Math.max(name.length, ...ticks[i].map(({label}) => label.length)));
   const left = widths[0] + 10, right = widths.at(-1) / 2 + 12, least = Math.max(...widths) + 24;
   const distance = Math.max(least, (available - left - right) / (axes.length - 1));
   const width = left + right + distance * (axes.length - 1), xs = axes.map((_, i) => left + distance * i);
   const selected = rows.filter(isSelected), others = rows.filter(row => !isSelected(row));
   const cursor = svg("g"), last = xs.at(-1);
+  const grip = "touch-action: pan-x; cursor: ns-resize"; // a finger on an axis selects; elsewhere, it scrolls the page
   const strip = Array.from({length: 30}, (_, i) => svg("rect", { // the colors of the losses, along the last axis
     x: last - 4, y: Y((i + 1) / 30), width: 8, height: height / 30 + 0.5, fill: colorAt((i + 0.5) / 30),
   }));
@@ -554,6 +573,7 @@ function drawParallel(chart, rows, brushes, isSelected, available) {
       x: xs[i] - 7, y: Y(brushes[i][1]), width: 14, height: Y(brushes[i][0]) - Y(brushes[i][1]),
       fill: "currentColor", "fill-opacity": 0.2, stroke: "currentColor",
     }) : [],
+    svg("rect", {x: xs[i] - NEAR, y: top, width: 2 * NEAR, height, fill: "none", "pointer-events": "all", style: grip}),
   ]);
   const label = `${chart.title}. Axes: ${axes.map(({name}) => name).join(", ")}. ${rows.length} lines.`;
   const node = drawing(width, bottom + 16, label,
@@ -571,8 +591,9 @@ function rowPath({name, places, color}, {xs, Y}, style = {}) {
 
 // The labels of an axis of parallel coordinates, as {place, label, full}: a long category is cut.
 function ticksOf({categories, scale}, height) {
-  const every = Math.ceil(categories.length * 15 / height), cut = name => name.length > 16 ? `${name.slice(0, 15)}…` : name;
   if (!categories.length) return scale.ticks(6).map(x => ({place: scale(x), label: tickText(x), full: tickText(x)}));
+  const every = Math.ceil(categories.length * 15 / height);
+  const cut = name => name.length > 16 ? `${name.slice(0, 15)}…` : name;
   return categories.map((full, i) => ({place: scale(i), label: cut(full), full})).filter((_, i) => i % every === 0);
 }
 

@@ -44,7 +44,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Group:
+class LineGroup:
     """The lines and marks that one entry of the legend shows and hides. They have one color."""
 
     name: str
@@ -69,7 +69,9 @@ def page_with_charts(title: str, parts: Iterable[str]) -> str:
     return page(title, parts, style, script)
 
 
-def line_chart(name: str, title: str, x: str, panels: Sequence[Panel], groups: Sequence[Group], note: str = "") -> str:
+def line_chart(
+    name: str, title: str, x: str, panels: Sequence[Panel], groups: Sequence[LineGroup], note: str = ""
+) -> str:
     """Lines over x. name: of the SVG file. x: title of the x axis. note: shown below the title."""
     return figure("lines", name=name, title=title, note=note, x=x, panels=panels, groups=groups)
 
@@ -80,7 +82,8 @@ def bar_chart(name: str, title: str, bars: dict[str, float]) -> str:
 
 def parallel_chart(name: str, title: str, rows: Sequence[str], axes: Sequence[Axis]) -> str:
     """A line per row through its value on each axis, colored by its value on the last one. rows: their names."""
-    return figure("parallel", name=name, title=title, rows=rows, axes=axes)
+    note = "Drag along an axis to select lines; a click on the axis removes its selection."
+    return figure("parallel", name=name, title=title, note=note, rows=rows, axes=axes)
 
 
 def figure(kind: str, **chart: Any) -> str:

@@ -4,7 +4,7 @@ import json
 from html import escape
 
 from folio.base.number_format import format_seconds
-from folio.experiments.charts import Group, Line, Mark, Panel, line_chart, page_with_charts
+from folio.experiments.charts import Line, LineGroup, Mark, Panel, line_chart, page_with_charts
 from folio.experiments.runs import Run
 from folio.experiments.selection import different_settings
 from folio.experiments.static_page import details, table
@@ -133,7 +133,7 @@ def curves(runs: list[Run]) -> str:
     return note + line_chart("curves", "Curves", "step", panels, [curves_of(run, most) for run in runs], LEGEND)
 
 
-def curves_of(run: Run, max_points: int) -> Group:
+def curves_of(run: Run, max_points: int) -> LineGroup:
     """The curves of a run, and the steps at which it was resumed."""
     lines = []
     for panel, (key, factor, _) in enumerate(PANELS.values()):
@@ -147,4 +147,4 @@ def curves_of(run: Run, max_points: int) -> Group:
         Mark(resume["step"], "dashed" if resume["after"] == "a kill" else "dotted")
         for resume in run.state.get("resumes", [])
     ]
-    return Group(run.name, lines, marks)
+    return LineGroup(run.name, lines, marks)

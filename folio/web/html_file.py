@@ -39,9 +39,10 @@ from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, translation
 from folio.data.tokenizer import Tokenizer
 from folio.evaluation.memorization import TrainingSearch
+from folio.experiments.static_page import hash_source
 from folio.web.questions import probe_ids
 from folio.web.viewed_model import ViewedModel
-from folio.web.viewer import PAGE, hash_source, read_scripts, read_style
+from folio.web.viewer import PAGE, read_scripts, read_style
 from model import GPT, POSITIONS
 
 ENGINE = Path(__file__).resolve().parent / "browser"

@@ -8,8 +8,6 @@ A page of another site cannot ask: requests need the server's own Host, an Origi
 """
 
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import time
@@ -24,6 +22,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from folio import UserError
+from folio.experiments.static_page import hash_source
 from folio.web import server
 from folio.web.questions import TraceProvider
 from folio.web.server import FAILURE, Guard, read_json
@@ -65,11 +64,6 @@ def read_page() -> str:
     page = (PAGE / "page.html").read_text(encoding="utf-8")
     page = re.sub(r"<link rel.*>", lambda _: f"<style>{read_style()}</style>", page)
     return re.sub(r"(<script src.*\s+)+", lambda m: f"<script>\n{scripts(m)}\n</script>\n", page)
-
-
-def hash_source(text: str) -> str:
-    """What a content security policy allows an inline script or style by."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def content_security_policy(page: str) -> str:

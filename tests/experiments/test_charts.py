@@ -2,7 +2,6 @@
 
 import math
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from folio.experiments.charts import (
     Axis,
-    Group,
     Line,
+    LineGroup,
     Mark,
     Panel,
     bar_chart,
@@ -34,7 +33,7 @@ def lines_page(title: str = "page") -> str:
         Line("grows: rate", steps, [0.1 * step for step in steps], panel=1),
     ]
     others = [Line(HOSTILE, steps, [5e3, 4e3, math.nan, 3e3, 2e3, 0.0], points=True, dash="dashed")]
-    groups = [Group("grows", lines, [Mark(3, "dotted")]), Group(HOSTILE, others)]
+    groups = [LineGroup("grows", lines, [Mark(3, "dotted")]), LineGroup(HOSTILE, others)]
     chart = line_chart(
         "curves", "Curves", "step", [Panel("loss"), Panel("rate", 100, from_zero=True)], groups, "A note."
     )
@@ -60,27 +59,6 @@ def test_the_data_is_json_without_html():
     assert len(html.encode()) < 200_000 and "http" not in html.replace("http://www.w3.org/2000/svg", "").replace(
         "http-equiv", ""
     )
-
-
-@pytest.fixture
-def opened(browser, tmp_path) -> Iterator[Callable[..., Any]]:
-    """A function that opens a page. At the end, no page may have had an error or have asked for anything."""
-    problems, pages = [], []
-
-    def open_page(html: str, width: int = 1000, **options: Any) -> Any:
-        path = tmp_path / "page.html"
-        path.write_text(html, encoding="utf-8")
-        page = browser.new_context(viewport={"width": width, "height": 900}, **options).new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or problems.append(request.url))
-        page.goto(path.as_uri())
-        pages.append(page)
-        return page
-
-    yield open_page
-    for page in pages:
-        page.context.close()
-    assert not problems
 
 
 def place_of(page: Any, x: float, panel: int = 0) -> tuple[float, float]:
@@ -110,8 +88,8 @@ def ticks(page: Any, anchor: str) -> list[str]:
 
 
 @in_browser
-def test_the_values_under_the_pointer_are_those_of_the_nearest_step(opened):
-    page = opened(lines_page())
+def test_the_values_under_the_pointer_are_those_of_the_nearest_step(open_page):
+    page = open_page(lines_page())
     assert point_at(page, 0.0) == [[HOSTILE, "5,000", ""], ["grows", "10", ""]]
     assert point_at(page, 0.39) == [[HOSTILE, "4,000", "at 2"], ["grows", "1,000", ""]]  # a gap at step 3
     assert point_at(page, 1.0, panel=1) == [["grows: rate", "0.6", ""]]
@@ -121,8 +99,8 @@ def test_the_values_under_the_pointer_are_those_of_the_nearest_step(opened):
 
 
 @in_browser
-def test_dragging_zooms_and_a_double_click_shows_all(opened):
-    page = opened(lines_page())
+def test_dragging_zooms_and_a_double_click_shows_all(open_page):
+    page = open_page(lines_page())
     everything = ticks(page, "middle")
     drag(page, place_of(page, 0.5), place_of(page, 0.9))
     shown = [float(label) for label in ticks(page, "middle") if label[0].isdigit()]
@@ -134,8 +112,8 @@ def test_dragging_zooms_and_a_double_click_shows_all(opened):
 
 
 @in_browser
-def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(opened):
-    page = opened(lines_page())
+def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(open_page):
+    page = open_page(lines_page())
     page.get_by_role("button", name="log y").click()
     labels = ticks(page, "end")
     assert {"100", "10k", "1M"} <= {*labels}
@@ -147,8 +125,8 @@ def test_a_logarithmic_axis_has_powers_of_ten_and_no_zero(opened):
 
 
 @in_browser
-def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(opened):
-    page = opened(lines_page())
+def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(open_page):
+    page = open_page(lines_page())
     entry = page.get_by_role("group", name="lines").get_by_role("button").first
     entry.click()
     assert entry.get_attribute("aria-pressed") == "false"
@@ -159,11 +137,14 @@ def test_the_legend_hides_a_groups_lines_also_by_the_keyboard(opened):
 
 
 @in_browser
-def test_many_groups_have_colors_of_a_scale_and_one_button_for_all(opened):
-    groups = [Group(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
-    page = opened(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
+def test_many_groups_have_colors_of_a_scale_and_one_button_for_all(open_page):
+    groups = [LineGroup(f"run {i}", [Line(f"run {i}", [0, 1], [i, i + 1.0])]) for i in range(30)]
+    page = open_page(page_with_charts("p", [line_chart("c", "C", "step", [Panel("loss")], groups)]))
     strokes = page.locator("figure svg g path").evaluate_all("paths => paths.map(p => p.getAttribute('stroke'))")
     assert len({*strokes}) == 30
+    shown = [name for name, *_ in point_at(page, 0.0)]  # those that fit into half of the window, near the pointer
+    assert 10 < len(shown) < 30 and "run 15" in shown
+    assert f"and {30 - len(shown)} more lines" in page.locator(".values").inner_text()
     page.get_by_role("button", name="hide all").click()
     assert page.locator("figure svg g > title").count() == 0
     page.get_by_role("button", name="run 7", exact=True).click()
@@ -171,8 +152,8 @@ def test_many_groups_have_colors_of_a_scale_and_one_button_for_all(opened):
 
 
 @in_browser
-def test_brushing_an_axis_selects_rows(opened):
-    page = opened(parallel_page())
+def test_brushing_an_axis_selects_rows(open_page):
+    page = open_page(parallel_page())
     assert page.get_by_role("status").inner_text() == "4 of 4 selected"
     box, axes = page.locator("figure .drawing > svg").bounding_box(), page.locator("figure .drawing > svg > line")
     x = box["x"] + max(axes.evaluate_all("lines => lines.map(line => Number(line.getAttribute('x1')))"))
@@ -187,8 +168,8 @@ def test_brushing_an_axis_selects_rows(opened):
 
 @in_browser
 @pytest.mark.parametrize("html", [lines_page, parallel_page])
-def test_a_downloaded_svg_stands_alone(html, opened, tmp_path):
-    page = opened(html(), accept_downloads=True)
+def test_a_downloaded_svg_stands_alone(html, open_page, tmp_path):
+    page = open_page(html(), accept_downloads=True)
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
     path = Path(tmp_path / "saved.svg")
@@ -205,10 +186,10 @@ def test_a_downloaded_svg_stands_alone(html, opened, tmp_path):
 
 @in_browser
 @pytest.mark.parametrize("width", [360, 1000])
-def test_the_page_is_as_wide_as_the_window(width, opened):
+def test_the_page_is_as_wide_as_the_window(width, open_page):
     bars = bar_chart("bars", "Importance", {"learning_rate": 0.75, HOSTILE: 0.25})
     html = lines_page().replace("</body>", f"{bars}</body>")
-    page = opened(html, width)
+    page = open_page(html, width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     label = page.get_by_role("img").first.get_attribute("aria-label")
     assert label.startswith("Curves. loss, rate over step.") and "grows" in label

@@ -1,8 +1,11 @@
 import json
 import re
 import shutil
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from folio import UserError
@@ -94,12 +97,152 @@ def test_a_folder_without_a_run_is_an_error(tmp_path):
         main(ReportConfig(runs=(str(tmp_path),)))
 
 
+# --- the curves in a browser ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def html(runs) -> str:
+    return report_page([Run.of(run) for run in runs])
+
+
+def metrics_of(run: Path) -> dict[int, dict[str, Any]]:
+    """The lines of metrics.jsonl by step."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {line["step"]: line for line in map(json.loads, lines)}
+
+
+def ticks_of(page: Any, anchor: str) -> list[tuple[float, float]]:
+    """The ticks of the first panel as (number, pixels to the right, or upward). anchor: "middle": of the x axis; "end":
+    of the y axis.
+    """
+    texts = page.locator(f".drawing > svg > text[text-anchor={anchor}]")
+    found = texts.evaluate_all("all => all.map(t => [t.textContent, ...['x', 'y'].map(a => +t.getAttribute(a))])")
+    ticks: list[tuple[float, float]] = []
+    for text, x, y in found:
+        place = x if anchor == "middle" else -y
+        if ticks and place <= ticks[-1][1]:
+            break  # the next panel begins
+        ticks.append((float(text), place))
+    return ticks
+
+
+def move_to(page: Any, step: float, height: float = 100) -> None:
+    """Move the mouse to a step, at a height of the drawing."""
+    numbers, places = zip(*ticks_of(page, "middle"), strict=True)
+    x = np.interp(step, numbers, places)
+    drawing = page.locator(".drawing > svg")
+    drawing.evaluate("drawing => drawing.scrollIntoView()")
+    box = drawing.bounding_box()
+    page.mouse.move(box["x"] + x, box["y"] + height)
+
+
+def values_of(page: Any) -> dict[str, float]:
+    """The values under the pointer, by line."""
+    rows = [row.split("\t") for row in page.locator(".values tr").all_inner_texts()]
+    return {name: float(value) for name, value, *_ in rows}
+
+
+def drawn_lines(page: Any) -> list[str]:
+    return page.locator(".drawing g > title").all_text_contents()
+
+
 @in_browser
-def test_a_browser_draws_every_curve(runs, tmp_path, browser):
-    """Each of the two runs has six panels and a validation curve."""
-    page = browser.new_page()
-    (tmp_path / "page.html").write_text(report_page([Run.of(run) for run in runs]), encoding="utf-8")
-    page.goto((tmp_path / "page.html").as_uri())
-    titles = page.locator("figure svg g > title").all_text_contents()
-    assert sorted(titles) == sorted([name for run in ("first", "a<b>") for name in [*[run] * 6, f"{run}: validation"]])
-    page.close()
+def test_the_values_under_the_pointer_are_those_of_the_runs(html, runs, open_page):
+    page = open_page(html)
+    first, second = map(metrics_of, runs)
+    assert sorted(drawn_lines(page)) == sorted([*6 * ["first", "a<b>"], "first: validation", "a<b>: validation"])
+    for step in (2, 6, 12):
+        move_to(page, step)
+        nearest = 6 if step < 12 else 12  # evaluation
+        assert values_of(page) == pytest.approx(
+            {
+                "first": first[step]["loss"],
+                "a<b>": second[step]["loss"],
+                "first: validation": first[nearest if step > 2 else 0]["val_loss"],
+                "a<b>: validation": second[nearest if step > 2 else 0]["val_loss"],
+            },
+            rel=1e-5,
+        )
+        assert page.locator(".values").inner_text().startswith(f"step {step}: loss (nats per token)")
+    move_to(page, 3, height=450)  # the second panel
+    assert values_of(page) == pytest.approx({"first": first[3]["lr"], "a<b>": second[3]["lr"]}, rel=1e-5)
+
+
+@in_browser
+def test_a_person_zooms_and_makes_axes_logarithmic(html, runs, open_page):
+    page = open_page(html)
+    assert [ticks_of(page, "middle")[i][0] for i in (0, -1)] == [0, 12]
+    move_to(page, 3.9)
+    page.mouse.down()
+    move_to(page, 8.1)
+    page.mouse.up()
+    assert [ticks_of(page, "middle")[i][0] for i in (0, -1)] == [4, 8]
+    page.get_by_role("button", name="reset zoom").click()
+    for name, anchor in (("log x", "middle"), ("log y", "end")):
+        page.get_by_role("button", name=name).click()
+        numbers, places = zip(*ticks_of(page, anchor), strict=True)
+        assert np.corrcoef(np.log(numbers), places)[0, 1] == pytest.approx(1, abs=1e-6)
+    assert ticks_of(page, "middle")[0][0] == 1  # the evaluation before the first step has no place
+    move_to(page, 1)
+    assert values_of(page)["first"] == pytest.approx(metrics_of(runs[0])[1]["loss"], rel=1e-5)
+    page.get_by_role("button", name="log x").click()
+    move_to(page, 0)
+    page.mouse.down()
+    move_to(page, 6.1)
+    page.mouse.up()
+    assert [ticks_of(page, "middle")[i][0] for i in (0, -1)] == [0, 6]
+    page.get_by_role("button", name="log x").click()
+    assert ticks_of(page, "middle")[0][0] == 1
+
+
+@in_browser
+def test_the_legend_hides_a_run_with_the_marks_where_it_was_resumed(html, open_page):
+    page = open_page(html)
+    marks = page.locator(".drawing svg svg > line[stroke-dasharray]")
+    assert marks.count() == 6  # one in each panel
+    entry = page.locator(".legend").get_by_role("button", name="a<b>")
+    entry.focus()
+    page.keyboard.press("Space")
+    assert {name.partition(":")[0] for name in drawn_lines(page)} == {"first"} and marks.count() == 0
+    move_to(page, 6)
+    assert values_of(page).keys() == {"first", "first: validation"}
+    page.keyboard.press("Space")
+    assert len(drawn_lines(page)) == 2 * 7 and marks.count() == 6
+
+
+@in_browser
+def test_the_svg_file_has_the_losses_of_the_run(html, runs, open_page, tmp_path):
+    page = open_page(html)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    download.value.save_as(tmp_path / "curves.svg")
+    svg = "{http://www.w3.org/2000/svg}"
+    lines = [group for group in ElementTree.parse(tmp_path / "curves.svg").iter(f"{svg}g") if len(group) > 1]
+    loss = next(line for line in lines if line.findtext(f"{svg}title") == "first").find(f"{svg}path")
+    drawn = np.array([point.split() for point in re.split("[ML]", loss.get("d"))[1:]], dtype=float)  # (points, 2)
+    logged = [(step, line["loss"]) for step, line in metrics_of(runs[0]).items() if line["loss"] is not None]
+    for numbers, places in zip(np.array(logged).T, drawn.T, strict=True):
+        assert np.polyval(np.polyfit(numbers, places, 1), numbers) == pytest.approx(places, abs=0.1)  # pixels
+
+
+@in_browser
+def test_the_page_fits_a_phone_and_a_touch_shows_values(html, runs, open_page):
+    page = open_page(html, width=360, has_touch=True, is_mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    drawing = page.locator(".drawing > svg")
+    drawing.evaluate("drawing => drawing.scrollIntoView()")
+    box, (_, *_, (step, x)) = drawing.bounding_box(), ticks_of(page, "middle")
+    page.touchscreen.tap(box["x"] + x, box["y"] + 60)
+    assert values_of(page)["first"] == pytest.approx(metrics_of(runs[0])[step]["loss"], rel=1e-5)
+    values = page.locator(".values").bounding_box()
+    assert values["x"] >= 0 and values["x"] + values["width"] <= 360
+
+
+@in_browser
+def test_nothing_of_a_run_is_html_or_runs(runs, open_page):
+    name = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+    (runs[0] / "samples.jsonl").write_text(json.dumps({"step": 1, "text": name}) + "\n", encoding="utf-8")
+    page = open_page(report_page([Run.of(runs[0], name)]))
+    move_to(page, 6)
+    assert name in page.locator(".values").inner_text() and name in page.locator("h1").inner_text()
+    assert page.evaluate("window.hacked") is None and page.locator("img").count() == 0

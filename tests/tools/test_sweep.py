@@ -22,6 +22,7 @@ from folio.experiments.sweep.trial import read_progress
 from tests.support import processes
 from tests.support.runs import assert_same_run
 from tests.support.sweeps import small_sweep
+from tests.support.viewers import in_browser
 from tests.support.waiting import wait_until
 from tools import sweep
 from train import TrainConfig
@@ -252,6 +253,35 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(arguments, 
     straight = tmp_path / "straight"
     train.train(settings.load(TrainConfig, [*words[2:], "--seed=1337", f"--out_dir={straight}"]))
     assert_same_run(str(folder), str(straight))
+
+
+@in_browser
+def test_a_person_sees_the_runs_of_a_sweep(arguments, in_process, tmp_path, open_page):
+    sweep.main(["learning_rate=1e-5,1e-2", "n_layer=1,2", "--seeds=2", *arguments])
+    results = results_of(tmp_path)
+    page = open_page((tmp_path / "sweep" / "sweep.html").read_text(encoding="utf-8"))
+    lines, settings, bars = (page.locator("figure").nth(i) for i in range(3))
+    assert lines.locator(".drawing g > title").count() == 8 and lines.locator(".legend button").count() == 4
+    assert len(set(lines.locator(".legend i").evaluate_all("all => all.map(i => i.style.background)"))) == 4
+    box = lines.locator(".drawing svg").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 100)  # the last evaluation
+    values = dict(row.split("\t")[:2] for row in lines.locator(".values tr").all_inner_texts())
+    last = {trial["evaluations"][-1][1] for trial in results["trials"]}
+    assert sorted(map(float, values.values())) == pytest.approx(sorted(last), rel=1e-5)
+    assert "512" in lines.locator(".values").inner_text() and any("seed 1338" in name for name in values)
+    settings.scroll_into_view_if_needed()
+    assert "4 of 4 selected" in settings.locator("[role=status]").inner_text()
+    box = settings.locator(".drawing svg").bounding_box()
+    axis = settings.locator(".drawing svg > line").first
+    x, top, bottom = (float(axis.get_attribute(name)) for name in ("x1", "y1", "y2"))
+    page.mouse.move(box["x"] + x, box["y"] + top)  # over the upper one of the two learning rates
+    page.mouse.down()
+    page.mouse.move(box["x"] + x, box["y"] + (top + bottom) / 2, steps=3)
+    page.mouse.up()
+    assert "2 of 4 selected" in settings.locator("[role=status]").inner_text()
+    texts = bars.locator(".drawing text").all_text_contents()
+    assert texts[::2] == list(results["importances"])
+    assert texts[1::2] == [f"{value:.2f}" for value in results["importances"].values()]
 
 
 # --- several machines -------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import Any
 from folio.base.number_format import format_value
 from folio.experiments.charts import (
     Axis,
-    Group,
     Line,
+    LineGroup,
     Panel,
     bar_chart,
     line_chart,
@@ -50,7 +50,7 @@ def curves(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> str:
     groups = []
     for row in shown:
         lines = [curve(row, outcome) for outcome in outcomes if outcome.point == row.point and outcome.evaluations]
-        groups.append(Group(label(row) if len(label(row)) <= LONGEST_NAME else f"trial {row.point}", lines))
+        groups.append(LineGroup(label(row) if len(label(row)) <= LONGEST_NAME else f"trial {row.point}", lines))
     title = "Validation loss over tokens, a line per seed"
     if len(shown) == MOST_CURVES < len(rows):
         title += f" (the {MOST_CURVES} best)"
@@ -70,8 +70,7 @@ def parallel_coordinates(space: Sequence[Dimension], rows: Sequence[Row]) -> str
     shown = [row for row in rows if row.mean]
     axes = [axis(dimension, [row.params[dimension.name] for row in shown]) for dimension in space]
     axes.append(Axis("validation loss", [row.mean.value for row in shown]))
-    title = "Settings and mean loss (drag along an axis to select)"
-    return parallel_chart("settings", title, [label(row) for row in shown], axes)
+    return parallel_chart("settings", "Settings and mean loss", [label(row) for row in shown], axes)
 
 
 def axis(dimension: Dimension, values: Sequence[Any]) -> Axis:
