@@ -38,8 +38,10 @@ from folio.checkpoints.export_formats import GELUS, check_parameters, gpt2_param
 from folio.data.shards import Dataset
 from folio.data.sources.pairs import Pair, translation
 from folio.data.tokenizer import Tokenizer
+from folio.evaluation import memorization
 from folio.evaluation.memorization import TrainingSearch
 from folio.experiments.static_page import hash_source
+from folio.web import playground, questions, trace
 from folio.web.questions import probe_ids
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import PAGE, read_scripts, read_style
@@ -59,6 +61,23 @@ ENGINE_SCRIPTS = (
     "answers.js",
     "host.js",
 )
+CONSTANTS = {  # of the server, which are also the engine's: its answers are the same
+    questions: (
+        "MOST_CHARACTERS",
+        "THUMBNAIL",
+        "LENS",
+        "LENS_TOKENS",
+        "PUSHED",
+        "NEURONS",
+        "MAP_TOKENS",
+        "NEIGHBORS",
+        "LARGEST_PICTURE",
+        "HISTOGRAM_BINS",
+    ),
+    playground: ("MOST_SAMPLES", "MOST_NEW_TOKENS", "RUNNERS_UP"),
+    memorization: ("CHANCE", "CONTEXT_TOKENS"),
+    trace: ("HEAD_SCORES",),
+}
 KERNEL = "matmul.wasm"
 START = "file_start.js"  # of the page's scripts for a file, the one that is stored as text
 DTYPES = ("float32", "float16", "int8")
@@ -329,12 +348,18 @@ def page_scripts(page: str) -> str:
 
 
 def join_engine() -> str:
-    """The engine's own scripts as one, which runs after the shared one.
+    """The engine's constants and own scripts as one script, which runs after the shared one.
 
     It runs in a worker, or in the page, where its names must not become the page's.
     """
     own = (ENGINE / name for name in ENGINE_SCRIPTS if name != SHARED)
-    return f'"use strict";\n{{\n{read_scripts(own)}\n}}\n'
+    return f'"use strict";\n{{\n{engine_constants()}{read_scripts(own)}\n}}\n'
+
+
+def engine_constants() -> str:
+    """CONSTANTS in JavaScript."""
+    values = {name: getattr(module, name) for module, names in CONSTANTS.items() for name in names}
+    return "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
 
 
 def compress(value: Any) -> bytes:

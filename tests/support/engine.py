@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from folio.web.html_file import engine_constants
 from model import GPT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
@@ -73,7 +74,9 @@ class Engine:
 
     def __init__(self, page: Any, scripts: tuple[str, ...]):
         self.page = page
-        source = CONVERSIONS + "".join((FOLDER / name).read_text(encoding="utf-8") for name in scripts)
+        source = (
+            CONVERSIONS + engine_constants() + "".join((FOLDER / name).read_text(encoding="utf-8") for name in scripts)
+        )
         self.page.add_script_tag(content=source)
 
     def __call__(self, expression: str, **names: Any) -> Any:

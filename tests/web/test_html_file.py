@@ -224,6 +224,7 @@ def test_the_policy_allows_the_scripts_of_the_file_and_nothing_else(exported):
 def test_the_engine_is_one_scope(exported):
     """A name that two scripts declare is an error of syntax; and its functions must not become the page's."""
     source = "\n".join((html_file.ENGINE / name).read_text(encoding="utf-8") for name in html_file.ENGINE_SCRIPTS)
+    source += html_file.engine_constants()
     names = re.findall(r"^(?:async )?(?:function\*?|class|const|let) (\w+)", source, re.MULTILINE)
     assert sorted(names) == sorted(set(names)) and {*html_file.ENGINE.glob("*.js")} == {
         html_file.ENGINE / name for name in html_file.ENGINE_SCRIPTS

@@ -1,17 +1,9 @@
 // Answers the page's questions about a model, as folio/web/questions.py does: the same facts and tensors.
 //
+// THUMBNAIL, LENS and other constants that no script declares are the server's: see CONSTANTS in folio/web/html_file.py.
+//
 // Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 
-const MOST_CHARACTERS = 100_000; // of a text in a question
-const THUMBNAIL = 32; // queries and keys of a head's small picture
-const LENS = 5; // tokens that the logit lens shows for each state
-const LENS_TOKENS = 12; // tokens of the text whose lens is shown together
-const PUSHED = 5; // tokens whose logits a vector raises or lowers most
-const NEURONS = 16; // of an MLP, the strongest ones
-const MAP_TOKENS = 1000; // of a vocabulary, the first ones, on the map
-const NEIGHBORS = 12; // of a token
-const LARGEST_PICTURE = 256; // rows and columns of a parameter's heat map; larger ones are averaged
-const HISTOGRAM_BINS = 64;
 const TRACES = 4; // to keep
 const TABLE_ROWS = 64; // of the table of embeddings, whose products are computed together
 const MOST_STEPS = 10_000; // of a power iteration

@@ -6,9 +6,6 @@
 //
 // Dimensions: T time, N indexed tokens.
 
-const CHANCE = 0.01; // probability that a random text has a span longer than chance()
-const CONTEXT_TOKENS = 60; // of training data to show before and after a span
-
 const CODES = {uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array};
 
 class TrainingSearch {

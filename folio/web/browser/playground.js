@@ -1,9 +1,5 @@
 // Samples of the playground, token by token: the questions and the events of folio/web/playground.py.
 
-const MOST_SAMPLES = 16; // at a time
-const MOST_NEW_TOKENS = 4096;
-const RUNNERS_UP = 10; // tokens that could have been sampled instead
-
 // --- what is asked ---------------------------------------------------------------------------------------------------
 
 const SETTINGS = { // as GenerationQuestion in folio/web/playground.py

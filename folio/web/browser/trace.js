@@ -246,8 +246,6 @@ class Trace {
 
 // --- what a head does ------------------------------------------------------------------------------------------------
 
-const HEAD_SCORES = ["previous", "first", "itself", "prefix", "entropy", "distance"];
-
 // Numbers about attention weights (H, T, T) over token ids, by name, (H,) each: means over the queries from 1 on. See
 // head_scores in folio/web/trace.py.
 function* headScores(weights, ids, H) {
