@@ -68,7 +68,7 @@ def update(
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["lr_scale"]
-        if "momentum" in group:
+        if "shape" in group:  # Muon's; torch's SGD and RMSprop have a momentum, too
             group["momentum"] = muon_momentum_at(step)
     if skips_on_device:
         optimizer.found_inf = skip  # the fused step changes nothing where this is 1

@@ -54,8 +54,11 @@ class Session:
                 due = session.end_step()
                 if due.evaluate:
                     due = session.note_evaluation(evaluate(...), due)
-                session.log(losses), session.snapshot(), session.save()  # each if it is due, in any order
+                session.log(losses), session.snapshot(), session.save()  # each if it is due
                 session.sample()  # after an evaluation
+
+    Their order changes nothing unless the run is killed between them: a resumed run does not repeat what came before
+    the save, so that comes last.
 
     start: with train.py's settings. record: what a checkpoint says about the run, besides its progress. sample:
     generates a number of tokens of text; None: no samples.

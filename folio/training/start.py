@@ -2,14 +2,16 @@
 
 The value of a setting is the first of:
 
-    a new run          the command line, the config file, the default
-    a resumed run      the command line, the config file, the checkpoint, the default
+    a new run          the arguments, the default
+    a resumed run      the arguments, the checkpoint, the default
       what defines it  the checkpoint (FIXED, BATCH, dataset, minutes): the command line may not set anything else
       counts of steps  as max_iters: if it changes, those that were chosen for it change in proportion
+      device, dtype    as a new run, but "auto" is what it was (folio/machine/runtime.py)
     a finetuned run    as a new run
       the shape        the checkpoint (SHAPE): the command line may not set anything else, but a shorter block_size
 
-A config file that disagrees with what only the checkpoint says has no effect there, and a line says so.
+Arguments are config files and options; the last one to set a value wins. A config file that disagrees with what only
+the checkpoint says has no effect there, and a line says so.
 """
 
 import os

@@ -257,6 +257,15 @@ def test_muons_state_is_restored_by_name():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded_model.parameters(), strict=True))
 
 
+def test_the_momentum_of_another_optimizer_stays_as_it_is():
+    """An optimizer of torch's that was added to BUILDERS and has a momentum got Muon's."""
+    p = torch.nn.Parameter(torch.ones(2, 2))
+    p.grad = torch.ones(2, 2)
+    optimizer = torch.optim.SGD([{"params": [p], "lr_scale": 1.0}], lr=0.1, momentum=0.5)
+    optim.update(optimizer, 0.1, 0, torch.zeros(()), skips_on_device=False)
+    assert optimizer.param_groups[0]["momentum"] == 0.5
+
+
 def test_muons_momentum_rises_from_0_85_to_0_95():
     assert [muon_momentum_at(step) for step in (0, 150, 300, 5000)] == pytest.approx([0.85, 0.9, 0.95, 0.95])
 
