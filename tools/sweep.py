@@ -18,6 +18,7 @@ seeds, and its difference to the best. OUT_DIR/sweep.html shows the curves, and 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -26,20 +27,8 @@ import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError  # noqa: E402
 from folio.base.commands import short_path  # noqa: E402
 from folio.base.files import write_json  # noqa: E402
+from folio.base.packages import require  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, help_text, run_script  # noqa: E402
-from folio.experiments.sweep.arguments import parse_sweep  # noqa: E402
-from folio.experiments.sweep.definition import Sweep  # noqa: E402
-from folio.experiments.sweep.results import as_json, format_table, notes, summarize  # noqa: E402
-from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
-from folio.experiments.sweep.runner import Runner  # noqa: E402
-from folio.experiments.sweep.study import (  # noqa: E402
-    Study,
-    open_storage,
-    open_study,
-    reporting_a_lost_database,
-    sqlite_url,
-)
-from folio.experiments.sweep.sweep_folder import reserve_folder, with_copied_files, writing  # noqa: E402
 from train import TrainConfig  # noqa: E402
 
 
@@ -63,6 +52,12 @@ def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(help_text(SweepConfig))
         return
+    require("a sweep", "optuna", "sqlalchemy")
+    from folio.experiments.sweep.arguments import parse_sweep
+    from folio.experiments.sweep.runner import Runner
+    from folio.experiments.sweep.study import reporting_a_lost_database
+    from folio.experiments.sweep.sweep_folder import reserve_folder, with_copied_files
+
     cfg, sweep = parse_sweep(SweepConfig, TrainConfig, argv)
     with reserve_folder(sweep.out_dir, is_shared=bool(cfg.storage)), reporting_a_lost_database():
         study = open_sweep(cfg, sweep)
@@ -77,8 +72,10 @@ def main(argv: list[str]) -> None:
         raise UserError("no run has finished; correct what made them fail, and repeat the command with --retry_failed")
 
 
-def open_sweep(cfg: SweepConfig, sweep: Sweep) -> Study:
+def open_sweep(cfg: SweepConfig, sweep: Any) -> Any:
     """The study of a sweep, with its trials. Raises UserError."""
+    from folio.experiments.sweep.study import open_storage, open_study, sqlite_url
+
     grace_period = cfg.grace_period if cfg.storage else None
     study = open_study(
         open_storage(cfg.storage or sqlite_url(sweep.out_dir / "study.db"), grace_period),
@@ -99,8 +96,12 @@ def open_sweep(cfg: SweepConfig, sweep: Sweep) -> Study:
     return study
 
 
-def show_results(sweep: Sweep, study: Study) -> None:
+def show_results(sweep: Any, study: Any) -> None:
     """Print the table; write sweep.html and results.json."""
+    from folio.experiments.sweep.results import as_json, format_table, notes, summarize
+    from folio.experiments.sweep.results_page import sweep_page
+    from folio.experiments.sweep.sweep_folder import writing
+
     outcomes = sweep.outcomes(study)
     rows, importances = summarize(outcomes, sweep.seeds), study.importances()
     remarks = notes(rows, outcomes, sweep.seeds, sweep.is_search)

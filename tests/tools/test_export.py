@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,19 @@ def test_an_html_file_with_its_training_data(run, tmp_path, capsys):
 def test_an_index_needs_the_training_data(random_run, tmp_path):
     refuse_html(rf"with_index: {re.escape(str(random_run))}: ", random_run, tmp_path / "model.html", "--with_index")
     assert not (tmp_path / "model.html").exists()
+
+
+def test_without_transformers_html_and_nanogpt_files_are_written_and_others_name_the_package(
+    random_run, tiny, tmp_path, monkeypatch, capsys
+):
+    """--to=html needed transformers, which requirements.txt does not have."""
+    train(cfg := tiny(max_iters=2))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    run_export(random_run, tmp_path / "model.html", "--to=html")
+    assert (tmp_path / "model.html").exists()
+    run_export(cfg.out_dir, tmp_path / "nanogpt", "--to=nanogpt")
+    assert "it was not checked that model.py computes GPT-2" in capsys.readouterr().err
+    for to, name in ("hf", "a"), ("gguf", "a.gguf"), ("onnx", "a"):
+        missing = rf"^--to={to}: the package transformers is not installed: pip install -r .*requirements-export.txt$"
+        with pytest.raises(UserError, match=missing):
+            run_export(cfg.out_dir, tmp_path / name, f"--to={to}")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -349,3 +350,11 @@ def trainings_of(folder: Path, but_not_of: int) -> list[int]:
         if "train.py" in command and str(folder) in command and parent != but_not_of:
             found.append(int(path.name))
     return found
+
+
+def test_without_optuna_one_line_says_how_to_install_it(arguments, monkeypatch):
+    """The script could not even be imported."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    missing = r"^a sweep: the package optuna is not installed: pip install -r .*requirements-experiments.txt$"
+    with pytest.raises(UserError, match=missing):
+        sweep.main(["n_head=1,2", *arguments])
