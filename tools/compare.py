@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
+from folio.base.packages import require  # noqa: E402
 from folio.base.settings import run_script  # noqa: E402
 from folio.evaluation.answers import evaluate_baseline  # noqa: E402
 from folio.evaluation.comparison import choose_design, choose_sides, compare  # noqa: E402
@@ -41,6 +42,7 @@ class CompareConfig(MeasurementConfig):
 
 
 def main(cfg: CompareConfig) -> None:
+    require("a comparison", "scipy")
     design = choose_design(choose_sides(cfg.sides), cfg.checkpoint)
     evaluations = [[evaluate_model(run, cfg) for run in side] for side in design.sides]
     models = [model for side in evaluations for model in side]

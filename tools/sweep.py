@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(help_text(SweepConfig))
         return
-    require("a sweep", "optuna", "sqlalchemy")
+    require("a sweep", "optuna", "sqlalchemy", "scipy")
     from folio.experiments.sweep.arguments import parse_sweep
     from folio.experiments.sweep.runner import Runner
     from folio.experiments.sweep.study import reporting_a_lost_database

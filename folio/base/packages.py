@@ -22,7 +22,7 @@ def require(feature: str, *modules: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported. It is, because that is the only test that is always right."""
+    """Whether a module can be imported, which this does: one that is found may still fail."""
     try:
         import_module(module)
     except ImportError:
@@ -39,6 +39,5 @@ def describe_missing(module: str | None) -> str | None:
     for path in sorted(ROOT.glob("requirements*.txt"), key=lambda path: (len(path.name), path.name)):
         names = re.findall(r"^[\w-]+", path.read_text(encoding="utf-8"), re.MULTILINE)
         if package in [name.replace("-", "_") for name in names]:
-            file = path.name if ROOT == Path.cwd() else os.path.relpath(path)
-            return f"the package {package} is not installed: pip install -r {file}"
+            return f"the package {package} is not installed: pip install -r {os.path.relpath(path)}"
     return None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from folio import UserError
+from folio.base.packages import require
 from folio.data.sources import music, tunes
 from folio.data.tokenizer import MidiTokenizer, Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
@@ -42,6 +43,8 @@ def output_paths(path: Path, count: int, tokenizer: Tokenizer) -> list[Path]:
         raise UserError(f"save={path}: this model writes text, not MIDI files; use .txt, or .abc for tunes")
     if writes_music and not is_midi_file:
         raise UserError(f"save={path}: this model writes music, which is saved as MIDI; use .mid")
+    if writes_music:
+        require(f"save={path}", "miditok", "symusic")
     if not path.parent.is_dir():
         raise UserError(f"save={path}: the folder {path.parent} does not exist; make it, or use another")
     paths = [path] if count == 1 else [path.with_stem(f"{path.stem}-{k}") for k in range(1, count + 1)]

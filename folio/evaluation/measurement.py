@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from folio import UserError
 from folio.base.files import write_json
+from folio.base.packages import require
 from folio.base.progress import note
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, comma_separated, line_breaks, split_paths
 from folio.checkpoints import foreign
@@ -26,6 +27,7 @@ from folio.machine.runtime import Runtime, resolve_runtime
 from model import GPT
 
 ALL_TASKS = (*TASKS, "pairs", "music")  # for the last two, the model generates text
+PACKAGES = {"pairs": ("sacrebleu", "rouge_score"), "music": ("miditok", "symusic", "music21")}  # that a task needs
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ def evaluate_model(
 
     context: measure the loss of texts by position, up to this many tokens. temperature: of generated pieces of music.
     """
+    for task in cfg.task_names:
+        require(f"--tasks={task}", *PACKAGES.get(task, ()))
     loaded, evaluation = load_model(run, cfg), Evaluation(run)
     for task in cfg.task_names:
         if task in TASKS:

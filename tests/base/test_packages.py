@@ -2,14 +2,19 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from folio import UserError
 from folio.base import packages
 from folio.base.packages import describe_missing, require
+from folio.data.tokenizer import MidiTokenizer
+from folio.decoding.output_files import output_paths
 from tests.support.processes import ROOT
-from tools import requirements
+from tools import compare, evaluate, requirements, sweep
+from tools.compare import CompareConfig
+from tools.evaluate import EvaluateConfig
 from tools.requirements import RequirementsConfig, requirements_files
 
 FILES = sorted(path.name for path in ROOT.glob("requirements*.txt"))
@@ -74,3 +79,23 @@ def test_what_a_feature_needs_is_checked_before_it_starts(monkeypatch):
     monkeypatch.chdir(packages.ROOT)
     with pytest.raises(UserError, match=r"^--to=x: the package gguf .*: pip install -r requirements-export.txt$"):
         require("--to=x", "gguf")
+
+
+MIDI = MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {})
+COMMANDS = {  # that need an optional package at their end
+    "compare": ("scipy", "experiments", lambda: compare.main(CompareConfig(sides=("a", "b")))),
+    "sweep": ("scipy", "experiments", lambda: sweep.main(["n_head=1,2"])),
+    "pairs": ("sacrebleu", "tasks", lambda: evaluate.main(EvaluateConfig(runs=("a",), tasks="pairs"))),
+    "music": ("music21", "music", lambda: evaluate.main(EvaluateConfig(runs=("a",), tasks="music"))),
+    "save": ("symusic", "music", lambda: output_paths(Path("a.mid"), 1, MIDI)),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_missing_package_is_reported_before_the_work_and_not_after_it(name, monkeypatch):
+    """Runs were measured, answers and music generated, and whole sweeps trained, and then lost to a missing package."""
+    package, extra, command = COMMANDS[name]
+    monkeypatch.setitem(sys.modules, package, None)
+    missing = rf"the package {package} is not installed: pip install -r .*requirements-{extra}\.txt$"
+    with pytest.raises(UserError, match=missing):  # and not that there is no run
+        command()
