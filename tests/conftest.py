@@ -218,9 +218,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, driven by playwright."""
+    from tests.support.viewers import CHROMIUM
+
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
