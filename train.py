@@ -264,7 +264,7 @@ def train(given: TrainConfig) -> Result:
                 due, losses = session.end_step(), {}
                 if due.evaluate:
                     losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-                    due = session.note_evaluation(losses, due)  # may make a save due; always_save_checkpoint
+                    due = session.note_evaluation(losses, due)  # may make a save due, too (always_save_checkpoint)
                 if due.log:  # other steps on CUDA: end_step logs them, one step later
                     session.log(losses)
                 if due.snapshot:

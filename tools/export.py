@@ -9,7 +9,7 @@
 A checkpoint with a parameter or a setting that the format cannot hold is refused, and so is one whose logits are not
 those of transformers' GPT-2 with the same weights. The export is then checked: its logits and its tokenizer are
 compared with Folio's, on train.py and on a text that the model generates. If they differ, the export is removed and the
-command fails.
+command fails. Without transformers, nanogpt and html files are written, and model.py is not compared with its GPT-2.
 
 An ONNX graph is traced from model.py, and holds whatever model.py computes.
 
