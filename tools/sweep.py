@@ -3,12 +3,13 @@
     python tools/sweep.py config/shakespeare_char.py learning_rate=4e-3,8e-3 n_head=2,4 --max_iters=300
     python tools/sweep.py config/shakespeare_char.py learning_rate=1e-4..1e-1:log dropout=0..0.3 --trials=40 --minutes=1
     python tools/sweep.py config/shakespeare_char.py n_layer=2,3,4 --tokens=2e6 --seeds=5 --jobs=4
-    python tools/sweep.py config/mine.py lr_schedule=cosine,wsd --storage=postgresql://me@host/sweeps   on each machine
+    python tools/sweep.py config/mine.py lr_schedule=cosine,wsd --out_dir=/shared/sweep   on each machine
 
 Each combination of settings is a trial, which is trained with every seed. Lists of values make a grid of all
-combinations. With --trials, optuna searches lists and ranges, and stops a trial whose first run is hopeless at an
-evaluation. Any setting of train.py can be varied, or set for all trials as --name=value. Each run is one of train.py,
-in a folder of its own: OUT_DIR/trial-000-seed-1337.
+combinations; processes and machines that run the same command in the same folder share its runs. With --trials, optuna
+searches lists and ranges, and stops a trial whose first run is hopeless at an evaluation. Any setting of train.py can
+be varied, or set for all trials as --name=value. Each run is one of train.py, in a folder of its own:
+OUT_DIR/trial-000-seed-1337.
 
 Ctrl-C stops the runs at a checkpoint; the same command continues, and with more --seeds or --trials adds to them. At
 the end, and whenever the command is repeated, a table gives the mean and the 95 % interval of each trial over its
@@ -16,9 +17,10 @@ seeds, and its difference to the best. OUT_DIR/sweep.html shows the curves, and 
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -26,9 +28,22 @@ sys.path.insert(0, str(ROOT))
 import folio.machine.openmp  # noqa: E402, F401  # isort: skip  (before torch)
 from folio import UserError  # noqa: E402
 from folio.base.commands import short_path  # noqa: E402
-from folio.base.files import write_json  # noqa: E402
+from folio.base.files import atomic_write, write_json  # noqa: E402
 from folio.base.packages import require  # noqa: E402
 from folio.base.settings import NonEmptyStr, PositiveInt, Settings, help_text, run_script  # noqa: E402
+from folio.experiments.sweep.arguments import parse_sweep  # noqa: E402
+from folio.experiments.sweep.definition import Sweep  # noqa: E402
+from folio.experiments.sweep.folder_queue import FolderQueue  # noqa: E402
+from folio.experiments.sweep.outcome import TrialSource  # noqa: E402
+from folio.experiments.sweep.results import as_json, format_table, notes, summarize  # noqa: E402
+from folio.experiments.sweep.results_page import sweep_page  # noqa: E402
+from folio.experiments.sweep.runner import Runner  # noqa: E402
+from folio.experiments.sweep.sweep_folder import (  # noqa: E402
+    recorded,
+    reserve_folder,
+    with_copied_files,
+    writing,
+)
 from train import TrainConfig  # noqa: E402
 
 
@@ -44,27 +59,23 @@ class SweepConfig(Settings):
     # --- where ---
     out_dir: NonEmptyStr | None = None  # folder of the sweep; None: sweep-NAME, after the config file
     jobs: PositiveInt | None = None  # runs at the same time; None: one per GPU, or one
-    storage: NonEmptyStr | None = None  # database that several machines share; None: OUT_DIR/study.db
-    grace_period: PositiveInt = 120  # seconds of silence after which a worker is taken for dead (with --storage)
+    storage: NonEmptyStr | None = None  # database of a search that several machines share; None: OUT_DIR/study.db
+    grace_period: PositiveInt = 120  # seconds without a heartbeat after which a worker is considered dead (--storage)
 
 
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(help_text(SweepConfig))
         return
-    require("a sweep", "optuna", "sqlalchemy", "scipy")
-    from folio.experiments.sweep.arguments import parse_sweep
-    from folio.experiments.sweep.runner import Runner
-    from folio.experiments.sweep.study import reporting_a_lost_database
-    from folio.experiments.sweep.sweep_folder import reserve_folder, with_copied_files
-
     cfg, sweep = parse_sweep(SweepConfig, TrainConfig, argv)
-    with reserve_folder(sweep.out_dir, is_shared=bool(cfg.storage)), reporting_a_lost_database():
-        study = open_sweep(cfg, sweep)
-        stopped = Runner(with_copied_files(sweep), study, cfg.jobs).run()
-        states = {outcome.state for outcome in sweep.outcomes(study)}
+    if sweep.is_search:
+        require("--trials", "optuna", "sqlalchemy")
+    is_shared = bool(cfg.storage) or not sweep.is_search
+    with reserve_folder(sweep.out_dir, is_shared), open_trials(cfg, sweep) as trials:
+        stopped = Runner(with_copied_files(sweep), trials, cfg.jobs).run()
+        states = {outcome.state for outcome in trials.outcomes()}
         if states - {"waiting", "running"}:
-            show_results(sweep, study)
+            show_results(sweep, trials)
     if stopped:
         print(f"stopped {stopped}; the same command continues")
         raise SystemExit(130)
@@ -72,49 +83,52 @@ def main(argv: list[str]) -> None:
         raise UserError("no run has finished; correct what made them fail, and repeat the command with --retry_failed")
 
 
-def open_sweep(cfg: SweepConfig, sweep: Any) -> Any:
-    """The study of a sweep, with its trials. Raises UserError."""
-    from folio.experiments.sweep.study import open_storage, open_study, sqlite_url
+@contextmanager
+def open_trials(cfg: SweepConfig, sweep: Sweep) -> Iterator[TrialSource]:
+    """The trials of a sweep. Raises UserError, also if the database of a search fails in the block."""
+    if not sweep.is_search:
+        with recorded(sweep):
+            trials = FolderQueue(sweep)
+            if cfg.retry_failed:
+                trials.retry_failed()
+        yield trials
+        return
+    from folio.experiments.sweep.study import open_storage, open_study, reporting_a_lost_database, sqlite_url
 
-    grace_period = cfg.grace_period if cfg.storage else None
-    study = open_study(
-        open_storage(cfg.storage or sqlite_url(sweep.out_dir / "study.db"), grace_period),
-        sweep.name,
-        sweep.record,
-        sweep.space,
-        sweep.first_trials(),
-        prune_after=sweep.evaluations // 3 if sweep.is_search and cfg.prune else None,
-        alone=cfg.storage is None,  # this process holds the lock of the folder
-    )
-    if cfg.retry_failed:
-        study.retry_failed()
-    if sweep.is_search:  # with more seeds than before
-        finished = {outcome.point: outcome.params for outcome in study.outcomes() if outcome.state == "finished"}
-        study.add(finished.items(), sweep.seeds)
-    if not cfg.storage:  # otherwise, another worker may want them
-        study.withdraw(sweep.points, sweep.seeds)
-    return study
+    url = cfg.storage or sqlite_url(sweep.out_dir / "study.db")
+    with reporting_a_lost_database():
+        with recorded(sweep):
+            study = open_study(
+                open_storage(url, cfg.grace_period if cfg.storage else None),
+                sweep.name,
+                sweep.record,
+                sweep.space,
+                sweep.points,
+                sweep.seeds,
+                prune_after=sweep.evaluations // 3 if cfg.prune else None,
+                alone=cfg.storage is None,  # this process holds the lock of the folder
+            )
+            if cfg.retry_failed:
+                study.retry_failed()
+        yield study
 
 
-def show_results(sweep: Any, study: Any) -> None:
+def show_results(sweep: Sweep, trials: TrialSource) -> None:
     """Print the table; write sweep.html and results.json."""
-    from folio.experiments.sweep.results import as_json, format_table, notes, summarize
-    from folio.experiments.sweep.results_page import sweep_page
-    from folio.experiments.sweep.sweep_folder import writing
-
-    outcomes = sweep.outcomes(study)
-    rows, importances = summarize(outcomes, sweep.seeds), study.importances()
+    outcomes = trials.outcomes()
+    rows, importances = summarize(outcomes, sweep.seeds), trials.importances()
     remarks = notes(rows, outcomes, sweep.seeds, sweep.is_search)
     if importances:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in importances.items())
-        remarks.append(f"Importance of each setting: {shares}.")
+        remarks.append(f"Importance of each setting{' for the best trials' if sweep.is_search else ''}: {shares}.")
     print()
     print(format_table([dimension.name for dimension in sweep.space], rows))
     print()
     print("\n".join(remarks))
     html = sweep_page(f"Folio: {sweep.name}", sweep.space, rows, outcomes, importances, remarks)
     with writing(sweep.out_dir):
-        (sweep.out_dir / "sweep.html").write_text(html, encoding="utf-8")
+        with atomic_write(sweep.out_dir / "sweep.html") as temporary:
+            temporary.write_text(html, encoding="utf-8")
         write_json(sweep.out_dir / "results.json", as_json(rows, outcomes, importances))
     print(f"{short_path(sweep.out_dir / 'sweep.html')}: curves, parallel coordinates, importance; open it in a browser")
 

@@ -84,7 +84,7 @@ def test_what_a_feature_needs_is_checked_before_it_starts(monkeypatch):
 MIDI = MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {})
 COMMANDS = {  # that need an optional package at their end
     "compare": ("scipy", "experiments", lambda: compare.main(CompareConfig(sides=("a", "b")))),
-    "sweep": ("scipy", "experiments", lambda: sweep.main(["n_head=1,2"])),
+    "sweep": ("optuna", "experiments", lambda: sweep.main(["config/shakespeare_char.py", "n_head=1..2", "--trials=2"])),
     "pairs": ("sacrebleu", "tasks", lambda: evaluate.main(EvaluateConfig(runs=("a",), tasks="pairs"))),
     "music": ("music21", "music", lambda: evaluate.main(EvaluateConfig(runs=("a",), tasks="music"))),
     "save": ("symusic", "music", lambda: output_paths(Path("a.mid"), 1, MIDI)),

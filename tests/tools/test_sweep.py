@@ -135,8 +135,15 @@ def test_a_search_prunes_hopeless_trials_and_gives_the_others_all_seeds(argument
         (["--n_head=2,4"], "; write n_head=2,4 without --"),
         (["n_head=2,4", "--out_dir=latest"], "--out_dir=latest: this name stands for the latest run"),
         (["n_head=2,4", "config/none.py"], "no config file config/none.py exists"),
-        (["n_head=2,4", "--storage=nothing"], "storage=nothing: it is not a database's URL"),
-        (["n_head=2,4", "--storage=postgresql://a:secret@localhost:1/b"], "the database cannot be reached"),
+        (["n_head=2,4", "--trials=8", "--storage=nothing"], "storage=nothing: it is not a database's URL"),
+        (
+            ["n_head=2,4", "--trials=8", "--storage=postgresql://a:secret@localhost:1/b"],
+            "the database cannot be reached",
+        ),
+        (
+            ["n_head=2,4", "--storage=sqlite:///a"],
+            "start the same command on each machine, with a folder that all share",
+        ),
         (["n_head=2,4", "--dataset=none_such"], "there is no such data set"),
     ],
 )
@@ -153,6 +160,8 @@ def test_a_study_is_continued_with_the_same_data_and_settings_only(arguments, in
         sweep.main(["n_layer=1", "--seeds=1", *arguments, "--n_embd=32"])
     with pytest.raises(UserError, match=r"settings=n_layer=1, not n_layer=1,2"):
         sweep.main(["n_layer=1,2", "--seeds=1", *arguments])
+    with pytest.raises(UserError, match=r"sweep was started with search=False, not True"):
+        sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments])
     other = tmp_path / "data"
     other.mkdir()
     (other / "verse.txt").write_text(text[:15000], encoding="utf-8")
@@ -165,12 +174,12 @@ def test_a_study_is_continued_with_the_same_data_and_settings_only(arguments, in
 
 
 def test_a_folder_with_another_run_is_not_taken_for_the_trials(arguments, in_process, tmp_path, capsys):
-    """A sweep whose database was removed took the results of runs with other settings."""
+    """A sweep whose record was removed took the results of runs with other settings."""
     sweep.main(["n_layer=1", "--seeds=1", *arguments])
-    (tmp_path / "sweep" / "study.db").unlink()
+    (tmp_path / "sweep" / "sweep.json").unlink()
     sweep.main(["n_layer=1", "--seeds=1", *arguments])
     assert len(in_process) == 1  # the same run, which is finished
-    (tmp_path / "sweep" / "study.db").unlink()
+    (tmp_path / "sweep" / "sweep.json").unlink()
     with pytest.raises(UserError, match="no run has finished; correct what made them fail"):
         sweep.main(["n_layer=1", "--seeds=1", *arguments, "--n_embd=32"])
     assert "failed" in (output := capsys.readouterr().out) and "holds another run; remove it" in output
@@ -179,17 +188,17 @@ def test_a_folder_with_another_run_is_not_taken_for_the_trials(arguments, in_pro
 def test_a_database_that_is_damaged_or_has_a_strange_path_is_named(arguments, in_process, tmp_path):
     """SQLAlchemy took a "?" for the end of the path, and the sweeps of "a?b" and "a?c" shared the file "a"."""
     folder = tmp_path / "a?b=%20#c d"
-    sweep.main(["n_layer=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
+    sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
     assert (folder / "study.db").stat().st_size and not (tmp_path / "a").exists()
     (folder / "study.db").write_text("this is not a database" * 100)
     with pytest.raises(UserError, match="file is not a database; remove this file, or choose another --out_dir"):
-        sweep.main(["n_layer=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
+        sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, f"--out_dir={folder}"])
 
 
 def test_the_current_folder_has_a_name(arguments, in_process, tmp_path, monkeypatch):
     """All sweeps in their current folders had the empty name in a shared database."""
     monkeypatch.chdir(tmp_path)
-    sweep.main(["n_layer=1", "--seeds=1", *arguments, "--out_dir=."])
+    sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, "--out_dir=."])
     assert optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}") == [tmp_path.name]
 
 
@@ -256,6 +265,24 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(arguments, 
     assert_same_run(str(folder), str(straight))
 
 
+def test_two_processes_share_a_grid_and_one_resumes_the_trial_of_the_other_that_is_killed(arguments, tmp_path):
+    words = ["learning_rate=1e-3,2e-3", "--seeds=1", *arguments, "--max_iters=3000", "--eval_interval=1500"]
+    words += ["--keep_last=1", "--log_interval=20"]
+    folders = [tmp_path / "sweep" / f"trial-{point:03d}-seed-1337" for point in range(2)]
+    first, second = (start_sweep(words, tmp_path / name, OMP_NUM_THREADS="1") for name in ("first", "second"))
+    wait_until(lambda: all(read_progress(folder)[0] > 20 for folder in folders), seconds=300)
+    os.kill(first.pid, signal.SIGKILL)
+    processes.wait(first)
+    assert processes.wait(second) == 0, (tmp_path / "second").read_text()
+    trials = results_of(tmp_path)["trials"]
+    assert len(trials) == 2 and {trial["state"] for trial in trials} == {"finished"}
+    outputs = [(folder / "output.txt").read_text(encoding="utf-8") for folder in folders]
+    assert sorted(output.count("resuming from") for output in outputs) == [0, 1]
+    for folder in folders:  # each step was trained once
+        steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert steps == sorted(set(steps)) and steps[-1] == 3000
+
+
 @in_browser
 def test_a_person_sees_the_runs_of_a_sweep(arguments, in_process, tmp_path, open_page):
     sweep.main(["learning_rate=1e-5,1e-2", "n_layer=1,2", "--seeds=2", *arguments])
@@ -320,7 +347,14 @@ def postgres(folder: Path):
 @pytest.mark.skipif(not POSTGRES, reason="needs PostgreSQL: apt install postgresql")
 def test_two_workers_share_a_database_and_one_resumes_the_trial_of_the_other_that_is_killed(arguments, tmp_path):
     with postgres(tmp_path / "postgres") as url:
-        words = ["learning_rate=1e-3,3e-3", "--seeds=2", *arguments, "--max_iters=6000", "--eval_interval=1000"]
+        words = [
+            "learning_rate=1e-3..3e-3",
+            "--trials=2",
+            "--seeds=2",
+            *arguments,
+            "--max_iters=6000",
+            "--eval_interval=1000",
+        ]
         words += [f"--storage={url}", "--grace_period=4", "--save_interval_minutes=0.02"]
         first, second = (start_sweep(words, tmp_path / name, OMP_NUM_THREADS="1") for name in ("first", "second"))
         folders = [tmp_path / "sweep" / f"trial-{point:03d}-seed-1337" for point in range(2)]
@@ -352,9 +386,18 @@ def trainings_of(folder: Path, but_not_of: int) -> list[int]:
     return found
 
 
-def test_without_optuna_one_line_says_how_to_install_it(arguments, monkeypatch):
+def test_without_optuna_a_grid_runs_and_a_search_says_in_one_line_how_to_install_it(
+    arguments, in_process, tmp_path, monkeypatch
+):
     """The script could not even be imported."""
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    missing = r"^a sweep: the package optuna is not installed: pip install -r .*requirements-experiments.txt$"
+    for name in ("optuna", "sqlalchemy"):
+        for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, module)
+        monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
+    monkeypatch.delitem(sys.modules, "folio.experiments.sweep.study", raising=False)
+    sweep.main(["n_head=1,2", "--seeds=1", *arguments])
+    assert {trial["state"] for trial in results_of(tmp_path)["trials"]} == {"finished"} and len(in_process) == 2
+    missing = r"^--trials: the package optuna is not installed: pip install -r .*requirements-experiments.txt$"
     with pytest.raises(UserError, match=missing):
-        sweep.main(["n_head=1,2", *arguments])
+        sweep.main(["n_head=1,2", "--trials=2", *arguments, f"--out_dir={tmp_path / 'search'}"])
+    assert not (tmp_path / "search").exists()

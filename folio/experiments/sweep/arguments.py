@@ -88,6 +88,11 @@ def refuse_sweep(cfg: Any, base: Any, space: list[Dimension]) -> None:
     sets_max_iters = base.origins.get("max_iters") == COMMAND_LINE or "max_iters" in [d.name for d in space]
     if cfg.tokens and (base.minutes or sets_max_iters):
         raise ConfigError("--tokens determines max_iters; leave out --minutes and max_iters")
+    if cfg.storage and cfg.trials is None:
+        raise ConfigError(
+            f"--storage={cfg.storage}: it is for a search, with --trials; a grid needs no database: start the same "
+            f"command on each machine, with a folder that all share as --out_dir"
+        )
     if not base.origins:
         raise ConfigError(f"without a config file, the trials would be GPT-2; name one, as in {EXAMPLE}")
     if cfg.out_dir == LATEST:

@@ -7,8 +7,8 @@ from typing import Any
 
 from folio.base.settings import COMMAND_LINE
 from folio.data.find_data import find_datasets
+from folio.experiments.sweep.outcome import Trial
 from folio.experiments.sweep.space import Dimension, Values, grid
-from folio.experiments.sweep.study import Outcome, Study
 from folio.training.schedule import scaled_to_override
 
 NOT_DEFINING = {"out_dir", "overwrite", "wandb_project", "wandb_run_name", "wandb_log", "data_dir", "print_config"}
@@ -35,12 +35,6 @@ class Sweep:
         """How many combinations of settings are tried."""
         return self.trials or len(grid(self.space))
 
-    def first_trials(self) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
-        """The points and the seeds of the runs to begin with. A search adds the values, and later the other seeds."""
-        if self.is_search:
-            return [(point, {}) for point in range(self.points)], self.seeds[:1]
-        return list(enumerate(grid(self.space))), self.seeds
-
     @property
     def evaluations(self) -> int:
         """The evaluations of each run, unless a setting that is varied changes their number."""
@@ -50,10 +44,6 @@ class Sweep:
             counts = scaled_to_override(shorter, {**origins, "max_iters": COMMAND_LINE}, counts.max_iters)
         return counts.evaluations
 
-    def outcomes(self, study: Study) -> list[Outcome]:
-        """What is known of the trials; an earlier command may have added more of them."""
-        return [o for o in study.outcomes() if o.point < self.points and o.seed in self.seeds]
-
     @property
     def name(self) -> str:
         """The name of the folder, and of the study in the database."""
@@ -61,6 +51,10 @@ class Sweep:
 
     def folder(self, point: int, seed: int) -> Path:
         return self.out_dir / f"trial-{point:03d}-seed-{seed}"
+
+    def description(self, trial: Trial) -> dict[str, Any]:
+        """What a trial's folder is for."""
+        return {"sweep": self.record, "params": trial.params, "seed": trial.seed}
 
     def arguments_of(self, params: dict[str, Any], seed: int) -> list[str]:
         """The arguments of train.py for a trial, without its folder."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from folio.base.number_format import format_value
 from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean
+from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import describe_point
-from folio.experiments.sweep.study import Outcome
 
 MOST = 5  # failures whose reason is shown
 

@@ -16,9 +16,9 @@ from folio.experiments.charts import (
     parallel_chart,
 )
 from folio.experiments.static_page import table
+from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.results import Row, heads, label
 from folio.experiments.sweep.space import Dimension, Values
-from folio.experiments.sweep.study import Outcome
 
 MOST_CURVES = 20  # combinations, the best ones
 LONGEST_NAME = 40  # characters of an entry of the legend

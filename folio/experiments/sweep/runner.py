@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 from tqdm import tqdm
 
 from folio import UserError
@@ -19,17 +19,18 @@ from folio.base.progress import progress_bar
 from folio.experiments.runs import Run
 from folio.experiments.sweep.definition import Sweep
 from folio.experiments.sweep.jobs import environments
+from folio.experiments.sweep.outcome import Outcome, Trial, TrialFailed, TrialInterrupted, TrialSource
 from folio.experiments.sweep.space import describe_point
-from folio.experiments.sweep.study import Study, TrialFailed, TrialInterrupted
-from folio.experiments.sweep.trial import OUTPUT, Action, claim, is_finished, read_results, run_training
+from folio.experiments.sweep.trial import OUTPUT, Action, run_training
+from folio.experiments.sweep.trial_folder import claim, is_finished, read_results
 
 
 class Runner:
     """Runs the trials of a sweep, as many at a time as there are jobs."""
 
-    def __init__(self, sweep: Sweep, study: Study, jobs: int | None):
+    def __init__(self, sweep: Sweep, trials: TrialSource, jobs: int | None):
         """jobs: runs at the same time; None: one per GPU, or one. Raises UserError if there are fewer GPUs."""
-        self.sweep, self.study = sweep, study
+        self.sweep, self.trials = sweep, trials
         self.environments: queue.Queue[dict[str, str]] = queue.Queue()  # one for each job
         for environment in environments(jobs, sweep.base.device):
             self.environments.put(environment)
@@ -45,7 +46,7 @@ class Runner:
         with self.signals(), progress_bar(total=total, bar_format=form) as self.bar:
             self.refresh()
             self.bar.initial = self.done
-            self.study.run(self.train, self.jobs, self.stopping.is_set, self.refresh)
+            self.trials.run(self.train, self.jobs, self.stopping, self.refresh)
         return f"after {self.done} of {total} runs" if self.stopping.is_set() else None
 
     @contextmanager
@@ -65,30 +66,22 @@ class Runner:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def train(self, trial: optuna.Trial) -> float:
-        """Run one trial. Returns its lowest validation loss."""
-        params = self.study.suggest(trial)
-        point, seed = trial.user_attrs["point"], trial.user_attrs["seed"]
-        folder, name = self.sweep.folder(point, seed), f"trial {point}, seed {seed} ({describe_point(params)})"
+    def train(self, trial: Trial) -> Outcome:
+        """Run one trial. Returns what is known of it then; it is waiting if it was interrupted."""
+        folder = self.sweep.folder(trial.point, trial.seed)
+        name = f"trial {trial.point}, seed {trial.seed} ({describe_point(trial.params)})"
         environment = self.environments.get()
-        trial.set_user_attr("host", socket.gethostname())
-        trial.set_user_attr("error", None)  # of an earlier attempt
         try:
             self.wait_for(folder, name)
-            return self.follow(trial, params, folder, name, environment)
-        except optuna.exceptions.StorageInternalError:
-            self.stopping.set()  # of the other trials, which could not be recorded
-            raise
-        except optuna.TrialPruned as pruned:
-            tqdm.write(f"{name}: pruned {pruned}")
-            raise
+            return replace(self.follow(trial, folder, name, environment), host=socket.gethostname())
+        except TrialInterrupted:
+            return trial.outcome("waiting")
         except (TrialFailed, UserError, OSError) as failed:
-            trial.set_user_attr("error", str(failed))
             tqdm.write(f"{name}: failed: {failed} (all that it printed: {folder / OUTPUT})")
-            raise TrialFailed from failed
+            return trial.outcome("failed", error=str(failed), host=socket.gethostname())
         finally:
             self.environments.put(environment)
-            self.fractions.pop((point, seed), None)
+            self.fractions.pop(trial.key, None)
 
     def wait_for(self, folder: Path, name: str) -> None:
         """Wait for a run that a killed worker has left behind in this folder."""
@@ -98,36 +91,31 @@ class Runner:
             if self.stopping.wait(0.5):
                 raise TrialInterrupted
 
-    def follow(
-        self, trial: optuna.Trial, params: dict[str, Any], folder: Path, name: str, environment: dict[str, str]
-    ) -> float:
-        """Train, unless the run is finished, and record its results. Returns its lowest validation loss."""
-        point, seed = trial.user_attrs["point"], trial.user_attrs["seed"]
-        watch = Watch(self, trial, params)
-        claim(folder, {"sweep": self.sweep.record, "params": params, "seed": seed})
+    def follow(self, trial: Trial, folder: Path, name: str, environment: dict[str, str]) -> Outcome:
+        """Train, unless the run is finished. Returns its results."""
+        watch = Watch(self, trial)
+        claim(folder, self.sweep.description(trial))
         if not is_finished(folder):
-            reason = run_training(folder, self.sweep.arguments_of(params, seed), environment, watch)
+            arguments = self.sweep.arguments_of(trial.params, trial.seed)
+            reason = run_training(folder, arguments, environment, watch)
             if self.stopping.is_set() and not is_finished(folder):
                 raise TrialInterrupted
             if reason and not watch.is_hopeless:
                 raise TrialFailed(reason)
         run = Run.of(folder)
         results = read_results(run)
-        for key, value in results.items():
-            trial.set_user_attr(key, value)
-        loss = results["loss"]
         if watch.is_hopeless and run.status != "finished":
-            raise optuna.TrialPruned(f"after {watch.reported} evaluations, at {loss:.4f}")
-        self.study.add([(point, params)], self.sweep.seeds)  # in a search, the values are known only now
+            tqdm.write(f"{name}: pruned after {watch.reported} evaluations, at {results['loss']:.4f}")
+            return trial.outcome("pruned", **results)
         seconds = f", {results['seconds']:,.1f} s" if results["seconds"] else ""
-        tqdm.write(f"{name}: {loss:.4f} at step {results['step']:,}{seconds}")
-        return loss
+        tqdm.write(f"{name}: {results['loss']:.4f} at step {results['step']:,}{seconds}")
+        return trial.outcome("finished", **results)
 
     # --- progress ---
 
     def refresh(self) -> None:
         """Count the trials that are done, also those of other workers, and find the best one."""
-        outcomes = self.sweep.outcomes(self.study)
+        outcomes = self.trials.outcomes()
         remaining = 0
         for outcome in outcomes:
             if outcome.state in ("waiting", "running"):
@@ -147,27 +135,25 @@ class Runner:
 
 
 class Watch:
-    """Watches a run while it trains: reports each evaluation to optuna, and stops the run if it says so.
+    """Watches a run while it trains: reports each evaluation, and stops the run if it is hopeless.
 
     It is asked about the first seed only: settings that were good with one seed are trained with all.
     """
 
-    def __init__(self, runner: Runner, trial: optuna.Trial, params: dict[str, Any]):
-        self.runner, self.trial, self.params = runner, trial, params
-        self.key = trial.user_attrs["point"], trial.user_attrs["seed"]
+    def __init__(self, runner: Runner, trial: Trial):
+        self.runner, self.trial = runner, trial
         self.reported = 0  # evaluations
-        self.is_hopeless = False  # whether optuna says that the run should stop
+        self.is_hopeless = False
         self.began = time.monotonic()
 
     def __call__(self, step: int, evaluations: list[tuple[int, float]]) -> Action:
         """What the run should do after its last logged step and these evaluations."""
-        runner, (_, seed) = self.runner, self.key
-        runner.fractions[self.key] = runner.sweep.fraction(self.params, step, time.monotonic() - self.began)
+        runner, trial = self.runner, self.trial
+        runner.fractions[trial.key] = runner.sweep.fraction(trial.params, step, time.monotonic() - self.began)
         for _, loss in evaluations[self.reported :]:
             self.reported += 1
-            if seed == runner.sweep.seeds[0]:
-                self.trial.report(loss, self.reported)
-                self.is_hopeless = self.is_hopeless or self.trial.should_prune()
+            if trial.seed == runner.sweep.seeds[0]:
+                self.is_hopeless = trial.report(loss, self.reported) or self.is_hopeless
         runner.show()
         if runner.killing.is_set():
             return "kill"

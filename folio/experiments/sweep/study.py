@@ -1,13 +1,14 @@
-"""The runs of a sweep and their results, in a database that several machines can share; by optuna.
+"""The trials of a search, in a database that several machines can share; by optuna.
 
-A point is one value for each setting that the sweep varies. A trial of optuna's is one run of train.py: a point with
-one seed.
+A trial of optuna's is one attempt to train one of ours. One that is interrupted waits again as another trial of
+optuna's with the same values.
 """
 
+import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,14 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from folio import UserError
+from folio.experiments.sweep.outcome import Outcome, State, Trial, TrialFailed
 from folio.experiments.sweep.space import Dimension
+from folio.experiments.sweep.sweep_folder import refuse_another_record
 
 WARMUP_TRIALS = 5  # finished ones, before which none is pruned
-FEWEST_TRIALS = 8  # finished ones, from which the importance of settings is estimated
+MIN_FINISHED = 20  # finished ones, of which the best tenth are the two that PED-ANOVA takes at least
 CREATION_SECONDS = 30.0  # for another worker to complete a new database, or a new study
-STATES = {
+STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -34,44 +37,23 @@ STATES = {
 OUTCOMES = tuple(STATES.values())  # a later one replaces an earlier one
 
 
-class TrialFailed(Exception):
-    """A trial that cannot be completed; the sweep continues."""
-
-
-class TrialInterrupted(Exception):
-    """A trial that was stopped at a checkpoint, to be resumed later."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What is known of a trial."""
-
-    point: int
-    seed: int
-    params: dict[str, Any]
-    state: str  # one of STATES
-    loss: float | None = None  # nats per token, the lowest validation loss
-    step: int | None = None  # of it
-    tokens: int | None = None  # trained on
-    seconds: float | None = None  # of the steps
-    evaluations: tuple[tuple[int, float], ...] = ()  # tokens and validation loss
-    error: str | None = None  # why it failed
-    host: str | None = None  # the machine that trained it
-
-
 class Study:
-    """The trials of one sweep."""
+    """The trials of a search: all points with the first seed, and those that are not pruned with the other seeds."""
 
-    def __init__(self, study: optuna.Study, space: list[Dimension], first_seed: int):
-        self.study, self.space, self.first_seed = study, space, first_seed
+    def __init__(self, study: optuna.Study, space: list[Dimension], points: int, seeds: list[int], alone: bool):
+        """points: how many are tried. alone: no other process uses the database."""
+        self.study, self.space, self.points, self.seeds, self.alone = study, space, points, seeds, alone
 
     # --- which trials there are ---
 
-    def add(self, points: Iterable[tuple[int, dict[str, Any]]], seeds: list[int]) -> None:
-        """Add the trials that are not there yet: each point with each seed. The values that a point lacks are chosen
-        when it starts.
-        """
-        known, points = {key_of(trial) for trial in self.trials()}, list(points)
+    def add_trials(self) -> None:
+        """Add the trials that are not there yet. The values of a point are chosen when its first one starts."""
+        self.add([(point, {}) for point in range(self.points)], self.seeds[:1])
+        self.add([(o.point, o.params) for o in self.outcomes() if o.state == "finished"], self.seeds)
+
+    def add(self, points: list[tuple[int, dict[str, Any]]], seeds: list[int]) -> None:
+        """Add each point with each seed, unless it is there."""
+        known = {key_of(trial) for trial in self.trials()}
         for seed in seeds:
             for point, params in points:
                 if (point, seed) not in known:
@@ -85,52 +67,63 @@ class Study:
         return sum(trial.state in states for trial in self.trials())
 
     def outcomes(self) -> list[Outcome]:
-        """What is known of each trial, in the order of points and seeds. One that was resumed counts once."""
+        """What is known of each trial, in the order of points and seeds. An earlier command may have added others."""
         found: dict[tuple[int, int], Outcome] = {}
         for trial in self.trials():
             key, outcome = key_of(trial), outcome_of(trial)
             if outcome and (key not in found or OUTCOMES.index(outcome.state) >= OUTCOMES.index(found[key].state)):
                 found[key] = outcome
-        return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != self.first_seed, key[1]))]
+        keys = [(point, seed) for point in range(self.points) for seed in self.seeds]
+        return [found[key] for key in keys if key in found]
 
     # --- running them ---
 
     def run(
         self,
-        objective: Callable[[optuna.Trial], float],
+        train: Callable[[Trial], Outcome],
         jobs: int,
-        stopped: Callable[[], bool],
+        stopping: threading.Event,
         after_trial: Callable[[], None],
     ) -> None:
-        """Call `objective` with each trial that waits, `jobs` at a time, until none waits or runs anywhere."""
+        """Call `train` with each trial that waits, `jobs` at a time, until none waits or runs anywhere."""
         interrupted, lost = set[int](), set[int]()  # numbers of trials
 
-        def run_trial(trial: optuna.Trial) -> float:
+        def objective(trial: optuna.Trial) -> float:
             if self.is_superfluous(trial):
                 raise TrialFailed
             try:
-                return objective(trial)
-            except TrialInterrupted:
-                interrupted.add(trial.number)
-                raise
-            except optuna.exceptions.UpdateFinishedTrialError:  # another worker took it over, as this one was silent
+                trial.set_user_attr("host", socket.gethostname())
+                trial.set_user_attr("error", None)  # of an earlier attempt
+                outcome = train(SearchTrial(*key_of(trial), self.suggest(trial), trial))
+                for name in ("loss", "step", "tokens", "seconds", "evaluations", "error"):
+                    trial.set_user_attr(name, getattr(outcome, name))
+            except optuna.exceptions.UpdateFinishedTrialError:  # another worker took it over, for lack of heartbeats
                 lost.add(trial.number)
                 raise TrialFailed from None
+            except BaseException:
+                stopping.set()  # for the other trials, which could not be recorded
+                raise
+            if outcome.state == "pruned":
+                raise optuna.TrialPruned
+            if outcome.state == "waiting":
+                interrupted.add(trial.number)
+            if outcome.state != "finished":
+                raise TrialFailed
+            self.add([(outcome.point, outcome.params)], self.seeds)
+            return outcome.loss
 
         def after(study: optuna.Study, trial: FrozenTrial) -> None:
             if trial.number in interrupted:
                 requeue(study, trial)
             after_trial()
-            if stopped() or not self.count(TrialState.WAITING):
+            if stopping.is_set() or not self.count(TrialState.WAITING):
                 study.stop()
 
-        while not stopped():
+        while not stopping.is_set():
             optuna.storages.fail_stale_trials(self.study)  # those of workers that died; they wait again
             if self.count(TrialState.WAITING):
                 try:
-                    self.study.optimize(
-                        run_trial, n_jobs=jobs, callbacks=[after], catch=(TrialFailed, TrialInterrupted)
-                    )
+                    self.study.optimize(objective, n_jobs=jobs, callbacks=[after], catch=TrialFailed)
                 except ValueError:  # optuna cannot record the outcome of a trial that was lost
                     if not lost:
                         raise
@@ -142,11 +135,18 @@ class Study:
                 return
 
     def is_superfluous(self, trial: optuna.Trial) -> bool:
-        """Whether a trial was begun when another worker had just taken the last one, or is another worker's, too."""
-        if "point" not in trial.user_attrs:
+        """Whether a trial was begun when another worker had just taken the last one, is another worker's, too, or was
+        added by an earlier command with more points or seeds.
+        """
+        if "point" not in trial.user_attrs or not self.is_wanted(trial):
             return True
         earlier = (other for other in self.trials() if other.number < trial.number and key_of(other) == key_of(trial))
         return any(other.state != TrialState.FAIL for other in earlier)
+
+    def is_wanted(self, trial: FrozenTrial | optuna.Trial) -> bool:
+        """Whether it is one of these points and seeds. If other workers share the study, they may want all."""
+        point, seed = key_of(trial)
+        return not self.alone or (point < self.points and seed in self.seeds)
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
         """The values of a trial.
@@ -154,56 +154,54 @@ class Study:
         Those that optuna chooses follow from the first seed, the point, and the results so far: a sampler that lasts
         would draw the same values for two workers that start together.
         """
-        self.study.sampler = optuna.samplers.TPESampler(seed=self.first_seed + trial.user_attrs["point"])
+        self.study.sampler = optuna.samplers.TPESampler(seed=self.seeds[0] + trial.user_attrs["point"])
         return {dimension.name: dimension.suggest(trial) for dimension in self.space}
 
-    def resume_interrupted(self, alone: bool) -> None:
-        """Requeue the trials that have no result and that nobody runs any more.
-
-        alone: nobody runs any trial. Otherwise, those whose workers died are found by their silence, see run().
+    def resume_interrupted(self) -> None:
+        """Requeue the trials that have no result and that no process runs. The missing
+        heartbeats of workers that die later are noticed in run().
         """
-        if alone:
-            for trial in self.trials():
-                if trial.state == TrialState.RUNNING:
-                    self.study.tell(trial.number, state=TrialState.FAIL)
-        last = {key_of(trial): trial for trial in self.trials()}
-        for trial in last.values():
-            if outcome_of(trial) is None:
-                requeue(self.study, trial)
-
-    def withdraw(self, points: int, seeds: list[int]) -> None:
-        """Withdraw the waiting trials that have another seed, or are not among the first points."""
         for trial in self.trials():
-            point, seed = key_of(trial)
-            if trial.state == TrialState.WAITING and (point >= points or seed not in seeds):
-                self.study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # tell() would refuse it
+            if self.alone and trial.state == TrialState.RUNNING:
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        self.requeue_last(lambda trial: outcome_of(trial) is None)
 
     def retry_failed(self) -> None:
         """Requeue the trials that failed."""
-        last = {key_of(trial): trial for trial in self.trials()}
-        for trial in last.values():
-            if trial.state == TrialState.FAIL:
+        self.requeue_last(lambda trial: trial.state == TrialState.FAIL)
+
+    def requeue_last(self, condition: Callable[[FrozenTrial], bool]) -> None:
+        """Requeue the trials whose last attempt fulfills a condition."""
+        for trial in {key_of(trial): trial for trial in self.trials()}.values():
+            if self.is_wanted(trial) and condition(trial):
                 requeue(self.study, trial)
 
     # --- what the trials say ---
 
     def importances(self) -> dict[str, float]:
-        """The share of each setting in the variance of the loss over the settings tried, by functional ANOVA of a
-        random forest (Hutter et al. 2014); empty if no two finished trials differ, there is only one setting, or too
-        few trials have finished to say.
+        """The importance of each setting for a loss among the best tenth, by PED-ANOVA (Watanabe et al. 2023).
+
+        Empty if there is only one setting, all losses are equal, or too few trials have finished to say.
         """
         finished = sorted((trial for trial in self.trials() if trial.state == TrialState.COMPLETE), key=key_of)
-        if len(self.space) < 2 or len(finished) < FEWEST_TRIALS:
+        if len(self.space) < 2 or len(finished) < MIN_FINISHED or len({trial.value for trial in finished}) < 2:
             return {}
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-
-        in_order = optuna.create_study()  # in memory; a forest depends on the order, which is that of finishing in ours
+        in_order = optuna.create_study()  # in memory; ours is in the order of finishing, on which ties depend
         in_order.add_trials(finished)
-        try:
-            shares = get_param_importances(in_order, evaluator=FanovaImportanceEvaluator(seed=0))
-        except (ValueError, RuntimeError):  # all losses are equal
-            return {}
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        shares = optuna.importance.get_param_importances(in_order, evaluator=evaluator)
         return {name: float(share) for name, share in shares.items()}
+
+
+@dataclass(frozen=True)
+class SearchTrial(Trial):
+    """A trial of a search, which optuna may find hopeless."""
+
+    trial: optuna.Trial  # as optuna knows it
+
+    def report(self, loss: float, number: int) -> bool:
+        self.trial.report(loss, number)
+        return self.trial.should_prune()
 
 
 def requeue(study: optuna.Study, trial: FrozenTrial) -> None:
@@ -253,7 +251,8 @@ def sqlite_url(path: Path) -> str:
 
 
 def open_storage(url: str, grace_period: int | None) -> Storage:
-    """The database. grace_period: seconds of silence after which a worker is taken for dead; None: there is only one.
+    """The database. grace_period: seconds without a heartbeat after which a worker is considered dead; None: there is
+    only one worker.
 
     Raises UserError if it cannot be reached.
     """
@@ -318,15 +317,16 @@ def open_study(
     name: str,
     record: dict[str, Any],
     space: list[Dimension],
-    trials: tuple[Iterable[tuple[int, dict[str, Any]]], list[int]],
+    points: int,
+    seeds: list[int],
     prune_after: int | None,
     alone: bool,
 ) -> Study:
-    """The study of this name, or a new one.
+    """The study of this name, or a new one, with its trials.
 
-    record: what defines it; another worker's must be the same. trials: points and seeds, see Study.add. prune_after:
-    evaluations of a trial before it can be pruned; None: no trial is. alone: no other process uses the database.
-    Raises UserError if the study was made with another record.
+    record: what defines it; another worker's must be the same. points: how many are tried. prune_after: evaluations of
+    a trial before it can be pruned; None: no trial is. alone: no other process uses the database. Raises UserError if
+    the study was made with another record.
     """
     pruner = optuna.pruners.NopPruner()
     if prune_after is not None:
@@ -336,22 +336,13 @@ def open_study(
         study, is_new = optuna.create_study(**options), True
     except optuna.exceptions.DuplicatedStudyError:
         study, is_new = optuna.load_study(**options), False
-    opened = Study(study, space, record["seed"])
+    opened = Study(study, space, points, seeds, alone)
     if is_new or (alone and "record" not in study.user_attrs):
-        opened.add(*trials)
+        opened.add_trials()
         study.set_user_attr("record", record)  # other workers wait for it, so that each trial is added once
-    recorded = wait_for_record(study)
-    if differences := [
-        f"{key}={recorded.get(key)}, not {record.get(key)}"
-        for key in {**recorded, **record}
-        if recorded.get(key) != record.get(key)
-    ]:
-        raise UserError(
-            f"{name} was started with {'; '.join(differences)}: repeat its command to continue it, or choose another "
-            f"--out_dir"
-        )
-    opened.add(*trials)
-    opened.resume_interrupted(alone)
+    refuse_another_record(name, wait_for_record(study), record)
+    opened.add_trials()
+    opened.resume_interrupted()
     return opened
 
 

@@ -6,15 +6,11 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from folio import UserError
-from folio.base.files import read_json, write_json
 from folio.base.settings import ROOT
 from folio.base.workers import child_options
 from folio.checkpoints import run_folder
-from folio.experiments.runs import Run
-from folio.experiments.sweep.study import TrialFailed
 from folio.training.run_log import read_lines
 
 POLL_SECONDS = 0.5
@@ -86,39 +82,3 @@ def reason_of_failure(code: int, output: bytes) -> str | None:
     lines = [line.strip() for line in output.decode("utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or ["it printed nothing"])[-1]
-
-
-def claim(folder: Path, description: dict[str, Any]) -> None:
-    """Write what a trial is into its folder, or check that this is what the folder holds. Raises UserError."""
-    path = folder / "trial.json"
-    if path.exists() or run_folder.exists(folder):
-        recorded = None
-        with suppress(OSError, ValueError):  # it is not there, or damaged
-            recorded = read_json(path)
-        if recorded != description:
-            raise UserError(f"{folder} holds another run; remove it, or choose another --out_dir for the sweep")
-        return
-    write_json(path, description)
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the run in this folder has come to its end."""
-    return run_folder.exists(folder) and Run.of(folder).status == "finished"
-
-
-def read_results(run: Run) -> dict[str, Any]:
-    """The lowest validation loss of a trial's run and its step; the tokens and seconds of training; all evaluations,
-    each the tokens before it and its loss. Raises TrialFailed without an evaluation.
-    """
-    evaluations = run.trained_evaluations()
-    if not evaluations:
-        raise TrialFailed("it ended without an evaluation")
-    loss, step = min(evaluations)
-    tokens_of = {line["step"]: line["tokens"] for line in run.lines}
-    return {
-        "loss": loss,
-        "step": step,
-        "tokens": run.lines[-1]["tokens"],
-        "seconds": run.measured()["seconds"],
-        "evaluations": [[tokens_of[at], value] for value, at in evaluations],
-    }

@@ -1,5 +1,6 @@
 import pytest
 
+from folio.experiments.sweep.outcome import Trial
 from tests.support.sweeps import parse, small_sweep
 
 
@@ -17,18 +18,15 @@ def test_pruning_knows_the_number_of_evaluations(words, evaluations, data_dir):
     assert sweep.evaluations == evaluations
 
 
-def test_the_first_trials_of_a_search_have_no_values_yet(data_dir, tmp_path):
-    words = small_sweep(data_dir, tmp_path / "sweep")
-    _, grid = parse(["n_head=1,2", "--seeds=2", *words])
-    assert grid.first_trials() == ([(0, {"n_head": 1}), (1, {"n_head": 2})], [1337, 1338])
-    _, search = parse(["n_head=1,2", "--seeds=2", "--trials=3", *words])
-    assert search.first_trials() == ([(0, {}), (1, {}), (2, {})], [1337])
-
-
 def test_a_trial_has_a_folder_and_arguments_of_its_own(data_dir, tmp_path):
     words = small_sweep(data_dir, tmp_path / "sweep")
     _, sweep = parse(["n_head=1,2", *words])
     assert sweep.folder(3, 1338) == tmp_path / "sweep" / "trial-003-seed-1338"
+    assert sweep.description(Trial(3, 1338, {"n_head": 2})) == {
+        "sweep": sweep.record,
+        "params": {"n_head": 2},
+        "seed": 1338,
+    }
     assert sweep.arguments_of({"n_head": 2}, 1338) == [*sweep.arguments, "--n_head=2", "--seed=1338"]
     assert sweep.fraction({"n_head": 2}, step=2, seconds=9.0) == 2 / 8
 

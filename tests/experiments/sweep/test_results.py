@@ -5,8 +5,8 @@ import json
 import pytest
 from scipy import stats
 
+from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.results import as_json, format_table, heads, label, notes, summarize
-from folio.experiments.sweep.study import Outcome
 
 SEEDS = [1, 2, 3]
 

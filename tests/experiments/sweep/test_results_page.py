@@ -1,7 +1,7 @@
+from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.results import notes, summarize
 from folio.experiments.sweep.results_page import curves, sweep_page
 from folio.experiments.sweep.space import Range, Values
-from folio.experiments.sweep.study import Outcome
 from tests.support.charts import charts_in
 
 

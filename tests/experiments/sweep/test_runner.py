@@ -1,26 +1,29 @@
 import os
 import signal
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
+from folio.experiments.sweep.outcome import Trial
 from folio.experiments.sweep.runner import Runner, Watch
 from tests.support.sweeps import parse, small_sweep
 
 
-class FakeTrial:
-    """A trial of optuna's that is hopeless from a number of evaluations on."""
+@dataclass(frozen=True)
+class FakeTrial(Trial):
+    """A trial that is hopeless at one evaluation."""
 
-    def __init__(self, seed: int, hopeless_after: int):
-        self.user_attrs = {"point": 0, "seed": seed}
-        self.hopeless_after = hopeless_after
-        self.reports: list[tuple[float, int]] = []
+    hopeless_after: int
+    reports: list[tuple[float, int]] = field(default_factory=list)
 
-    def report(self, loss: float, number: int) -> None:
+    def report(self, loss: float, number: int) -> bool:
         self.reports.append((loss, number))
-
-    def should_prune(self) -> bool:
         return len(self.reports) == self.hopeless_after
+
+
+def fake_trial(seed: int, hopeless_after: int) -> FakeTrial:
+    return FakeTrial(0, seed, {"n_head": 1}, hopeless_after)
 
 
 @pytest.fixture
@@ -40,8 +43,8 @@ def test_a_runner_has_an_environment_for_each_job(runner):
 
 def test_each_evaluation_of_the_first_seed_is_reported_once(runner):
     """A later evaluation that is not hopeless does not let the run continue."""
-    trial = FakeTrial(seed=1337, hopeless_after=2)
-    watch = Watch(runner, trial, {"n_head": 1})
+    trial = fake_trial(seed=1337, hopeless_after=2)
+    watch = Watch(runner, trial)
     assert watch(0, []) == "train"
     assert watch(2, [(2, 3.0)]) == "train"
     assert watch(4, [(2, 3.0), (4, 2.5)]) == "stop"
@@ -51,14 +54,14 @@ def test_each_evaluation_of_the_first_seed_is_reported_once(runner):
 
 
 def test_other_seeds_are_not_judged(runner):
-    trial = FakeTrial(seed=1338, hopeless_after=0)
-    watch = Watch(runner, trial, {"n_head": 1})
+    trial = fake_trial(seed=1338, hopeless_after=0)
+    watch = Watch(runner, trial)
     assert watch(2, [(2, 3.0)]) == "train"
     assert trial.reports == [] and watch.reported == 1
 
 
 def test_the_first_signal_stops_the_trials_and_the_second_one_kills_them(runner):
-    watch = Watch(runner, FakeTrial(seed=1337, hopeless_after=9), {"n_head": 1})
+    watch = Watch(runner, fake_trial(seed=1337, hopeless_after=9))
     before = signal.getsignal(signal.SIGTERM)
     with runner.signals():
         os.kill(os.getpid(), signal.SIGTERM)

@@ -7,34 +7,31 @@ import optuna
 import pytest
 
 from folio import UserError
+from folio.experiments.sweep.outcome import Outcome, Trial
 from folio.experiments.sweep.space import Range, Values
 from folio.experiments.sweep.study import (
     Study,
-    TrialFailed,
-    TrialInterrupted,
-    key_of,
     open_storage,
     open_study,
     reporting_a_lost_database,
 )
 
 SPACE = [Values("n_layer", (1, 2, 3))]
-POINTS = [(point, {"n_layer": point + 1}) for point in range(3)]
+POINTS = 3
 SEEDS = [5, 6]
 
 
 def new_worker(tmp_path, alone: bool = False, seed: int = 5, grace_period: int | None = None) -> Study:
     storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", grace_period)
-    return open_study(storage, "sweep", {"seed": seed}, SPACE, (POINTS, SEEDS), prune_after=None, alone=alone)
+    return open_study(storage, "sweep", {"seed": seed}, SPACE, POINTS, SEEDS, prune_after=None, alone=alone)
 
 
-def run(study: Study, objective, jobs: int = 1) -> None:
-    study.run(objective, jobs, stopped=lambda: False, after_trial=lambda: None)
+def run(study: Study, train, jobs: int = 1) -> None:
+    study.run(train, jobs, threading.Event(), after_trial=lambda: None)
 
 
-def finish(study: Study, trial: optuna.Trial) -> float:
-    trial.set_user_attr("loss", 1.0)
-    return float(study.suggest(trial)["n_layer"])
+def finish(trial: Trial) -> Outcome:
+    return trial.outcome("finished", loss=float(trial.params["n_layer"]))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -45,11 +42,11 @@ def test_two_workers_run_each_trial_once(tmp_path, jobs):
     def work() -> None:
         study = new_worker(tmp_path)
 
-        def objective(trial: optuna.Trial) -> float:
-            started[key_of(trial)] += 1
-            return finish(study, trial)
+        def train(trial: Trial) -> Outcome:
+            started[trial.key] += 1
+            return finish(trial)
 
-        run(study, objective, jobs)
+        run(study, train, jobs)
         outcomes.append(study.outcomes())
 
     outcomes: list = []
@@ -58,7 +55,7 @@ def test_two_workers_run_each_trial_once(tmp_path, jobs):
         thread.start()
     for thread in threads:
         thread.join()
-    assert started == {(point, seed): 1 for point, _ in POINTS for seed in SEEDS}
+    assert started == {(point, seed): 1 for point in range(POINTS) for seed in SEEDS}
     assert outcomes[0] == outcomes[1]  # both wait for the last trial
     assert [(outcome.point, outcome.seed) for outcome in outcomes[0]] == sorted(started)
     assert {outcome.state for outcome in outcomes[0]} == {"finished"}
@@ -67,22 +64,22 @@ def test_two_workers_run_each_trial_once(tmp_path, jobs):
 def test_an_interrupted_trial_waits_again_and_a_failed_one_does_not(tmp_path):
     study, attempts = new_worker(tmp_path, alone=True), Counter()
 
-    def objective(trial: optuna.Trial) -> float:
-        attempts[key_of(trial)] += 1
-        if key_of(trial) == (0, 5) and attempts[0, 5] == 1:
-            raise TrialInterrupted
-        if key_of(trial) == (1, 5):
-            trial.set_user_attr("error", "out of memory")
-            raise TrialFailed
-        return finish(study, trial)
+    def train(trial: Trial) -> Outcome:
+        attempts[trial.key] += 1
+        if trial.key == (0, 5) and attempts[0, 5] == 1:
+            return trial.outcome("waiting")
+        if trial.key == (1, 5) and attempts[1, 5] == 1:
+            return trial.outcome("failed", error="out of memory")
+        return finish(trial)
 
-    run(study, objective)
+    run(study, train)
     states = {(outcome.point, outcome.seed): outcome.state for outcome in study.outcomes()}
-    assert states.pop((1, 5)) == "failed" and set(states.values()) == {"finished"} and len(states) == 5
-    assert attempts[0, 5] == 2 and attempts.total() == 7
+    assert states.pop((1, 5)) == "failed" and set(states.values()) == {"finished"} and len(states) == 4
+    assert attempts[0, 5] == 2 and attempts.total() == 6
     study.retry_failed()
-    run(study, objective)
-    assert attempts[1, 5] == 2 and attempts.total() == 8
+    run(study, train)
+    assert attempts[1, 5] == 2 and attempts.total() == 8  # with the second seed, which a failed point does not get
+    assert {outcome.state for outcome in study.outcomes()} == {"finished"} and len(study.outcomes()) == 6
 
 
 def test_a_worker_alone_resumes_what_a_killed_one_was_running(tmp_path):
@@ -91,7 +88,7 @@ def test_a_worker_alone_resumes_what_a_killed_one_was_running(tmp_path):
     killed.suggest(running)
     killed.study.tell(ended, state=optuna.trial.TrialState.FAIL)  # and came before the second one was to wait again
     study = new_worker(tmp_path, alone=True)
-    run(study, lambda trial: finish(study, trial))
+    run(study, finish)
     assert [outcome.state for outcome in study.outcomes()] == ["finished"] * 6
 
 
@@ -100,25 +97,29 @@ def test_a_silent_worker_loses_its_trial_and_continues(tmp_path):
     study, other = (new_worker(tmp_path, grace_period=100) for _ in range(2))
     taken: list[tuple[int, int]] = []
 
-    def objective(trial: optuna.Trial) -> float:
+    def train(trial: Trial) -> Outcome:
         if not taken:
-            taken.append(key_of(trial))
-            other.resume_interrupted(alone=True)  # as after the grace period
-        return finish(study, trial)
+            taken.append(trial.key)
+            other.alone = True  # as after the grace period
+            other.resume_interrupted()
+        return finish(trial)
 
-    run(study, objective)
+    run(study, train)
     assert [outcome.state for outcome in study.outcomes()] == ["finished"] * 6
 
 
 def test_importances_do_not_depend_on_the_order_and_need_some_trials():
     """A search that was interrupted reported other shares than one that was not."""
-    space = [Values("n_layer", (1, 2)), Values("n_head", (1, 2))]
-    losses = {
-        (layers, heads, seed): 10 * layers + heads + seed for layers in (1, 2) for heads in (1, 2) for seed in (0, 1)
+    space, seeds = [Values("n_layer", (1, 2)), Values("n_head", (1, 2))], range(10)
+    losses = {  # the best four have one layer, and two of them one head
+        (layers, heads, seed): 10 * layers + 0.1 * heads + seed
+        for layers in (1, 2)
+        for heads in (1, 2)
+        for seed in seeds
     }
     found = []
-    for keys in (list(losses), list(losses)[::-1], list(losses)[:6]):
-        study = Study(optuna.create_study(), space, 0)
+    for keys in (list(losses), list(losses)[::-1], list(losses)[:19]):
+        study = Study(optuna.create_study(), space, 9, list(seeds), alone=True)
         for layers, heads, seed in keys:
             study.add([(2 * layers + heads, {"n_layer": layers, "n_head": heads})], [seed])
             trial = study.study.ask()
@@ -126,6 +127,7 @@ def test_importances_do_not_depend_on_the_order_and_need_some_trials():
             study.study.tell(trial, losses[layers, heads, seed])
         found.append(study.importances())
     assert found[0] == found[1] and found[0]["n_layer"] > 0.8 and not found[2]
+    assert list(found[0]) == ["n_layer", "n_head"]
 
 
 def test_other_settings_are_refused(tmp_path):
@@ -137,7 +139,7 @@ def test_other_settings_are_refused(tmp_path):
 def test_workers_that_start_together_search_different_values(tmp_path):
     """Their samplers had the same seed, so each trial of one was a trial of the other."""
     storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", None)
-    options = (storage, "sweep", {"seed": 5}, [Range("dropout", 0.0, 0.5)], ([(p, {}) for p in range(6)], [5]))
+    options = (storage, "sweep", {"seed": 5}, [Range("dropout", 0.0, 0.5)], 6, [5])
     _, *workers = [open_study(*options, prune_after=None, alone=False) for _ in range(3)]  # the first adds the trials
     values = [worker.suggest(worker.study.ask())["dropout"] for _ in range(3) for worker in workers]
     assert len(set(values)) == 6
@@ -154,14 +156,14 @@ def test_a_lost_database_is_reported_in_one_line(tmp_path):
     """optuna answers it with an UnboundLocalError, which reached the user."""
     study = new_worker(tmp_path, alone=True)
 
-    def objective(trial: optuna.Trial) -> float:
+    def train(trial: Trial) -> Outcome:
         (tmp_path / "study.db").write_bytes(b"not a database" * 1000)
-        return 1.0
+        return finish(trial)
 
     with (
         pytest.raises(UserError, match=r"^the sweep's database failed: .*; its runs are saved"),
         reporting_a_lost_database(),
     ):
-        run(study, objective)
+        run(study, train)
     with pytest.raises(ZeroDivisionError), reporting_a_lost_database():
         _ = 1 / 0

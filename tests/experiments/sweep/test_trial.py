@@ -2,9 +2,7 @@ import signal
 
 import pytest
 
-from folio.experiments.runs import Run
-from folio.experiments.sweep.study import TrialFailed
-from folio.experiments.sweep.trial import read_results, reason_of_failure, run_training
+from folio.experiments.sweep.trial import reason_of_failure, run_training
 
 
 @pytest.mark.parametrize(
@@ -28,21 +26,3 @@ def test_a_failure_has_not_the_reason_of_an_earlier_attempt(tmp_path):
     reason = run_training(tmp_path, ["--n_layer=none"], {}, lambda step, evaluations: "train")
     assert reason.startswith("command line: n_layer=none")
     assert "out of memory" in (tmp_path / "output.txt").read_text()
-
-
-def line_of(step: int, val_loss: float | None) -> dict:
-    """A line of metrics.jsonl, of steps of 64 tokens."""
-    return {"step": step, "val_loss": val_loss, "tokens": 64 * step, "tokens_per_second": 32.0, "peak_memory": None}
-
-
-def test_results_are_those_of_the_lowest_loss_after_a_step(tmp_path):
-    lines = [line_of(0, 1.0), line_of(2, 3.0), line_of(4, 2.5), line_of(6, 2.75), line_of(7, None)]
-    assert read_results(Run(tmp_path, "run", lines, {}, "finished")) == {
-        "loss": 2.5,
-        "step": 4,
-        "tokens": 448,
-        "seconds": 14.0,
-        "evaluations": [[128, 3.0], [256, 2.5], [384, 2.75]],
-    }
-    with pytest.raises(TrialFailed, match="it ended without an evaluation"):
-        read_results(Run(tmp_path, "run", lines[:1], {}, "stopped"))

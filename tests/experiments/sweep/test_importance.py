@@ -1,0 +1,62 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from folio.experiments.sweep.importance import grid_importances
+from folio.experiments.sweep.outcome import Outcome
+from folio.experiments.sweep.space import Values, grid
+
+
+def outcomes_of(space: list[Values], losses: list[list[float]]) -> list[Outcome]:
+    """losses: by point and seed."""
+    return [
+        Outcome(point, seed, params, "finished", loss=loss)
+        for point, params in enumerate(grid(space))
+        for seed, loss in enumerate(losses[point])
+    ]
+
+
+def test_an_example_worked_by_hand():
+    """Means of 1, 2, 3 and 3, 4, 8: the grand mean is 3.5, and the sum of squares 29.5. Rows: 6 x 1.5^2 = 13.5.
+    Columns: 2 x (1.5^2 + 0.5^2 + 2^2) = 13. The remaining 3 are the interaction.
+    """
+    space = [Values("n_layer", (1, 2)), Values("n_head", (1, 2, 4))]
+    losses = [[mean - 0.25, mean + 0.25] for mean in (1, 2, 3, 3, 4, 8)]
+    shares = grid_importances(space, [0, 1], outcomes_of(space, losses))
+    assert shares == pytest.approx({"n_layer": 13.5 / 29.5, "n_head": 13 / 29.5})
+    assert list(shares) == ["n_layer", "n_head"]
+    first_seed = grid_importances(space, [0], outcomes_of(space, losses))
+    assert first_seed == pytest.approx(shares)  # a constant changes nothing
+
+
+def test_shares_are_sums_of_squares_of_explicit_means():
+    space = [Values("a", (1, 2)), Values("b", (1, 2, 3)), Values("c", (1, 2, 3, 4)), Values("one", (7,))]
+    losses = np.random.default_rng(5).normal(size=(24, 3))
+    outcomes = outcomes_of(space, losses.tolist())
+    points = grid(space)
+    means = [sum(row) / 3 for row in losses.tolist()]
+    total = sum((mean - sum(means) / 24) ** 2 for mean in means)
+    expected = {}
+    for dimension in space:
+        groups = [
+            [mean for mean, point in zip(means, points, strict=True) if point[dimension.name] == value]
+            for value in dimension.values
+        ]
+        squares = sum(len(group) * (sum(group) / len(group) - sum(means) / 24) ** 2 for group in groups)
+        expected[dimension.name] = squares / total
+    shares = grid_importances(space, [0, 1, 2], outcomes[::-1])
+    assert shares == pytest.approx(expected, abs=1e-12)
+    assert all(first >= second for first, second in itertools.pairwise(shares.values())) and shares["one"] < 1e-12
+
+
+def test_nothing_is_said_without_all_runs_a_second_setting_or_a_difference():
+    space = [Values("n_layer", (1, 2)), Values("n_head", (1, 2))]
+    outcomes = outcomes_of(space, [[1.0], [2.0], [3.0], [4.0]])
+    assert grid_importances(space, [0], outcomes)
+    assert grid_importances(space, [0, 1], outcomes) == {}
+    assert grid_importances(space, [0], outcomes[:3]) == {}
+    failed = Outcome(3, 0, {}, "failed", error="why")
+    assert grid_importances(space, [0], [*outcomes[:3], failed]) == {}
+    assert grid_importances(space[:1], [0], outcomes[:2]) == {}
+    assert grid_importances(space, [0], outcomes_of(space, [[0.1]] * 4)) == {}
