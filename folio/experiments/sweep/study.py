@@ -280,7 +280,8 @@ def open_storage(url: str, grace_period: int | None) -> Storage:
         try:
             return Storage(location.render_as_string(hide_password=False), engine, **heartbeat)
         except ImportError as error:
-            raise UserError(f"storage={shown}: its driver is not installed ({first_line(error)})") from None
+            remedy = ': pip install "psycopg[binary]"' if location.drivername.endswith("+psycopg") else ""
+            raise UserError(f"storage={shown}: its driver is not installed ({first_line(error)}){remedy}") from None
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
             reason = first_line(getattr(error, "orig", None) or error)
             in_use = isinstance(error, (IntegrityError, ProgrammingError)) or "exists" in reason

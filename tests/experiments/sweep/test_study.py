@@ -1,5 +1,6 @@
 """The trials of a sweep in their database, without training."""
 
+import sys
 import threading
 from collections import Counter
 
@@ -143,6 +144,14 @@ def test_workers_that_start_together_search_different_values(tmp_path):
     _, *workers = [open_study(*options, prune_after=None, alone=False) for _ in range(3)]  # the first adds the trials
     values = [worker.suggest(worker.study.ask())["dropout"] for _ in range(3) for worker in workers]
     assert len(set(values)) == 6
+
+
+def test_a_missing_driver_is_named_with_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UserError, match=r'^storage=postgresql.*: its driver is not installed .*: pip install "psycopg'):
+        open_storage("postgresql://me:secret@localhost:1/sweeps", None)
+    with pytest.raises(UserError, match=r"^storage=mysql.*: its driver is not installed \([^()]*\)$"):
+        open_storage("mysql://me@localhost:1/sweeps", None)
 
 
 def test_a_worker_survives_a_heartbeat_that_the_database_misses(tmp_path):
