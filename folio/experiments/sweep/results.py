@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from folio.base.number_format import format_value
+from folio.base.packages import describe_missing, is_installed
 from folio.evaluation.intervals import Estimate, differences_to_best, estimate_mean
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.space import describe_point
@@ -59,7 +60,7 @@ def summarize(outcomes: Sequence[Outcome], seeds: Sequence[int]) -> list[Row]:
     losses = {point: {o.seed: o.loss for o in of if o.state == "finished"} for point, of in by_point.items()}
     complete = [point for point, of_seed in losses.items() if set(seeds) <= of_seed.keys()]
     differences: dict[int, Estimate] = {}
-    if complete:
+    if complete and (len(seeds) == 1 or is_installed("scipy")):
         matrix = np.array([[losses[point][seed] for seed in seeds] for point in complete])  # (points, seeds)
         differences = dict(zip(complete, differences_to_best(matrix), strict=True))
         best = complete[int(matrix.mean(axis=1).argmin())]
@@ -118,6 +119,11 @@ def notes(rows: Sequence[Row], outcomes: Sequence[Outcome], seeds: Sequence[int]
         lines.append(
             f"Above the best: paired over the seeds {seeds[0]} to {seeds[-1]}; the intervals hold for all comparisons "
             f"together, and worse means that the interval is above 0."
+        )
+    elif not is_installed("scipy"):
+        lines.append(
+            f"Above the best: not compared, because {describe_missing('scipy')}; then repeat the command, which trains "
+            f"nothing again."
         )
     if other := {"dataset", "eval_iters"} & {name for row in rows for name in row.params}:
         lines.append(

@@ -1,6 +1,7 @@
 """folio/experiments/sweep/results.py: the table of a sweep, from outcomes that are written by hand."""
 
 import json
+import sys
 
 import pytest
 from scipy import stats
@@ -68,6 +69,19 @@ def test_notes_say_what_failed_and_what_it_cost():
     assert [row.verdict for row in rows] == ["best", "unknown: one seed"]
     text = "\n".join(notes(summarize([outcome(1, 1, 2.0, params={"dataset": "a"})], [1]), one_seed, [1], False))
     assert "With another dataset" in text
+
+
+def test_without_scipy_there_are_means_and_a_line_that_says_how_to_compare_them(monkeypatch):
+    """A grid ended with an error after all its runs were trained."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    rows = summarize(OUTCOMES, SEEDS)
+    assert [row.point for row in rows] == [2, 5, 3, 1, 4] and all(row.difference is None for row in rows)
+    assert rows[0].mean.value == pytest.approx(3.4 / 3) and rows[0].mean.half_width > 0
+    assert rows[0].verdict == "3 of 3 seeds are finished"
+    text = "\n".join(notes(rows, OUTCOMES, SEEDS, is_search=False))
+    assert "not compared, because the package scipy is not installed: pip install -r requirements" in text
+    one_seed = [outcome(1, 1, 2.0), outcome(2, 1, 1.0)]
+    assert [row.verdict for row in summarize(one_seed, [1])] == ["best", "unknown: one seed"]
 
 
 def test_all_numbers_are_json():
