@@ -82,5 +82,4 @@ def axis(dimension: Dimension, values: Sequence[Any]) -> Axis:
 
 
 def importance_bars(importances: dict[str, float]) -> str:
-    title = "Importance of each setting: its share in the variance of the loss (functional ANOVA)"
-    return bar_chart("importance", title, importances)
+    return bar_chart("importance", "Importance of each setting", importances)
