@@ -169,12 +169,12 @@ def test_several_processes_together_evaluate_each_validation_window_once(ranks):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_a_run_with_a_restarted_process_is_bitwise_identical(tiny, tmp_path):
-    settings = dict(LONG_RUN, max_iters=200, lr_decay_iters=200, eval_interval=20, eval_iters=1, dropout=0.1)
+    settings = dict(LONG_RUN, max_iters=60, lr_decay_iters=60, eval_interval=10, eval_iters=1, dropout=0.1)
     uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
     killed = tiny(**settings, out_dir=str(tmp_path / "killed"))
     run_ranks(2, uninterrupted)
     torchrun = start_torchrun(killed, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    wait_for_step(killed, 50)  # after the save of step 40 has waited for that of step 20
+    wait_for_step(killed, 25)  # after the save of step 20 has waited for that of step 10
     os.kill(worker_ids(torchrun)[1], signal.SIGKILL)
     assert torchrun.wait(timeout=300) == 0, output(killed)
     assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 
 import train
@@ -197,6 +196,7 @@ def test_a_database_that_is_damaged_or_has_a_strange_path_is_named(arguments, in
 
 def test_the_current_folder_has_a_name(arguments, in_process, tmp_path, monkeypatch):
     """All sweeps in their current folders had the empty name in a shared database."""
+    optuna = pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, "--out_dir=."])
     assert optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}") == [tmp_path.name]
