@@ -44,6 +44,7 @@ def with_tiny_model(command: str) -> str:
     return command
 
 
+@pytest.mark.needs("babel", "num2words", "miditok", "symusic")
 def test_commands(repo_copy):
     commands = [with_tiny_model(command) for command in COMMANDS if command.startswith("python ")]
     write_pieces(repo_copy / "pieces", 4)

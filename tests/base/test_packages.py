@@ -92,7 +92,14 @@ COMMANDS = {  # what needs optional packages, and their modules
 }
 
 
-@pytest.mark.parametrize(("command", "module"), [(command, name) for command in COMMANDS for name in COMMANDS[command]])
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        pytest.param(command, module, marks=pytest.mark.needs(*modules))
+        for command, modules in COMMANDS.items()
+        for module in modules
+    ],
+)
 def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path, monkeypatch, capsys):
     """Runs were measured, answers and music generated, and whole sweeps trained, and then lost to a missing package."""
     (extra,) = [file for file in FILES if module in names_in(file)]
@@ -110,6 +117,7 @@ def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path
     assert re.search(rf"the package {module} is not installed: pip install -r \S*{extra}$", line)
 
 
+@pytest.mark.needs(*MUSIC)
 def test_a_file_of_music_needs_its_packages_before_it_is_generated(monkeypatch):
     for module in MUSIC:
         with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{module} is not installed: pip install"):

@@ -21,6 +21,8 @@ from tests.support import processes
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
 
+pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai", "lm_eval")
+
 SEED = 3  # of the weights
 KEY = "key-of-the-tests"
 PROMPT = "hello wör"
