@@ -35,6 +35,7 @@ def test_the_models_own_generate_samples_the_filtered_distribution(model, seed):
         Sampling(temperature=1.3, top_p=0.8),
         Sampling(temperature=0.5, top_k=9, top_p=0.6),
         Sampling(temperature=1.5, min_p=0.1),
+        Sampling(repetition_penalty=1.3),
         Sampling(repetition_penalty=1.3, temperature=0.9, top_k=20, top_p=0.9, min_p=0.05),
     ],
 )
