@@ -329,11 +329,12 @@ def test_a_row_does_not_depend_on_its_batch(case, model, runtime, seed):
             assert row == expected[(*prompt, k)]
 
 
+@pytest.mark.parametrize("max_new_tokens", [2, 5])
 @pytest.mark.parametrize("dtype", ["float32", "torch float32"])
-def test_a_prompt_may_continue_a_text_that_is_being_generated(dtype, seed):
-    """The newest token of that text is not in the cache yet."""
+def test_a_prompt_may_continue_a_text_that_was_generated(dtype, max_new_tokens, seed):
+    """The last token of a text has no keys and values: nothing was computed after it."""
     decoder = decoder_in(dtype, random_model(seed))
-    scheduler, text = Scheduler(decoder, rows=2), Completion([1, 2], GREEDY, 5)
+    scheduler, text = Scheduler(decoder, rows=2), Completion([1, 2], GREEDY, max_new_tokens)
     scheduler.add(text)
     while len(text.tokens) < 2:
         scheduler.step()
