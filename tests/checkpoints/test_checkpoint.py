@@ -164,10 +164,10 @@ def test_folders_without_a_valid_checkpoint_are_refused(tmp_path):
 
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format version 2 is not 1"):
+    with pytest.raises(CheckpointError, match="format version 3 is not 2"):
         checkpoint.load(tmp_path)
 
 

@@ -267,7 +267,7 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
     train(cfg)
     assert 0.9 * 60 < machine.now < 1.1 * 60
     state = checkpoint.load(Path(cfg.out_dir)).state
-    decisions, metrics = state["decisions"], read_metrics(cfg.out_dir)
+    decisions, metrics = state["parts"][-1]["decisions"], read_metrics(cfg.out_dir)
     assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
     evaluated_steps = [line["step"] for line in metrics if line["val_loss"] is not None]
     fewest, most = (2, 3) if "evaluations" in name else (4, 7)  # as many as in the recipe, or in a tenth of the time
@@ -282,7 +282,7 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
 
 
 def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
-    """The decisions are in the checkpoint. Those after it are made again, and `resumes` says so."""
+    """The decisions are in the checkpoint. Those after it are made again, so the resume is not exact."""
     SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.2)
     settings = dict(**SMALLEST, max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
     decide, lost_decisions = Schedule.decide, []
@@ -300,13 +300,14 @@ def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
             train(tiny(**settings))
     before = checkpoint.load(Path(tiny().out_dir)).state
     assert before["config"]["eval_interval"] == 26 and 0 < before["step"] < lost_decisions[0]
-    assert all(step <= before["step"] for step, _ in before["decisions"])
+    assert all(step <= before["step"] for step, _ in before["parts"][-1]["decisions"])
     assert before["stopped_by"] is None and before["budget"]["spent"] > 0
     train(tiny(**settings, init_from="resume"))
     after = checkpoint.load(Path(tiny().out_dir)).state
-    assert after["decisions"][: len(before["decisions"])] == before["decisions"]
-    (resume,) = after["resumes"]
-    assert not resume["exact"] and f"decided again after step {before['step']:,}" in resume["decisions"]
+    assert after["parts"][-1]["decisions"][: len(before["parts"][-1]["decisions"])] == before["parts"][-1]["decisions"]
+    first, resumed = after["parts"]
+    assert first["decisions"] == before["parts"][0]["decisions"]
+    assert resumed["from_step"] == before["step"] and not resumed["exact"]
     assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
 
 
@@ -361,7 +362,10 @@ def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
     train(tiny(max_iters=100, eval_interval=100, minutes=1, sample_tokens=0))
     assert machine.now <= 60 + 20
     state = checkpoint.load(Path(tiny().out_dir)).state
-    assert state["step"] == state["decisions"][-1][1] and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
+    assert (
+        state["step"] == state["parts"][-1]["decisions"][-1][1]
+        and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
+    )
 
 
 def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, monkeypatch):
@@ -384,7 +388,7 @@ def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, mo
     monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (step, 0))  # no time is left
     result = train(tiny(**settings, init_from="resume"))
     assert result.step == result.max_iters == 5 and result.best_val_loss < 10
-    assert run_folder.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]
+    assert run_folder.last_state(Path(tiny().out_dir))["parts"][-1]["decisions"][-1] == [4, 5]
 
 
 def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):
@@ -395,7 +399,7 @@ def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypa
     def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
         decided.clear()  # the decision of the evaluation before this save belongs in the checkpoint
         decided.wait(timeout=0.2)
-        assert all(decision_step <= step for decision_step, _ in state["decisions"])
+        assert all(decision_step <= step for decision_step, _ in state["parts"][-1]["decisions"])
         return save(out_dir, step, model, optimizer, tokenizer, state, *args)
 
     def decide_and_notify(self, step, max_iters):
