@@ -1,5 +1,6 @@
 """Time budgets: planning a run's step counts, and keeping the run within its time."""
 
+import itertools
 import os
 import random
 import re
@@ -389,6 +390,25 @@ def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, mo
     result = train(tiny(**settings, init_from="resume"))
     assert result.step == result.max_iters == 5 and result.best_val_loss < 10
     assert run_folder.last_state(Path(tiny().out_dir))["parts"][-1]["decisions"][-1] == [4, 5]
+
+
+def test_the_last_step_is_saved_if_a_sample_uses_up_the_time(tiny, monkeypatch):
+    """The run ended after an evaluation that was not saved, because it was not the best."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
+    losses, seconds = itertools.count(3), iter([0.1, 100.0])  # of evaluations, of samples
+
+    def sample(model, tokenizer, runtime, seed, tokens):
+        machine.now += next(seconds, 0.1)
+        yield "x"
+
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(losses)})
+    monkeypatch.setattr(train_script, "sample_text", sample)
+    settings = dict(max_iters=100, eval_interval=20, minutes=1, sample_tokens=5, always_save_checkpoint=False)
+    result = train(tiny(**SMALLEST, **settings))
+    state = run_folder.last_state(Path(tiny().out_dir))
+    assert state["step"] == result.step == result.max_iters and state["stopped_by"] == "its end"
+    evaluated_steps = [line["step"] for line in read_metrics(tiny().out_dir) if line["val_loss"] is not None]
+    assert evaluated_steps[1:] == [result.step - 1, result.step]
 
 
 def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):
