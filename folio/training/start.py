@@ -263,7 +263,8 @@ def resumed(given: Config, saved: Checkpoint, restarted: bool) -> Start[Config]:
     cfg = with_recorded_settings(given, before, saved.path, restarted)
     cfg = cfg.replace(**shape_settings(cfg, saved))
     cfg = cfg.replace(**resumed_step_counts(given, cfg, before, saved.state))
-    settings.check(cfg)
+    all_origins = {**dict.fromkeys(asdict(cfg), str(saved.path)), **cfg.origins}  # every setting is known now
+    settings.check(cfg.replace(all_origins))
     refuse_other_run(before, cfg, saved.path)
     return Start(cfg, saved, before)
 

@@ -232,6 +232,16 @@ def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file,
     assert "max_iters 8 (was 6)" in out
 
 
+def test_a_minimum_is_compared_with_the_learning_rate_of_the_checkpoint(run_file):
+    """--min_lr=1e-3 was compared with the default learning rate of 6e-4; the run's is 3e-3."""
+    run_file("x.py", "--out_dir=a")
+    resume = ["--init_from=resume", "--out_dir=a", "--max_iters=8"]
+    assert run_file(*resume, "--min_lr=1e-3")["min_lr"] == 1e-3
+    for change in (["--min_lr=4e-3"], ["--min_lr=2e-3", "--learning_rate=1e-3"], ["--learning_rate=5e-4"]):
+        with pytest.raises(UserError, match=r"min_lr=0\.00\d: it must be at most learning_rate"):
+            run_file(*resume, *change)
+
+
 def test_a_setting_that_excludes_another_replaces_it(run_file):
     run_file("x.py", "--out_dir=a", "--total_batch_tokens=256")
     run_file("--out_dir=a", "--init_from=resume", "--gradient_accumulation_steps=2", "--max_iters=7")
