@@ -55,11 +55,21 @@ def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
     assert [problem for viewer in viewers for problem in viewer.problems] == []
 
 
-@pytest.fixture
-def viewer(new_viewer, served) -> Viewer:
-    return new_viewer(served)
+@pytest.fixture(scope="module")
+def loaded(browser) -> Iterator[dict[str, Viewer]]:
+    """Pages of this module's tests by their addresses. Loading one takes ten times as long as another view in it."""
+    viewers: dict[str, Viewer] = {}
+    yield viewers
+    for viewer in viewers.values():
+        viewer.page.context.close()
 
 
 @pytest.fixture
-def char_viewer(new_viewer, char) -> Viewer:
-    return new_viewer(char)
+def char_viewer(browser, char, loaded) -> Iterator[Viewer]:
+    """A page of the character model, perhaps with what earlier tests of the module have shown in it."""
+    if char.url not in loaded:
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        loaded[char.url] = Viewer(context.new_page(), char).open("tokens")
+    yield loaded[char.url]
+    problems, loaded[char.url].problems = loaded[char.url].problems, []
+    assert problems == []
