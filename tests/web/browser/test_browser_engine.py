@@ -20,8 +20,9 @@ from folio.web.engine import Engine as BatchEngine
 from folio.web.playground import GenerationQuestion, stream_samples
 from model import GPT, POSITIONS
 from tests.support.decoding import generate_tokens, random_model
-from tests.support.engine import CHROMIUM, FOLDER, Engine, engine_in_chromium, in_browser
+from tests.support.engine import FOLDER, Engine, engine_in
 from tests.support.tiny_tokenizers import bpe
+from tests.support.viewers import CHROMIUM, in_browser
 from tools.bench import html_file as bench_html
 from tools.bench.html_file import HtmlBenchConfig, Size
 
@@ -39,8 +40,8 @@ def seed() -> int:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with engine_in_chromium(*SCRIPTS) as engine:
+def engine(browser) -> Iterator[Engine]:
+    with engine_in(browser, *SCRIPTS) as engine:
         yield engine
 
 
