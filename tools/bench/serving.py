@@ -20,8 +20,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -178,9 +178,10 @@ async def complete(server: ApiServer, **fields: Any) -> Answer:
     began, parts = time.perf_counter(), []
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
-    while part := await reader.read(2**16):
-        parts.append((time.perf_counter() - began, part))
-    writer.close()
+    with suppress(ConnectionError):  # then the answer is not complete
+        while part := await reader.read(2**16):
+            parts.append((time.perf_counter() - began, part))
+    writer.transport.abort()
     return Answer(parts)
 
 
@@ -215,7 +216,9 @@ def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: LanguageModel, c
     """Measure so many clients against a batch of as many rows, and print the table."""
     tokens = min(cfg.tokens, server.block_size - 1)
     config = GenerationConfig(max_new_tokens=tokens, **SAMPLING)
-    prompts = sample_prompts(gpt, clients * (1 + cfg.repeats), server.block_size - tokens, cfg.seed)
+    count, longest = clients * (1 + cfg.repeats), server.block_size - tokens
+    lengths = (1 + k * (longest - 1) // count for k in range(count))
+    prompts = random_prompts(gpt.tokenizer.vocab_size, lengths, cfg.seed)
     requests = [dict(prompt=prompt, max_tokens=tokens, seed=seed) for seed, prompt in enumerate(prompts)]
     loads, theirs = [], []
     for first in range(0, len(prompts), clients):  # the first round warms up; the rounds have different prompts
@@ -223,7 +226,7 @@ def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: LanguageModel, c
         theirs.append(batch_speed(gpt, prompts[first : first + clients], config))
     answers = [answer for load in loads for answer in load.answers]
     errors = sum(not answer.is_complete for answer in answers)
-    alone = (generate_alone(gpt, prompt, seed, config) for seed, prompt in enumerate(prompts))
+    alone = (next(gpt.complete([(prompt, 0)], 1, config.replace(seed=k))) for k, prompt in enumerate(prompts))
     different = sum(text != answer.text for answer, text in zip(answers, alone, strict=True) if answer.is_complete)
     ours, theirs = [load.speed for load in loads[1:]], theirs[1:]
     medians = [statistics.median(load.first_texts) for load in loads[1:]]
@@ -240,32 +243,19 @@ def measure_load(cfg: ServeBenchConfig, server: ApiServer, gpt: LanguageModel, c
     print_table((f"{clients} streaming clients x {tokens} tokens, medians of {cfg.repeats}", "", "bar"), rows)
 
 
-def sample_prompts(gpt: LanguageModel, count: int, longest: int, seed: int) -> list[str]:
-    """Prompts of different lengths, from 1 token to `longest`, which begin differently: parts of a generated text."""
+def random_prompts(vocab_size: int, lengths: Iterable[int], seed: int) -> list[list[int]]:
+    """A prompt of ids for each length, which begin differently, in random order."""
     rng = random.Random(seed)
-    text = generate_alone(gpt, "", seed, GenerationConfig(max_new_tokens=4 * longest, **SAMPLING))
-    prompts = []
-    for k in range(count):
-        start = rng.randrange(max(1, len(text) - longest))
-        prompt = text[start : start + 1 + k * (longest - 1) // count]
-        while len(gpt.encode_prompt(prompt, "skip").ids) > longest:
-            prompt = prompt[:-1]
-        prompts.append(prompt)
+    prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
     rng.shuffle(prompts)
     return prompts
 
 
-def generate_alone(gpt: LanguageModel, prompt: str, seed: int, config: GenerationConfig) -> str:
-    (text,) = gpt.complete([(gpt.encode_prompt(prompt).ids, 0)], 1, config.replace(seed=seed))
-    return text
-
-
-def batch_speed(gpt: LanguageModel, prompts: list[str], config: GenerationConfig) -> float:
+def batch_speed(gpt: LanguageModel, prompts: list[list[int]], config: GenerationConfig) -> float:
     """Tokens per second of continuing all prompts at a time, as LanguageModel.complete does."""
     began, count = time.perf_counter(), 0
     texts = [TextStream(gpt.tokenizer) for _ in prompts]
-    ids = [gpt.encode_prompt(prompt).ids for prompt in prompts]
-    for step in gpt.steps(ids, range(len(prompts)), config):
+    for step in gpt.steps(prompts, range(len(prompts)), config):
         for text, token in zip(texts, step.tokens, strict=True):
             text.push(token)
             count += token is not None
@@ -350,8 +340,7 @@ def bench_llama(cfg: ServeBenchConfig) -> None:
 
 def served_speed(server: ApiServer, rng: random.Random, clients: int, tokens: int) -> float:
     """Tokens per second that so many clients get together, each after another prompt."""
-    V = LLAMA_SHAPE["vocab_size"]
-    prompts = [[rng.randrange(V) for _ in range(LLAMA_PROMPT)] for _ in range(clients)]
+    prompts = random_prompts(LLAMA_SHAPE["vocab_size"], [LLAMA_PROMPT] * clients, rng.randrange(2**31))
     return asyncio.run(run_load(server, [dict(prompt=prompt, max_tokens=tokens) for prompt in prompts])).speed
 
 

@@ -17,7 +17,7 @@ from folio import UserError
 from folio.base.settings import ROOT, NonNegativeInt, PositiveInt, Settings, comma_separated
 from folio.base.workers import child_options
 
-Result = TypeVar("Result")
+Name, Result = TypeVar("Name"), TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def time_calls(action: Callable[[], object], count: int) -> float:
     return time.perf_counter() - began
 
 
-def alternate(methods: dict[str, Callable[[], Result]], rounds: int, warmup: bool = True) -> dict[str, list[Result]]:
+def alternate(methods: dict[Name, Callable[[], Result]], rounds: int, warmup: bool = True) -> dict[Name, list[Result]]:
     """What each method returned in each round. A round calls all methods, so that a slow minute affects all of them.
 
     warmup: call all of them once before.
