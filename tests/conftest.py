@@ -217,7 +217,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium, driven by playwright. asyncio.run fails afterwards in this thread, where playwright's loop runs."""
+    """Chromium, driven by playwright. Its event loop then runs in this thread: see tests.support.waiting.in_thread."""
     from tests.support.viewers import CHROMIUM
 
     sync_api = pytest.importorskip("playwright.sync_api")

@@ -23,6 +23,7 @@ from tests.support import processes
 from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe
 from tests.support.viewed_models import save_random_run
+from tests.support.waiting import in_thread
 from tools.bench import baselines, preparation, sampling, serving, sweeps, training
 from tools.bench.baselines import BaselineConfig
 from tools.bench.preparation import DataBenchConfig
@@ -218,7 +219,8 @@ def test_transformers_gets_the_same_weights():
 def test_the_server_is_measured(tmp_path, capsys, monkeypatch):
     save_random_run(tmp_path / "run", CharTokenizer("\n abcdefgh"), 3, block_size=32)
     monkeypatch.setattr(serving, "MEMORY_INTERVAL", 20)
-    serving.main(ServeBenchConfig(run=(str(tmp_path / "run"),), clients="6", tokens=8, requests=50, repeats=1))
+    cfg = ServeBenchConfig(run=(str(tmp_path / "run"),), clients="6", tokens=8, requests=50, repeats=1)
+    in_thread(serving.main, cfg)
     out = capsys.readouterr().out
     assert "| errors | 0 of 12 | 0 |" in out and "| texts that differ from those of their seed alone | 0 of 12 |" in out
     assert "| after 40 requests | " in out and "| after 50 requests | " in out and "| errors | 0 | 0 |" in out
@@ -235,7 +237,8 @@ def test_the_server_is_compared_with_llama_cpp(tmp_path, capsys, monkeypatch):
         return {"ids": [0] * count, "seconds": 1 / threads}
 
     monkeypatch.setattr(baselines, "run_llama", run_llama)
-    serving.main(ServeBenchConfig(what="llama", llama=str(tmp_path), llama_clients="1,3", tokens=8, repeats=1))
+    cfg = ServeBenchConfig(what="llama", llama=str(tmp_path), llama_clients="1,3", tokens=8, repeats=1)
+    in_thread(serving.main, cfg)
     out = capsys.readouterr().out
     assert re.search(r"^\| int8 / Q8_0 \| 3 \| [\d,]+ \| 48 \| 2 \| [\d.]+ \(", out, re.MULTILINE)
     calls = [(rows, threads) for rows in (1, 3) for _ in range(2) for threads in (1, 2)]  # the first round warms up

@@ -56,20 +56,16 @@ def new_viewer(browser) -> Iterator[Callable[..., Viewer]]:
 
 
 @pytest.fixture(scope="module")
-def loaded(browser) -> Iterator[dict[str, Viewer]]:
-    """Pages of this module's tests by their addresses. Loading one takes ten times as long as another view in it."""
-    viewers: dict[str, Viewer] = {}
-    yield viewers
-    for viewer in viewers.values():
-        viewer.page.context.close()
+def char_page(browser, servers) -> Iterator[Viewer]:
+    """Loading a page takes ten times as long as another view in it."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield Viewer(context.new_page(), servers("char")).open("tokens")
+    context.close()
 
 
 @pytest.fixture
-def char_viewer(browser, char, loaded) -> Iterator[Viewer]:
-    """A page of the character model, perhaps with what earlier tests of the module have shown in it."""
-    if char.url not in loaded:
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
-        loaded[char.url] = Viewer(context.new_page(), char).open("tokens")
-    yield loaded[char.url]
-    problems, loaded[char.url].problems = loaded[char.url].problems, []
+def char_viewer(char_page) -> Iterator[Viewer]:
+    """A page of the character model, with what earlier tests of the module have shown in it."""
+    yield char_page
+    problems, char_page.problems = char_page.problems, []
     assert problems == []

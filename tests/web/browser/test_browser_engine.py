@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from tests.support.decoding import generate_tokens, random_model
 from tests.support.engine import FOLDER, Engine, engine_in
 from tests.support.tiny_tokenizers import bpe
 from tests.support.viewers import CHROMIUM, in_browser
+from tests.support.waiting import in_thread
 from tools.bench import html_file as bench_html
 from tools.bench.html_file import HtmlBenchConfig, Size
 
@@ -452,8 +452,7 @@ def test_the_benchmark_compares_a_file_with_sample_py(monkeypatch, capsys):
     shape = dict(block_size=24, n_layer=2, n_head=2, n_embd=16, activation="gelu")
     monkeypatch.setattr(bench_html, "MODELS", {"tiny": Size(shape, 0.3)})
     cfg = HtmlBenchConfig(models="tiny", repeats=1, tokens=60, browser=CHROMIUM)
-    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
-        thread.submit(bench_html.main, cfg).result()
+    in_thread(bench_html.main, cfg)
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| tiny"))
     _, sample, file, ratio, bar, first_token, most = (cell.strip() for cell in row.strip("|").split("|"))
     file, sample = (float(number.replace(",", "")) for number in (file, sample))

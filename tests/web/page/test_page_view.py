@@ -12,7 +12,6 @@ import shutil
 import time
 import xml.etree.ElementTree
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from model import GPT, GPTConfig
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
 from tests.support.viewers import CHROMIUM, Place, Viewer, check_tokens, in_browser, serving
+from tests.support.waiting import in_thread
 from tools.bench import viewer as bench_view
 from tools.bench.viewer import ViewBenchConfig
 
@@ -696,8 +696,7 @@ def test_the_benchmark_measures_everything(monkeypatch, capsys):
     for name, value in {"MODELS": {"tiny": shape}, "SHORT": 8, "HOVER_TOKENS": 16}.items():
         monkeypatch.setattr(bench_view, name, value)
     cfg = ViewBenchConfig(models="tiny", repeats=1, browser=CHROMIUM)
-    with ThreadPoolExecutor(1) as thread:  # playwright has one loop per thread
-        thread.submit(bench_view.main, cfg).result()
+    in_thread(bench_view.main, cfg)
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("|")}
     for name, bar in (
