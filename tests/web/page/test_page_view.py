@@ -11,22 +11,24 @@ import re
 import shutil
 import time
 import xml.etree.ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
 import torch
 
 from folio import UserError
+from folio.base import settings
 from folio.decoding.sampling import Sampling, next_token_probabilities
 from folio.web.viewer import PAGE
 from model import GPT, GPTConfig
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, entropy
 from tests.support.viewed_models import STRANGE, TEXT, TOKENIZERS, build_model, save_run
-from tests.support.viewers import CHROMIUM, Place, Viewer, check_tokens, in_browser, serving
-from tests.support.waiting import in_thread
+from tests.support.viewers import Place, Viewer, check_tokens, in_browser, serving
 from tools.bench import viewer as bench_view
 from tools.bench.viewer import ViewBenchConfig
+from tools.view import ViewConfig
 
 # --- the numbers of each view -----------------------------------------------------------------------------------------
 
@@ -691,12 +693,19 @@ def test_the_shape_of_gpt2_with_a_full_context(new_viewer, tmp_path, seed):
 
 
 @in_browser
-def test_the_benchmark_measures_everything(monkeypatch, capsys):
+def test_the_benchmark_measures_everything(browser, monkeypatch, capsys):
+    @contextmanager
+    def serve_here(tool: str, run: str, *options: str) -> Iterator[tuple[int, str]]:
+        settings.load(ViewConfig, [run, *options])
+        with serving([run]) as served:
+            yield 0, served.url
+
+    monkeypatch.setattr(bench_view, "running_server", serve_here)
+    monkeypatch.setattr(bench_view, "headless_chromium", lambda program: nullcontext(browser))
     shape = dict(block_size=24, vocab_size=257, n_layer=2, n_head=3, n_embd=12)
     for name, value in {"MODELS": {"tiny": shape}, "SHORT": 8, "HOVER_TOKENS": 16}.items():
         monkeypatch.setattr(bench_view, name, value)
-    cfg = ViewBenchConfig(models="tiny", repeats=1, browser=CHROMIUM)
-    in_thread(bench_view.main, cfg)
+    bench_view.main(ViewBenchConfig(models="tiny", repeats=1))
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines if line.startswith("|")}
     for name, bar in (
