@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import random
 import re
@@ -30,7 +31,7 @@ from tools.bench.preparation import DataBenchConfig
 from tools.bench.sampling import SampleBenchConfig
 from tools.bench.serving import Answer, ServeBenchConfig
 from tools.bench.sweeps import SweepBenchConfig
-from tools.bench.training import TrainBenchConfig
+from tools.bench.training import Evaluation, TrainBenchConfig
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -115,6 +116,7 @@ def test_data_tables_are_printed(tmp_path, capsys):
 def test_all_methods_of_sampling_are_measured(capsys, monkeypatch, tmp_path):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
     monkeypatch.setattr(sampling, "MODELS", {"small": (small, 12)})
+    monkeypatch.setattr(sampling, "FOLIO_DTYPES", {"float32": 4, "int8": 1})  # each has its compiled step
     monkeypatch.setattr(sampling, "SHORTEST", 0.01)
     monkeypatch.setattr(sampling, "memory_bandwidth", lambda device: 1e10)
     asked = []
@@ -129,7 +131,7 @@ def test_all_methods_of_sampling_are_measured(capsys, monkeypatch, tmp_path):
     sampling.main(SampleBenchConfig(models="small", **settings))
     out = capsys.readouterr().out
     assert "| small, 12 tokens | 3 at a time, tokens/s | ratio | first token after 8, ms | ratio | of the" in out
-    for method in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "transformers, bfloat16"):
+    for method in ("Folio, float32", "Folio, int8", "transformers, float32", "transformers, bfloat16"):
         assert f"| {method} | " in out
     one = r"1\.00 \(1\.00 to 1\.00\)"
     assert re.search(rf"^\| baseline, float32 \| [\d,]+ \| {one} \| [\d.]+ \| {one} \|", out, re.MULTILINE)
@@ -339,27 +341,24 @@ def test_both_are_compiled_or_neither_is(peer, data_dir, monkeypatch, device):
     assert len(compile_words) == 3 and all(given == {f"--compile={device == 'cuda'}"} for given in compile_words)
 
 
-def test_races_end_at_the_first_evaluation_below_the_target(peer, data_dir, capsys, monkeypatch, forked):
+def test_a_race_ends_at_the_first_evaluation_at_or_below_the_target():
+    evaluations = [Evaluation(1.0, 2.5), Evaluation(2.0, 1.9), Evaluation(3.0, 1.8), Evaluation(4.0, 1.85)]
+    assert training.finish(evaluations, 1.9) == (2.0, 1.9) and training.finish(evaluations, 1.8) == (3.0, 1.8)
+    assert training.finish(evaluations, None) == (4.0, 1.85)
+    assert training.finish(evaluations, 1.7) == (math.inf, 1.85)
+
+
+def test_races_are_compared(peer, data_dir, capsys, monkeypatch, forked):
     monkeypatch.setattr(training, "MODELS", {"tiny": ("verse", {})})
     monkeypatch.setattr(training, "RACE_DATASET", "verse")
-    small = (
-        "--n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=4 --dataset=verse --sample_tokens=0".split()
-    )
-    monkeypatch.setattr(
-        training,
-        "RACES",
-        {
-            "to 3.9": (3.9, [*small, "--max_iters=20", "--eval_interval=10", "--wsd_decay_iters=10"]),
-            "to 0.1": (0.1, [*small, "--max_iters=5", "--wsd_decay_iters=3"]),
-            "in nanoGPT's time": (None, [*small, "--max_iters=20", "--wsd_decay_iters=10", "--minutes=None"]),
-        },
-    )
+    small = "--n_layer=1 --n_head=1 --n_embd=32 --block_size=16 --batch_size=4 --dataset=verse --sample_tokens=0"
+    changes = [*small.split(), "--max_iters=10", "--wsd_decay_iters=5", "--minutes=None"]
+    monkeypatch.setattr(training, "RACES", {"in nanoGPT's time": (None, changes)})
     monkeypatch.setattr(training, "evaluate_checkpoint", lambda path, cfg: 3.25)
     settings = dict(models="tiny", parts="race", seeds="3", data_dir=str(data_dir))
     training.main(TrainBenchConfig(peer=str(peer), **settings))
     rows = {line.split(" | ")[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")}
     assert "| 1.8900 | 3.2500 |" in rows["| nanoGPT, its recipe for a CPU"]
-    assert "inf" in rows["| Folio, to 0.1"] and "inf" not in rows["| Folio, to 3.9"]
     assert "3.2500 |" in rows["| Folio, in nanoGPT's time"]
 
 
