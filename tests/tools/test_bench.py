@@ -116,7 +116,6 @@ def test_data_tables_are_printed(tmp_path, capsys):
 def test_all_methods_of_sampling_are_measured(capsys, monkeypatch, tmp_path):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
     monkeypatch.setattr(sampling, "MODELS", {"small": (small, 12)})
-    monkeypatch.setattr(sampling, "FOLIO_DTYPES", {"float32": 4, "int8": 1})  # each has its compiled step
     monkeypatch.setattr(sampling, "SHORTEST", 0.01)
     monkeypatch.setattr(sampling, "memory_bandwidth", lambda device: 1e10)
     asked = []
@@ -131,7 +130,7 @@ def test_all_methods_of_sampling_are_measured(capsys, monkeypatch, tmp_path):
     sampling.main(SampleBenchConfig(models="small", **settings))
     out = capsys.readouterr().out
     assert "| small, 12 tokens | 3 at a time, tokens/s | ratio | first token after 8, ms | ratio | of the" in out
-    for method in ("Folio, float32", "Folio, int8", "transformers, float32", "transformers, bfloat16"):
+    for method in ("Folio, float32", "Folio, bfloat16", "Folio, int8", "Folio, int4", "transformers, bfloat16"):
         assert f"| {method} | " in out
     one = r"1\.00 \(1\.00 to 1\.00\)"
     assert re.search(rf"^\| baseline, float32 \| [\d,]+ \| {one} \| [\d.]+ \| {one} \|", out, re.MULTILINE)
