@@ -118,10 +118,11 @@ def print_preparation(runs: dict[str, list[Usage]], twice: Usage, tokens: int) -
     """Print a row of medians per method; `twice` is Folio's run on twice the text, and so on twice the tokens."""
     baseline = statistics.median(run.seconds for run in runs["baseline"])
     rows = []
-    for method, usages in {**runs, "folio, twice the text": [twice]}.items():
+    cases = [*((method, usages, 1) for method, usages in runs.items()), ("folio, twice the text", [twice], 2)]
+    for method, usages, texts in cases:
         median = Usage(*(statistics.median(column) for column in zip(*usages, strict=True)))
-        scale = 2 if usages == [twice] else 1
-        speeds = (f"{scale * tokens / median.seconds / 1e6:.2f} M", f"{scale * baseline / median.seconds:.2f}")
+        texts_per_second = texts / median.seconds
+        speeds = (f"{texts_per_second * tokens / 1e6:.2f} M", f"{texts_per_second * baseline:.2f}")
         sizes = (f"{median.memory / MB:,.0f} MB", f"{median.disk / MB:,.0f} MB")
         rows.append((method, f"{median.seconds:.2f}", *speeds, *sizes))
     print_table(("", "seconds", "tokens/s", "ratio", "peak memory", "peak size of files"), rows)
