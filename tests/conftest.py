@@ -40,8 +40,8 @@ def pytest_configure() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes run the tests. 0: this one, for a few files and for slow, GPU, and browser tests."""
-    is_everything = config.args == config.getini("testpaths") and config.option.markexpr.startswith("not ")
+    """How many processes run the tests. 0: this one, for a few files and for slow and GPU tests."""
+    is_everything = config.args == config.getini("testpaths") and config.option.markexpr.startswith(("not ", "browser"))
     return min(cores(), MOST_PROCESSES) if is_everything else 0
 
 
@@ -222,9 +222,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
     return write
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Chromium, driven by playwright."""
+    """Chromium, driven by playwright. Its event loop then runs in this thread: see tests.support.waiting.in_thread."""
     from tests.support.viewers import CHROMIUM
 
     sync_api = pytest.importorskip("playwright.sync_api")

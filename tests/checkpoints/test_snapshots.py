@@ -3,8 +3,6 @@
 import json
 import random
 import shutil
-import subprocess
-import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +20,8 @@ from folio.web.questions import TraceProvider
 from folio.web.viewed_model import ViewedModel
 from model import GPT
 from tests.support.runs import assert_same_run, assert_same_snapshots, read_snapshots, same_tensors
-from tests.support.torchrun import LONG_RUN, ROOT, run_torchrun
+from tests.support.torchrun import LONG_RUN, run_torchrun
+from tests.support.viewers import in_browser, serving
 from train import TrainConfig, train
 
 
@@ -293,46 +292,35 @@ def test_the_viewer_skips_damaged_lines_and_needs_no_files(tiny):
     assert ask(tiny(), viewed) == ({}, {})
 
 
-@pytest.mark.browser
-def test_the_page_follows_a_run(tiny):
+@in_browser
+def test_the_page_follows_a_run(browser, tiny):
     """New lines and checkpoints appear in the figures and in the slider that are there, until the run has ended."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    expect = sync_api.expect
+    expect = pytest.importorskip("playwright.sync_api").expect
     expect.set_options(timeout=60_000)
     train(tiny(snapshots=4))
     folder = Path(tiny().out_dir)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / ".lock").touch()  # as while it trains
-    command = [sys.executable, str(ROOT / "tools" / "view.py"), str(folder), "--open=False", "--port=0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        address = server.stdout.readline().split()[0]
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = browser.new_page()
-            page.set_default_timeout(60_000)
-            page.goto(f"{address}#view=run")
-            figure, slider = page.wait_for_selector("[data-testid=run-loss]"), page.locator("#checkpoint")
-            rows = np.array(figure.evaluate("figure => figure.table().rows"))
-            expected = [[line[name] for name in ("step", "loss", "val_loss")] for line in lines]
-            np.testing.assert_allclose(rows, np.array(expected, float), rtol=1e-6)
-            expect(slider).to_have_attribute("max", "4")
-            expect(slider).to_have_value("4")
+    with serving([str(folder)]) as served, browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(f"{served.url}#view=run")
+        figure, slider = page.wait_for_selector("[data-testid=run-loss]"), page.locator("#checkpoint")
+        rows = np.array(figure.evaluate("figure => figure.table().rows"))
+        expected = [[line[name] for name in ("step", "loss", "val_loss")] for line in lines]
+        np.testing.assert_allclose(rows, np.array(expected, float), rtol=1e-6)
+        expect(slider).to_have_attribute("max", "4")
+        expect(slider).to_have_value("4")
 
-            write_snapshot(folder, 3, checkpoint.load(folder).model)
-            with open(folder / "metrics.jsonl", "a") as file:
-                file.write(json.dumps({**lines[-1], "step": 13, "loss": 0.5, "val_loss": None}) + '\n{"step": 14')
-            expect(slider).to_have_attribute("max", "5")
-            expect(slider).to_have_value("5")
-            row = figure.evaluate("figure => figure.table().rows.at(-1)")
-            assert row[:2] == [13, 0.5] and figure.evaluate("figure => figure.isConnected")
+        write_snapshot(folder, 3, checkpoint.load(folder).model)
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({**lines[-1], "step": 13, "loss": 0.5, "val_loss": None}) + '\n{"step": 14')
+        expect(slider).to_have_attribute("max", "5")
+        expect(slider).to_have_value("5")
+        row = figure.evaluate("figure => figure.table().rows.at(-1)")
+        assert row[:2] == [13, 0.5] and figure.evaluate("figure => figure.isConnected")
 
-            page.locator("[data-testid=run-loss] svg").click(position={"x": 60, "y": 100})  # near the axis
-            expect(slider).to_have_value("0")
-            (folder / ".lock").unlink()
-            expect(page.get_by_test_id("run-status")).to_contain_text("has ended")
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
-        server.stdout.close()
+        page.locator("[data-testid=run-loss] svg").click(position={"x": 60, "y": 100})  # near the axis
+        expect(slider).to_have_value("0")
+        (folder / ".lock").unlink()
+        expect(page.get_by_test_id("run-status")).to_contain_text("has ended")

@@ -10,6 +10,7 @@ import pytest
 
 from folio.experiments.replay_report import as_page, label, visible
 from tests.support.replays import CHARACTERS, random_report, replay
+from tests.support.viewers import in_browser
 from train import train
 
 
@@ -65,34 +66,23 @@ def test_the_text_of_each_sequence_is_on_the_page(seed):
     assert "<td>&lt;3&gt;</td>" in html and "<3>" not in html
 
 
-@pytest.mark.browser
-def test_the_page_shows_the_loss_of_the_token_under_the_pointer(tiny):
-    from playwright.sync_api import sync_playwright
-
-    if not Path("/usr/bin/chromium").exists():
-        pytest.skip("there is no /usr/bin/chromium")
+@in_browser
+def test_the_page_shows_the_loss_of_the_token_under_the_pointer(tiny, open_page):
     cfg = tiny()
     train(cfg)
     facts = replay(cfg, 9)
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page, errors, requests = chromium.new_page(), [], []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(Path(cfg.out_dir, "replay-9.html").as_uri())
-        hardest = max(facts["sequences"], key=lambda sequence: sequence["loss"])
-        tokens = page.locator("pre").first.locator("b")
-        assert tokens.count() == cfg.block_size
-        assert page.locator("pre").first.inner_text().replace("⏎", "") == hardest["text"]
-        for t in (0, 7, cfg.block_size - 1):
-            tokens.nth(t).hover()
-            assert f"loss {hardest['losses'][t]:.4f} nats" in page.locator("#token").inner_text()
-        shades = [int(tokens.nth(t).get_attribute("class")[1:]) for t in range(cfg.block_size)]
-        assert shades == sorted(shades, key=lambda s: s) or np.corrcoef(shades, hardest["losses"])[0, 1] > 0.9
-        bars = page.locator(".gradients .bar").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
-        norms = [p["gradient_norm"] for p in facts["parameters"]]
-        assert norms == sorted(norms, reverse=True) and len(bars) == len(norms)
-        assert bars == pytest.approx([200 * norm / norms[0] for norm in norms], abs=1)
-        assert "equal to the logged loss, bit for bit" in page.locator("#facts").inner_text()
-        chromium.close()
-    assert errors == [] and requests == [Path(cfg.out_dir, "replay-9.html").as_uri()]
+    page = open_page(Path(cfg.out_dir, "replay-9.html").read_text(encoding="utf-8"))
+    hardest = max(facts["sequences"], key=lambda sequence: sequence["loss"])
+    tokens = page.locator("pre").first.locator("b")
+    assert tokens.count() == cfg.block_size
+    assert page.locator("pre").first.inner_text().replace("⏎", "") == hardest["text"]
+    for t in (0, 7, cfg.block_size - 1):
+        tokens.nth(t).hover()
+        assert f"loss {hardest['losses'][t]:.4f} nats" in page.locator("#token").inner_text()
+    shades = [int(tokens.nth(t).get_attribute("class")[1:]) for t in range(cfg.block_size)]
+    assert shades == sorted(shades, key=lambda s: s) or np.corrcoef(shades, hardest["losses"])[0, 1] > 0.9
+    bars = page.locator(".gradients .bar").evaluate_all("bars => bars.map(bar => bar.offsetWidth)")
+    norms = [p["gradient_norm"] for p in facts["parameters"]]
+    assert norms == sorted(norms, reverse=True) and len(bars) == len(norms)
+    assert bars == pytest.approx([200 * norm / norms[0] for norm in norms], abs=1)
+    assert "equal to the logged loss, bit for bit" in page.locator("#facts").inner_text()

@@ -1,21 +1,18 @@
 """The engine of a model in one HTML file (folio/web/browser), run in Chromium, and models as it stores them."""
 
 import base64
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from folio.web.html_file import engine_constants
 from model import GPT
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
 FOLDER = Path(__file__).resolve().parent.parent.parent / "folio" / "web" / "browser"
 TYPES = {"float32": "Float32Array", "float64": "Float64Array", "int32": "Int32Array", "uint8": "Uint8Array"}
 
@@ -59,10 +56,6 @@ function eventsOf(generator) {
   return events;
 }
 """
-
-
-def in_browser(test: Callable) -> Callable:
-    return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")(test))
 
 
 class Engine:
@@ -118,15 +111,13 @@ class Engine:
 
 
 @contextmanager
-def engine_in_chromium(*scripts: str) -> Iterator[Engine]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page, problems = browser.new_page(), []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        yield Engine(page, scripts)
-        browser.close()
-        assert problems == []
+def engine_in(browser: Any, *scripts: str) -> Iterator[Engine]:
+    """The scripts in a page, which must have had no error."""
+    page, problems = browser.new_page(), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    yield Engine(page, scripts)
+    page.close()
+    assert problems == []
 
 
 def store(model: GPT, storage: str) -> tuple[dict[str, Any], bytes, GPT]:

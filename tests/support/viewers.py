@@ -1,5 +1,6 @@
 """The viewer's server, and its page in Chromium."""
 
+import base64
 import math
 import shutil
 import time
@@ -159,11 +160,27 @@ class Viewer:
         """A table of numbers, without the labels in its first column."""
         return np.array([row[1:] for row in self.table(picture)["rows"]])
 
-    def download(self, picture: str, button: str) -> bytes:
-        self.page.wait_for_timeout(120)  # Chromium ignores more than ten downloads per second
+    def download(self, button: Any) -> bytes:
+        """What a click on a button saves. Chromium ignores more than ten downloads per second; see `exported`."""
         with self.page.expect_download() as download:
-            self.find(picture).get_by_role("button", name=button, exact=True).click()
+            button.click()
         return Path(download.value.path()).read_bytes()
+
+    def exported(self, button: Any) -> bytes:
+        """What a click on a button would save, without the download."""
+        script = """async button => {
+          const save = download;
+          const content = await new Promise(resolve => {
+            download = (name, content) => resolve(content);
+            button.click();
+          });
+          download = save;
+          const reader = new FileReader();
+          reader.readAsDataURL(new Blob([content]));
+          await new Promise(resolve => reader.addEventListener("load", resolve));
+          return reader.result;
+        }"""
+        return base64.b64decode(button.evaluate(script).partition(",")[2])
 
 
 @dataclass(frozen=True)

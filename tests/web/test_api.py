@@ -506,6 +506,31 @@ def test_any_body_is_answered_or_refused(client, seed):
     wait_until(lambda: client.engine.active == 0)
 
 
+@st.composite
+def damaged_bodies(draw: st.DrawFn) -> bytes:
+    """Bytes that are rarely JSON: random ones, too many brackets, or a request that was cut, changed, or encoded."""
+    text = json.dumps(draw(bodies()), ensure_ascii=False)
+    body = text.encode("utf-8", "surrogatepass")
+    at = draw(st.integers(0, len(body)))
+    encoding = draw(st.sampled_from(["utf-16", "utf-32", "utf-8-sig", "utf-7", "cp037"]))
+    nested = draw(st.sampled_from([b"[", b'{"a":', b'{"prompt":['])) * 10_000
+    changed = body[:at] + draw(st.binary(max_size=3)) + body[at + 1 :]
+    others = [st.binary(max_size=100), st.just(text.encode(encoding, "replace")), st.just(b'{"prompt": ' + nested)]
+    return draw(st.one_of(*others, st.sampled_from([nested, body[:at], changed])))
+
+
+def test_any_bytes_are_answered_or_refused(client, seed):
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=100, deadline=None, database=None)
+    @hypothesis.given(st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]), damaged_bodies())
+    def is_answered_or_refused(path: str, body: bytes) -> None:
+        response = client.request("POST", path, body)
+        assert response.status == 200 or (response.status in (400, 404) and response.error())
+
+    is_answered_or_refused()
+    wait_until(lambda: client.engine.active == 0)
+
+
 def test_any_path_is_answered_or_refused(client, seed):
     @hypothesis.seed(seed)
     @hypothesis.settings(max_examples=200, deadline=None, database=None)

@@ -20,6 +20,7 @@ from folio.evaluation.text_loss import token_losses
 from tests.support import processes
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
+from tests.support.waiting import in_thread
 
 pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai", "lm_eval")
 
@@ -300,7 +301,7 @@ def test_openai_streams_to_many_clients(api, gpt):
         async with openai.AsyncOpenAI(base_url=api.base_url, api_key=api.key, max_retries=0, timeout=60) as client:
             return await asyncio.gather(*(complete(client, seed) for seed in texts))
 
-    for seed, text in enumerate(asyncio.run(complete_all())):
+    for seed, text in enumerate(in_thread(asyncio.run, complete_all())):
         assert text and texts[seed].startswith(text) if seed % 4 == 3 else text == texts[seed]
 
 
@@ -324,7 +325,7 @@ def test_langchain_invokes_streams_and_batches(api, gpt):
         finally:
             await model.async_client._client.close()
 
-    assert asyncio.run(invoke_all()) == expected
+    assert in_thread(asyncio.run, invoke_all()) == expected
     assert model.invoke(PROMPT, stop=[expected[0][3]]) == expected[0][:3]
     model.client._client.close()
 

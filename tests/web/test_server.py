@@ -116,7 +116,8 @@ def test_pages_of_other_sites_are_refused_unless_they_are_allowed(port):
         assert request(port, "POST", "/echo", "1", origin=origin) == (200, 1)
     for origin in ("http://example.com", "null", f"{own}0", f"{ALLOWED}.example.com", f"{ALLOWED}/"):
         assert request(port, "POST", "/echo", "1", origin=origin)[0] == 403
-    assert request(port, "POST", "/echo", "1", host="example.com")[0] == 403
+    for host in ("example.com", "localhost:1", f"127.0.0.1:{port}0", f"127.0.0.1:{port}, example.com"):
+        assert request(port, "POST", "/echo", "1", host=host)[0] == 403
     assert request(port, "POST", "/echo", "1", **{"content-type": "text/plain"})[0] == 415
 
 

@@ -40,6 +40,7 @@ NANOGPT_CPU_RECIPE = (
 ).split()
 NANOGPT_CPU_LOSS = 1.886  # validation loss that this recipe ends with
 TOP_K = 200  # of all methods of generating
+LLAMA_SCRIPT = Path(__file__).with_name("llama.mjs")
 NANOGPT_A100_LOSS = 1.4697  # validation loss that nanoGPT's README gives for an A100
 
 
@@ -193,7 +194,7 @@ def run_llama(
     settings = dict(
         threads=threads, rows=rows, prompt=",".join(map(str, prompt)), tokens=count, temperature=temperature
     )
-    words = ["node", str(ROOT / "tools" / "llama.mjs"), str(folder), str(file)]
+    words = ["node", str(LLAMA_SCRIPT), str(folder), str(file)]
     words += [f"--{name}={value}" for name, value in settings.items()]
     if not shutil.which("node"):
         raise UserError(f"llama={folder}: Node.js is not installed, which runs node-llama-cpp")
@@ -203,6 +204,14 @@ def run_llama(
     if done.returncode:
         raise SystemExit(f"{words[1]} failed:\n{done.stderr}")
     return json.loads(done.stdout)
+
+
+def llama_speed(
+    folder: Path, file: Path, threads: int, temperature: float, prompt: Sequence[int], rows: int, count: int
+) -> float:
+    """Tokens per second of llama.cpp, without starting its process and loading the file. Raises UserError."""
+    result = run_llama(folder, file, threads, temperature, prompt, rows, count)
+    return rows * len(result["ids"]) / result["seconds"]
 
 
 # --- a checkout of nanoGPT --------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from folio.data.blocks import texts_of  # noqa: E402
 from folio.data.corpus import Corpus, find_sources  # noqa: E402
 from folio.data.minhash import SIMILARITY  # noqa: E402
 from folio.data.near_duplicates import SHINGLE, SimilarDocuments, signatures_of  # noqa: E402
+from tools.bench.timing import print_table  # noqa: E402
 
 STRICT = 0.8  # the threshold of Lee et al. 2021, for comparison
 CHANGED = (0.01, 0.05, 0.1, 0.2, 0.3)  # of the words
@@ -69,11 +70,10 @@ def main(cfg: DuplicatesBenchConfig) -> None:
     passages = [words[start : start + cfg.words] for start in rng.sample(starts, 2 * cfg.passages)]
     rows = measure(passages[: cfg.passages], passages[cfg.passages :], words, rng)
     print(f"{cfg.passages:,} passages of {cfg.words} words, and copies of them; near duplicates from {SIMILARITY}\n")
-    print(f"| copy | similarity | recall | recall from {STRICT} |\n|---|---|---|---|")
-    for row in rows[:-1]:
-        print(f"| {row.kind} | {row.similarity:.2f} | {row.found:.1%} | {row.found_strict:.1%} |")
+    cells = [(row.kind, f"{row.similarity:.2f}", f"{row.found:.1%}", f"{row.found_strict:.1%}") for row in rows[:-1]]
+    print_table(("copy", "similarity", "recall", f"recall from {STRICT}"), cells)
     found = round(rows[-1].found * rows[-1].copies)
-    print(f"\n{found} of {rows[-1].copies:,} other passages are taken for a near duplicate of one of these")
+    print(f"{found} of {rows[-1].copies:,} other passages are taken for a near duplicate of one of these")
     contents = [" ".join(passage).encode() for passage in passages]
     begun = time.process_time()
     for first in range(0, len(contents), 100):

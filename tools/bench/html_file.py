@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +31,13 @@ from folio.data.tokenizer import CharTokenizer  # noqa: E402
 from tools import export  # noqa: E402
 from tools.bench.timing import (  # noqa: E402
     BenchConfig,
+    alternate,
     busy_processes,
     describe_device,
+    format_median,
+    format_ratios,
     headless_chromium,
+    print_table,
     unknown_names,
 )
 from tools.bench.viewer import write_run  # noqa: E402
@@ -86,42 +91,48 @@ class HtmlBenchConfig(BenchConfig):
         return [*super().problems(), *unknown_names("models", self.models, MODELS)]
 
 
-@dataclass
-class Measured:
-    """What was measured of a model, in each round."""
+class Generated(NamedTuple):
+    """One text."""
 
-    sample: list[float] = field(default_factory=list)  # tokens per second of sample.py
-    file: list[float] = field(default_factory=list)  # and of the file
-    first_token: list[float] = field(default_factory=list)  # seconds
+    text: str  # without the prompt
+    speed: float  # tokens per second
+    first: float  # seconds until the first token; 0 if not measured
 
 
 def main(cfg: HtmlBenchConfig) -> None:
     with headless_chromium(cfg.browser) as browser:
         print(f"{describe_device(cfg.device)}, Chromium {browser.version}; medians of {cfg.repeats}\n")
-        print("| model | sample.py, tokens/s | file, tokens/s | ratio | at least | first token, s | at most |")
-        print("|---|---|---|---|---|---|---|")
-        for path in cfg.paths:
-            print_row(Path(path).name, measure(browser, Path(path), cfg), None)
+        rows = [make_row(Path(path).name, measure(browser, Path(path), cfg)) for path in cfg.paths]
         for name in [] if cfg.paths else comma_separated(cfg.models):
             with tempfile.TemporaryDirectory() as folder:
                 run = write_run(Path(folder) / "run", MODELS[name].shape, CHARACTERS)
-                print_row(name, measure(browser, run, cfg), MODELS[name].first_token)
+                rows.append(make_row(name, measure(browser, run, cfg), MODELS[name].first_token))
+    heads = ("model", "sample.py, tokens/s", "file, tokens/s", "ratio", "at least", "first token, s", "at most")
+    print_table(heads, rows)
 
 
-def measure(browser: Any, path: Path, cfg: HtmlBenchConfig) -> Measured:
-    """Measure a run, or a file without sample.py. Raises UserError if sample.py and the file give different texts."""
-    measured = Measured()
+def measure(browser: Any, path: Path, cfg: HtmlBenchConfig) -> dict[str, list[Generated]]:
+    """What a run, or a file without sample.py, generates. Raises UserError if sample.py and the file differ."""
     with exported(path, "float32") as fast, exported(path, "float16") as small, busy_processes(cfg.busy):
-        for _ in range(cfg.repeats):
-            text = generate(browser, fast, cfg.tokens)
-            measured.file.append(text["speed"])
-            measured.first_token.append(generate(browser, small, 1)["first"])
-            if path.is_dir():
-                expected, speed = run_sample(path, cfg.tokens)
-                measured.sample.append(speed)
-                if text["text"].strip() != expected.strip():
-                    raise UserError(f"{path}: sample.py and the file generate different texts")
+        methods = {"file": partial(generate, browser, fast, cfg.tokens)}
+        methods["first token"] = partial(generate, browser, small, 1)
+        if path.is_dir():
+            methods["sample.py"] = partial(run_sample, path, cfg.tokens)
+        measured = alternate(methods, cfg.repeats, warmup=False)
+    texts = {each.text.strip() for method in ("file", "sample.py") for each in measured.get(method, [])}
+    if len(texts) > 1:
+        raise UserError(f"{path}: sample.py and the file generate different texts")
     return measured
+
+
+def make_row(name: str, measured: dict[str, list[Generated]], most: float | str = "") -> list[Any]:
+    """The medians of a model; most: seconds until its first token."""
+    first_token = statistics.median(each.first for each in measured["first token"])
+    file, sample = ([each.speed for each in measured.get(method, [])] for method in ("file", "sample.py"))
+    speeds = ("", format_median(file), "", "")
+    if sample:
+        speeds = (format_median(sample), format_median(file), format_ratios(file, sample), RATIO)
+    return [name, *speeds, f"{first_token:.2f}", most]
 
 
 @contextlib.contextmanager
@@ -137,30 +148,22 @@ def exported(path: Path, dtype: str) -> Iterator[Path]:
         yield file
 
 
-def generate(browser: Any, file: Path, count: int) -> dict[str, Any]:
+def generate(browser: Any, file: Path, count: int) -> Generated:
     """What GENERATE returns for a new page."""
     page = browser.new_page()
     page.goto(file.resolve().as_uri(), wait_until="commit")
     result = page.evaluate(GENERATE, {"prompt": PROMPT, "count": count})
     page.close()
-    return result
+    return Generated(**result)
 
 
-def run_sample(run: Path, count: int) -> tuple[str, float]:
-    """The text that sample.py generates after the prompt, and its tokens per second."""
+def run_sample(run: Path, count: int) -> Generated:
+    """The text that sample.py generates after the prompt."""
     options = [f"--out_dir={run}", "--dtype=float32", "--device=cpu", f"--max_new_tokens={count}", f"--start={PROMPT}"]
     command = [sys.executable, str(ROOT / "sample.py"), *options]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     speed = re.search(r"([\d,]+) tokens/s", done.stderr)
-    return done.stdout.removeprefix(PROMPT), float(speed[1].replace(",", ""))
-
-
-def print_row(name: str, measured: Measured, most: float | None) -> None:
-    """The medians of a model; most: seconds until its first token."""
-    file, first_token = statistics.median(measured.file), statistics.median(measured.first_token)
-    sample = statistics.median(measured.sample) if measured.sample else None
-    ratio = f"{sample:,.0f} | {file:,.0f} | {file / sample:.2f} | {RATIO}" if sample else f"| {file:,.0f} | |"
-    print(f"| {name} | {ratio} | {first_token:.2f} | {'' if most is None else most} |")
+    return Generated(done.stdout.removeprefix(PROMPT), float(speed[1].replace(",", "")), first=0.0)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -34,8 +37,9 @@ from folio.base.workers import child_options, cores  # noqa: E402
 from folio.data.shards import open_dataset  # noqa: E402
 from folio.data.tokenizer import gpt2_tokenizer  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
+from tools.bench import baselines  # noqa: E402
 from tools.bench.baselines import memmap_batch  # noqa: E402
-from tools.bench.timing import time_calls  # noqa: E402
+from tools.bench.timing import alternate, format_median, format_ratios, print_table, time_calls  # noqa: E402
 
 MB = 1_000_000
 
@@ -81,16 +85,17 @@ def bench_preparation(source: Path, split_on: str, repeats: int, folder: Path) -
     dataset = folder / "folio" / "text"
     prepare = [str(ROOT / "prepare" / "text.py"), "--tokenizer=gpt2", f"--data_dir={dataset.parent}", "--name=text"]
     commands = {
-        "baseline": [str(ROOT / "tools" / "bench_baselines.py"), str(lines), str(folder / "baseline")],
+        "baseline": [baselines.__file__, str(lines), str(folder / "baseline")],
         "folio": [*prepare, str(lines), "--check_leakage=False"],  # the baseline does not compare documents either
         "folio, with what validation shares": [*prepare, str(lines)],
     }
-    runs: dict[str, list[Usage]] = {method: [] for method in commands}
-    for _ in range(repeats):
-        for method, command in commands.items():
-            shutil.rmtree(folder / "baseline", ignore_errors=True)
-            shutil.rmtree(dataset.parent, ignore_errors=True)
-            runs[method].append(measure_command(command, folder))
+
+    def measure(command: list[str]) -> Usage:
+        shutil.rmtree(folder / "baseline", ignore_errors=True)
+        shutil.rmtree(dataset.parent, ignore_errors=True)
+        return measure_command(command, folder)
+
+    runs = alternate({name: partial(measure, words) for name, words in commands.items()}, repeats, warmup=False)
     tokens = sum(read_json(dataset / "report.json")["tokens"].values())
     write_lines(doubled, documents + documents)
     twice = measure_command([*prepare, str(doubled), "--check_leakage=False", "--overwrite=True"], folder)
@@ -111,17 +116,17 @@ def write_lines(path: Path, documents: list[str]) -> None:
 
 def print_preparation(runs: dict[str, list[Usage]], twice: Usage, tokens: int) -> None:
     """Print a row of medians per method; `twice` is Folio's run on twice the text, and so on twice the tokens."""
-    print("| | seconds | tokens/s | ratio | peak memory | peak size of files |\n|---|---|---|---|---|---|")
-    baseline_speed = tokens / statistics.median(run.seconds for run in runs["baseline"])
-    rows = [(method, usages, tokens) for method, usages in runs.items()]
-    rows.append(("folio, twice the text", [twice], 2 * tokens))
-    for method, usages, n in rows:
+    baseline = statistics.median(run.seconds for run in runs["baseline"])
+    rows = []
+    cases = [*((method, usages, 1) for method, usages in runs.items()), ("folio, twice the text", [twice], 2)]
+    for method, usages, texts in cases:
         median = Usage(*(statistics.median(column) for column in zip(*usages, strict=True)))
-        speed = n / median.seconds
-        cells = [f"{median.seconds:.2f}", f"{speed / 1e6:.2f} M", f"{speed / baseline_speed:.2f}"]
-        cells += [f"{median.memory / MB:,.0f} MB", f"{median.disk / MB:,.0f} MB"]
-        print(f"| {method} | {' | '.join(cells)} |")
-    print("\nMedians. Peak memory is the sum over all processes; shared pages are counted once.\n")
+        texts_per_second = texts / median.seconds
+        speeds = (f"{texts_per_second * tokens / 1e6:.2f} M", f"{texts_per_second * baseline:.2f}")
+        sizes = (f"{median.memory / MB:,.0f} MB", f"{median.disk / MB:,.0f} MB")
+        rows.append((method, f"{median.seconds:.2f}", *speeds, *sizes))
+    print_table(("", "seconds", "tokens/s", "ratio", "peak memory", "peak size of files"), rows)
+    print("Medians. Peak memory is the sum over all processes; shared pages are counted once.\n")
 
 
 def measure_command(command: list[str], folder: Path) -> Usage:
@@ -150,14 +155,14 @@ def measure_command(command: list[str], folder: Path) -> Usage:
 
 
 def process_memory(pid: int) -> float:
-    """Bytes of memory of a process and its descendants; a shared page counts in equal parts. 0 outside of Linux."""
+    """Bytes of memory of a process and its descendants. On Linux, a page that they share counts once."""
     total = 0
-    with suppress(OSError):  # the process may have ended in the meantime
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += 1024 * int(line.split()[1])
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += sum(process_memory(int(child)) for child in (task / "children").read_text().split())
+    with suppress(psutil.Error):  # the process may have ended in the meantime
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                usage = each.memory_full_info()
+                total += getattr(usage, "pss", usage.uss)
     return total
 
 
@@ -179,24 +184,29 @@ def bench_batches(folder: Path, repeats: int) -> None:
     torch.set_num_threads(1)
     dataset = open_dataset(folder)
     path = folder / read_json(folder / "meta.json")["splits"]["train"][0]["file"]
-    print("| batch | baseline | folio | ratio |\n|---|---|---|---|")
+    rows = []
     for B, T in ((64, 256), (12, 1024)):
         windows = Mixture([(dataset, 1.0)], T, seed=1337, sampling="epoch")
-        next_sequence = 0
+        starts = count(0, B)  # the number of the next sequence
+        methods = {
+            "baseline": partial(sequence_rate, partial(memmap_batch, path, B, T), B, 300),
+            "folio": partial(sequence_rate, partial(draw_batch, windows, starts, B), B, 3000),
+        }
+        speeds = alternate(methods, repeats)
+        ratios = format_ratios(speeds["folio"], speeds["baseline"])
+        rows.append((f"{B} x {T}", *map(format_median, speeds.values()), ratios))
+    print_table(("batch", "baseline, sequences/s", "folio, sequences/s", "ratio"), rows)
 
-        def folio_batch(B: int = B, windows: Mixture = windows) -> tuple[torch.Tensor, torch.Tensor]:
-            nonlocal next_sequence
-            x, y = windows.batch(next_sequence, B)
-            next_sequence += B
-            return torch.from_numpy(x), torch.from_numpy(y)
 
-        methods = {"baseline": (partial(memmap_batch, path, B, T), 300), "folio": (folio_batch, 3000)}
-        speeds: dict[str, list[float]] = {method: [] for method in methods}
-        for _ in range(repeats + 1):
-            for method, (draw, count) in methods.items():
-                speeds[method].append(B * count / time_calls(draw, count))
-        baseline, ours = (statistics.median(speed[1:]) for speed in speeds.values())  # the first one warms up
-        print(f"| {B} x {T} | {baseline:,.0f} sequences/s | {ours:,.0f} sequences/s | {ours / baseline:.1f} |")
+def sequence_rate(draw: Callable[[], object], B: int, batches: int) -> float:
+    """Sequences per second of drawing so many batches."""
+    return B * batches / time_calls(draw, batches)
+
+
+def draw_batch(windows: Mixture, starts: Iterator[int], B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Folio's next inputs and targets (B, T)."""
+    x, y = windows.batch(next(starts), B)
+    return torch.from_numpy(x), torch.from_numpy(y)
 
 
 if __name__ == "__main__":

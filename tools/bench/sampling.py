@@ -14,7 +14,7 @@ with the speed at which the memory of this machine can deliver the weights once 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,13 @@ from model import GPT, GPTConfig  # noqa: E402
 from tools.bench import baselines  # noqa: E402
 from tools.bench.timing import (  # noqa: E402
     BenchConfig,
+    alternate,
     busy_processes,
     describe_device,
+    format_median,
+    format_ratios,
     not_integers,
+    print_table,
     time_calls,
     unknown_names,
 )
@@ -74,7 +78,7 @@ class SampleBenchConfig(BenchConfig):
 
 
 class Case(NamedTuple):
-    """A column of the table: how many texts at a time, their prompt, and how many tokens follow."""
+    """How many texts at a time, their prompt, and how many tokens follow."""
 
     prompt: tuple[int, ...]
     rows: int
@@ -86,9 +90,9 @@ class Case(NamedTuple):
             return f"first token after {len(self.prompt):,}, ms"
         return f"{self.rows} at a time, tokens/s"
 
-    def format(self, speed: float) -> str:
-        """speed: tokens per second."""
-        return f"{1000 / speed:,.0f}" if self.count == 1 else f"{speed:,.0f}"
+    def format(self, speeds: list[float]) -> str:
+        """speeds: tokens per second."""
+        return format_median([1000 / speed for speed in speeds] if self.count == 1 else speeds)
 
 
 class Method(NamedTuple):
@@ -96,7 +100,6 @@ class Method(NamedTuple):
 
     speed: Callable[[Sequence[int], int, int], float]  # from a Case's fields to tokens per second
     bytes_per_token: float  # of the weights
-    needs_warmup: bool = True
 
 
 def main(cfg: SampleBenchConfig) -> None:
@@ -108,11 +111,24 @@ def main(cfg: SampleBenchConfig) -> None:
         if 0 < cfg.prompt_tokens < shape["block_size"]:
             cases.append(Case(tuple(k % shape["vocab_size"] for k in range(cfg.prompt_tokens)), 1, 1))
         model = GPT(GPTConfig(**shape)).eval().to(cfg.device)
+        titles = [head for case in cases for head in (case.title, "ratio")]
         with TemporaryDirectory() as folder, busy_processes(cfg.busy):
-            baseline, methods = make_methods(model, shape, cfg, Path(folder))
-            speeds = measure_speeds(methods, cases, cfg.repeats)
-        limits = {name: bandwidth / method.bytes_per_token for name, method in methods.items()}
-        print_speeds(f"{name}, {count} tokens", speeds, baseline, limits)
+            methods = make_methods(model, shape, cfg, Path(folder))
+            rows = measure_rows(methods, cases, cfg.repeats, bandwidth)
+            print_table([f"{name}, {count} tokens", *titles, "of the memory limit"], rows)
+
+
+def measure_rows(methods: dict[str, Method], cases: list[Case], repeats: int, bandwidth: float) -> Iterator[list[str]]:
+    """A row of the table per method. The first method is the baseline; bandwidth: bytes of memory per second."""
+    calls = {(name, case): partial(method.speed, *case) for name, method in methods.items() for case in cases}
+    speeds = alternate(calls, repeats)
+    baseline = next(iter(methods))
+    for name, method in methods.items():
+        row = [name]
+        for case in cases:
+            row += [case.format(speeds[name, case]), format_ratios(speeds[name, case], speeds[baseline, case])]
+        per_text = statistics.median(speeds[name, cases[0]]) / cases[0].rows
+        yield [*row, f"{per_text * method.bytes_per_token / bandwidth:.0%}"]
 
 
 def memory_bandwidth(device: str) -> float:
@@ -121,38 +137,34 @@ def memory_bandwidth(device: str) -> float:
     return max(ones.nbytes / time_calls(lambda: ones.sum().item(), 1) for _ in range(5))
 
 
-def make_methods(
-    model: GPT, shape: dict[str, Any], cfg: SampleBenchConfig, folder: Path
-) -> tuple[str, dict[str, Method]]:
-    """The name of the baseline, and all methods by name. folder: for the files of llama.cpp."""
+def make_methods(model: GPT, shape: dict[str, Any], cfg: SampleBenchConfig, folder: Path) -> dict[str, Method]:
+    """All methods by name, the baseline first. folder: for the files of llama.cpp."""
     parameters = model.num_params()
     weights = parameters["total"] - parameters["positions"]  # read once per token
-    methods = {}
-    tokenizer = CharTokenizer("".join(map(chr, range(shape["vocab_size"]))))
-    for dtype, size in FOLIO_DTYPES.items():
-        if dtype in ("float32", "bfloat16") or cfg.device == "cpu":
-            ours = LanguageModel(model, tokenizer, cfg.device, dtype)
-            methods[f"Folio, {dtype}"] = timed(partial(generate_folio, ours, cfg.temperature), size * weights)
-    if cfg.llama:
-        for matrices in LLAMA_MATRICES:
-            file = folder / f"{matrices}.gguf"
-            size = baselines.write_llama_model(model, file, matrices)
-            for threads in map(int, comma_separated(cfg.llama_threads)):
-                run = partial(baselines.run_llama, Path(cfg.llama), file, threads, cfg.temperature)
-                method = Method(partial(llama_speed, run), size, needs_warmup=False)  # each process has its own
-                methods[f"llama.cpp, {matrices}, {threads} threads"] = method
-    for dtype in (torch.float32, torch.bfloat16):
-        theirs = baselines.transformers_model(model).to(cfg.device, dtype)
-        name = f"transformers, {str(dtype).removeprefix('torch.')}"
-        generate = partial(baselines.generate_transformers, theirs, cfg.temperature)
-        methods[name] = timed(generate, dtype.itemsize * weights)
     if cfg.peer:
         baseline, recomputing = "nanoGPT, float32", baselines.nanogpt_model(Path(cfg.peer), shape).to(cfg.device)
     else:
         baseline, recomputing = "baseline, float32", model
     generate = partial(baselines.generate_recomputed, recomputing, cfg.temperature)
-    methods[baseline] = timed(generate, 4 * weights)._replace(needs_warmup=False)  # it is slow
-    return baseline, methods
+    methods = {baseline: timed(generate, 4 * weights)}
+    for dtype in (torch.float32, torch.bfloat16):
+        theirs = baselines.transformers_model(model).to(cfg.device, dtype)
+        name = f"transformers, {str(dtype).removeprefix('torch.')}"
+        generate = partial(baselines.generate_transformers, theirs, cfg.temperature)
+        methods[name] = timed(generate, dtype.itemsize * weights)
+    if cfg.llama:
+        for matrices in LLAMA_MATRICES:
+            file = folder / f"{matrices}.gguf"
+            size = baselines.write_llama_model(model, file, matrices)
+            for threads in map(int, comma_separated(cfg.llama_threads)):
+                speed = partial(baselines.llama_speed, Path(cfg.llama), file, threads, cfg.temperature)
+                methods[f"llama.cpp, {matrices}, {threads} threads"] = Method(speed, size)
+    tokenizer = CharTokenizer("".join(map(chr, range(shape["vocab_size"]))))
+    for dtype, size in FOLIO_DTYPES.items():
+        if dtype in ("float32", "bfloat16") or cfg.device == "cpu":
+            ours = LanguageModel(model, tokenizer, cfg.device, dtype)
+            methods[f"Folio, {dtype}"] = timed(partial(generate_folio, ours, cfg.temperature), size * weights)
+    return methods
 
 
 def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_per_token: float) -> Method:
@@ -170,45 +182,10 @@ def timed(generate: Callable[[Sequence[int], int, int], list[list[int]]], bytes_
 def generate_folio(
     model: LanguageModel, temperature: float, prompt: Sequence[int], rows: int, count: int
 ) -> list[list[int]]:
-    """The ids that follow in each row, as from the methods of bench_baselines."""
+    """The ids that follow in each row, as from the methods of tools/bench/baselines.py."""
     config = GenerationConfig(max_new_tokens=count, temperature=temperature, top_k=baselines.TOP_K)
     steps = [step.tokens for step in model.steps([list(prompt)] * rows, range(rows), config)]
     return [list(ids) for ids in zip(*steps, strict=True)]
-
-
-def llama_speed(run: Callable[..., dict[str, Any]], prompt: Sequence[int], rows: int, count: int) -> float:
-    """Tokens per second of llama.cpp, without starting its process and loading the file. run: of run_llama."""
-    result = run(prompt, rows, count)
-    return rows * len(result["ids"]) / result["seconds"]
-
-
-def measure_speeds(methods: dict[str, Method], cases: list[Case], repeats: int) -> dict[str, dict[Case, float]]:
-    """Tokens per second by method and case: medians after one unmeasured round."""
-    speeds: dict[str, dict[Case, list[float]]] = {name: {case: [] for case in cases} for name in methods}
-    for method in methods.values():
-        for case in cases:
-            if method.needs_warmup:
-                method.speed(*case)
-    for _ in range(repeats):
-        for name, method in methods.items():
-            for case in cases:
-                speeds[name][case].append(method.speed(*case))
-    return {
-        name: {case: statistics.median(values) for case, values in by_case.items()} for name, by_case in speeds.items()
-    }
-
-
-def print_speeds(title: str, speeds: dict[str, dict[Case, float]], baseline: str, limits: dict[str, float]) -> None:
-    """Print a row per method; limits: tokens per second of one text at which the memory delivers the weights."""
-    cases = list(speeds[baseline])
-    heads = "".join(f" {case.title} | ratio |" for case in cases)
-    print(f"| {title} |{heads} of the memory limit |\n|{'---|' * (2 * len(cases) + 2)}")
-    for method, by_case in speeds.items():
-        cells = "".join(
-            f" {case.format(speed)} | {speed / speeds[baseline][case]:.1f} |" for case, speed in by_case.items()
-        )
-        print(f"| {method} |{cells} {by_case[cases[0]] / cases[0].rows / limits[method]:.0%} |")
-    print()
 
 
 if __name__ == "__main__":

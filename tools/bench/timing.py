@@ -1,20 +1,23 @@
-"""What the bench scripts share: their settings, timing calls, keeping cores busy, a browser, describing the device."""
+"""What the bench scripts share: settings, rounds that alternate, ratios, tables, busy cores, servers, and a browser."""
 
 import importlib
 import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from folio import UserError
 from folio.base.settings import ROOT, NonNegativeInt, PositiveInt, Settings, comma_separated
 from folio.base.workers import child_options
+
+Name, Result = TypeVar("Name"), TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,27 @@ def not_integers(setting: str, text: str, at_least: int) -> list[tuple[str, str]
     return []
 
 
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
 def time_calls(action: Callable[[], object], count: int) -> float:
     """Seconds that `count` calls of `action` take together."""
     began = time.perf_counter()
     for _ in range(count):
         action()
     return time.perf_counter() - began
+
+
+def alternate(methods: dict[Name, Callable[[], Result]], rounds: int, warmup: bool = True) -> dict[Name, list[Result]]:
+    """What each method returned in each round. A round calls all methods, so that a slow minute affects all of them.
+
+    warmup: call all of them once before.
+    """
+    if warmup:
+        for measure in methods.values():
+            measure()
+    results = [{name: measure() for name, measure in methods.items()} for _ in range(rounds)]
+    return {name: [result[name] for result in results] for name in methods}
 
 
 @contextmanager
@@ -69,6 +87,53 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def format_median(values: Sequence[float]) -> str:
+    """As a whole number, or with the digits that a small one needs."""
+    median = statistics.median(values)
+    return f"{median:,.0f}" if median >= 100 else f"{median:.3g}"
+
+
+def format_ratios(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The median of the ratios of each round's measurements, and their range."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table in Markdown, and an empty line."""
+    for row in (heads, ["---"] * len(heads), *rows):
+        print("|", " | ".join(map(str, row)), "|")
+    print(flush=True)
+
+
+def describe_device(device: str) -> str:
+    """The device and the version of torch, for the line above the tables."""
+    name = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name(device)
+    return f"{name}, torch {torch.__version__}"
+
+
+# --- servers and a browser --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running_server(tool: str, *arguments: str) -> Iterator[tuple[int, str]]:
+    """The process id and the address of a script in tools/ that serves until the block ends. Raises UserError."""
+    command = [sys.executable, str(ROOT / "tools" / tool), "--port=0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **child_options())
+    try:
+        address = next((word for line in process.stdout for word in line.split() if word.startswith("http://")), None)
+        if address is None:
+            raise UserError(f"tools/{tool} did not start; its output is above")
+        yield process.pid, address
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
 @contextmanager
 def headless_chromium(program: str | None) -> Iterator[Any]:
     """A browser of playwright. program: None: chromium or google-chrome. Raises UserError if it is not installed."""
@@ -83,9 +148,3 @@ def headless_chromium(program: str | None) -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-def describe_device(device: str) -> str:
-    """The device and the version of torch, for the line above the tables."""
-    name = f"{torch.get_num_threads()} threads" if device == "cpu" else torch.cuda.get_device_name(device)
-    return f"{name}, torch {torch.__version__}"

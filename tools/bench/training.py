@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,9 +47,13 @@ from tools.bench.baselines import (  # noqa: E402
 )
 from tools.bench.timing import (  # noqa: E402
     BenchConfig,
+    alternate,
     busy_processes,
     describe_device,
+    format_median,
+    format_ratios,
     not_integers,
+    print_table,
     time_calls,
     unknown_names,
 )
@@ -77,6 +82,7 @@ RACES = {  # name -> (target loss, or None for the lowest loss in nanoGPT's time
     "in nanoGPT's time": (None, []),
     f"to {NANOGPT_A100_LOSS}": (NANOGPT_A100_LOSS, []),
 }
+MATMUL_SIZES = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices that the machine's limit is measured with
 IMPORT_SECONDS = 1.5  # from the start of a process to the start of its --minutes
 PARTS = ("speed", "race", "profile")
 
@@ -150,9 +156,9 @@ def run_timestamped(words: list[str], folder: Path) -> list[tuple[float, str]]:
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
-def bench_speed(name: str, folder: Path, cfg: TrainBenchConfig) -> None:
+def bench_speed(model: str, folder: Path, cfg: TrainBenchConfig) -> None:
     """Measure the training speed of both programs on the same model and the matmul rate, alternating; print a table."""
-    dataset, settings = MODELS[name]
+    dataset, settings = MODELS[model]
     B, T = settings["batch_size"], settings["block_size"]
     shape = {key: settings[key] for key in ("n_layer", "n_head", "n_embd", "block_size")}
     vocab_size = open_dataset(cfg.data_root / dataset).vocab_size
@@ -161,22 +167,22 @@ def bench_speed(name: str, folder: Path, cfg: TrainBenchConfig) -> None:
     same = [f"--{key}={value}" for key, value in settings.items()]
     same += [f"--device={cfg.device}", f"--dataset={dataset}", f"--compile={cfg.device != 'cpu'}"]
     same += ["--eval_iters=1", "--log_interval=1", f"--max_iters={steps}"]
-    optimizers = {"Folio, AdamW": "adamw", "Folio, Muon": "muon"}
-    speeds: dict[str, list[float]] = {"nanoGPT": []} if cfg.peer else {}
-    speeds |= {program: [] for program in optimizers}
-    rates: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
-    for _ in range(cfg.repeats):
-        for dtype, dtype_rates in rates.items():
-            dtype_rates.append(matmul_rate(dtype, cfg.device))
-        if cfg.peer:
-            speeds["nanoGPT"].append(nanogpt_speed(same, folder / "peer", B * T))
-        for program, optimizer in optimizers.items():
-            ours = [*same, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}", f"--optimizer={optimizer}"]
-            speeds[program].append(folio_speed(ours, folder))
-    medians = {program: statistics.median(values) for program, values in speeds.items()}
-    single, half = (statistics.median(rates[dtype]) for dtype in (torch.float32, torch.bfloat16))
-    print_speeds(f"{name}, {B} x {T}", medians, flops, half)
-    print(f"\nA matmul of 2,048 x 2,048: {half / 1e9:,.0f} GFLOP/s in bfloat16, {single / 1e9:,.0f} in float32.\n")
+    ours = [*same, f"--eval_interval={steps}", f"--data_dir={cfg.data_root}"]
+    methods = {"nanoGPT": partial(nanogpt_speed, same, folder / "peer", B * T)} if cfg.peer else {}
+    for name in ("AdamW", "Muon"):
+        methods[f"Folio, {name}"] = partial(folio_speed, [*ours, f"--optimizer={name.lower()}"], folder)
+    dtypes = (torch.float32, torch.bfloat16)
+    methods |= {str(dtype): partial(matmul_rate, dtype, cfg.device) for dtype in dtypes}
+    measured = alternate(methods, cfg.repeats, warmup=False)
+    single, half = (statistics.median(measured.pop(str(dtype))) for dtype in dtypes)
+    rows = []
+    for program, speeds in measured.items():
+        ratios = format_ratios(speeds, measured["nanoGPT"]) if cfg.peer else ""
+        rate = flops * statistics.median(speeds)
+        rows.append((program, format_median(speeds), ratios, f"{rate / 1e9:,.0f}", f"{rate / half:.0%}"))
+    print_table((f"{model}, {B} x {T}", "tokens/s", "ratio", "GFLOP/s", "of bf16 matmul"), rows)
+    n = MATMUL_SIZES[cfg.device]
+    print(f"A matmul of {n:,} x {n:,}: {half / 1e9:,.0f} GFLOP/s in bfloat16, {single / 1e9:,.0f} in float32.\n")
 
 
 def nanogpt_speed(settings: list[str], checkout: Path, tokens: int) -> float:
@@ -207,7 +213,7 @@ def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
 def matmul_rate(dtype: torch.dtype, device: str) -> float:
     """FLOP/s of this machine in a large matmul, with torch's default settings."""
     torch.set_float32_matmul_precision("highest")
-    n = 2048 if device == "cpu" else 8192
+    n = MATMUL_SIZES[device]
     a = torch.ones(n, n, dtype=dtype, device=device)
 
     def multiply() -> None:
@@ -217,15 +223,6 @@ def matmul_rate(dtype: torch.dtype, device: str) -> float:
 
     multiply()
     return 2 * n**3 / min(time_calls(multiply, 1) for _ in range(5))
-
-
-def print_speeds(title: str, medians: dict[str, float], flops: int, matmul: float) -> None:
-    """Print a row per program; flops: per token; matmul: this machine's FLOP/s in bfloat16."""
-    print(f"| {title} | tokens/s | ratio | GFLOP/s | of bf16 matmul |")
-    print("|---|---|---|---|---|")
-    for program, speed in medians.items():
-        ratio = f"{speed / medians['nanoGPT']:.2f}" if "nanoGPT" in medians else ""
-        print(f"| {program} | {speed:,.0f} | {ratio} | {speed * flops / 1e9:,.0f} | {speed * flops / matmul:.0%} |")
 
 
 # --- races ------------------------------------------------------------------------------------------------------------
@@ -312,18 +309,17 @@ def print_races(results: list[Result]) -> None:
     """Print a row per program and race, over the seeds."""
     nanogpt_times = [result.seconds for result in results if result.program == "nanoGPT"]
     nanogpt_median = statistics.median(nanogpt_times) if nanogpt_times else math.nan
-    print("\n| | seconds of the whole process | nanoGPT's time / this time | loss | loss, whole validation set |")
-    print("|---|---|---|---|---|")
+    rows = []
     for program, race in dict.fromkeys((result.program, result.race) for result in results):
         runs = [result for result in results if (result.program, result.race) == (program, race)]
         times = [run.seconds for run in runs]
         median = statistics.median(times)
+        seconds = f"{median:.1f} ({min(times):.1f} to {max(times):.1f})"
         losses = " / ".join(f"{run.loss:.4f}" for run in runs)
         full_loss = statistics.median(run.full_loss for run in runs)
-        seconds = f"{median:.1f} ({min(times):.1f} to {max(times):.1f})"
-        ratio = f"{nanogpt_median / median:.1f}"
-        print(f"| {program}, {race} | {seconds} | {ratio} | {losses} | {full_loss:.4f} |")
-    print()
+        rows.append((f"{program}, {race}", seconds, f"{nanogpt_median / median:.1f}", losses, f"{full_loss:.4f}"))
+    heads = ("", "seconds of the whole process", "nanoGPT's time / this time", "loss", "loss, whole validation set")
+    print_table(heads, rows)
 
 
 # --- profile ----------------------------------------------------------------------------------------------------------
@@ -358,10 +354,9 @@ def profile(name: str, cfg: TrainBenchConfig) -> None:
         for event in profiler.key_averages()
     }
     total = sum(microseconds.values())
-    print(f"| {name}, Muon: share of a step of {total / steps / 1e3:,.0f} ms | |\n|---|---|")
-    for operation, spent in sorted(microseconds.items(), key=lambda item: -item[1])[:12]:
-        print(f"| `{operation}` | {spent / total:.1%} |")
-    print()
+    largest = sorted(microseconds.items(), key=lambda item: -item[1])[:12]
+    rows = [(f"`{operation}`", f"{spent / total:.1%}") for operation, spent in largest]
+    print_table((f"{name}, Muon: share of a step of {total / steps / 1e3:,.0f} ms", ""), rows)
 
 
 if __name__ == "__main__":

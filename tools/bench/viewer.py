@@ -9,12 +9,9 @@ Opening is measured from outside of the page, and everything else inside: from a
 
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from folio import UserError  # noqa: E402
 from folio.base.settings import comma_separated, run_script  # noqa: E402
-from folio.base.workers import child_options  # noqa: E402
 from folio.checkpoints import checkpoint  # noqa: E402
 from folio.data.tokenizer import ByteTokenizer, Tokenizer  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -35,6 +30,8 @@ from tools.bench.timing import (  # noqa: E402
     busy_processes,
     describe_device,
     headless_chromium,
+    print_table,
+    running_server,
     unknown_names,
 )
 
@@ -90,8 +87,10 @@ def main(cfg: ViewBenchConfig) -> None:
         print(f"{describe_device(cfg.device)}, Chromium {browser.version}\n")
         for name in comma_separated(cfg.models):
             run = write_run(Path(folder) / "run", MODELS[name], ByteTokenizer())
-            with busy_processes(cfg.busy), serving(run, cfg) as url:
-                print_table(name, measure(browser, url, MODELS[name]["block_size"], cfg.repeats))
+            server = running_server("view.py", str(run), "--open=False", f"--device={cfg.device}", "--text=To be")
+            with busy_processes(cfg.busy), server as (_, url):
+                rows = measure(browser, url, MODELS[name]["block_size"], cfg.repeats)
+            print_table((name, "median", "worst", "at most"), [row.cells for row in rows])
             shutil.rmtree(run)
 
 
@@ -110,31 +109,20 @@ def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path
     return folder
 
 
-@contextmanager
-def serving(run: Path, cfg: ViewBenchConfig) -> Iterator[str]:
-    """The address of tools/view.py while it runs."""
-    options = [str(run), "--open=False", "--port=0", f"--device={cfg.device}", "--text=To be"]
-    command = [sys.executable, str(ROOT / "tools" / "view.py"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **child_options())
-    try:
-        address = process.stdout.readline().split()
-        if not address:
-            raise UserError("tools/view.py did not start; its output is above")
-        yield address[0]
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-
-
 @dataclass(frozen=True)
 class Measurement:
     """A row of the table."""
 
     what: str
     values: list[float]
-    bar: float | None  # at most
+    bar: float | None  # for the median, at most
     unit: str = "s"
+
+    @property
+    def cells(self) -> list[str]:
+        numbers = (statistics.median(self.values), max(self.values))
+        bar = "" if self.bar is None else f"{self.bar:g} {self.unit}"
+        return [self.what, *(f"{number:.3g} {self.unit}" for number in numbers), bar]
 
 
 def measure(browser: Any, url: str, context: int, repeats: int) -> list[Measurement]:
@@ -187,16 +175,6 @@ def heap(page: Any) -> float:
     session.send("HeapProfiler.collectGarbage")
     usage = session.send("Runtime.getHeapUsage")
     return (usage["usedSize"] + usage.get("backingStorageSize", 0)) / 1e6
-
-
-def print_table(title: str, rows: list[Measurement]) -> None:
-    """Print the median and the worst of each measurement, and the bar for the median."""
-    print(f"| {title} | median | worst | at most |\n|---|---|---|---|")
-    for row in rows:
-        numbers: list[Callable[[list[float]], float]] = [statistics.median, max]
-        cells = "".join(f" {number(row.values):.3g} {row.unit} |" for number in numbers)
-        print(f"| {row.what} |{cells} {'' if row.bar is None else f'{row.bar:g} {row.unit}'} |")
-    print()
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ from folio.web import html_file
 from folio.web.questions import TraceProvider, probe_ids
 from folio.web.viewed_model import ViewedModel
 from tests.support.decoding import random_model
-from tests.support.engine import Engine, engine_in_chromium, in_browser
+from tests.support.engine import Engine, engine_in
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
 from tests.support.questions import MISTAKES, read
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, build_model, save_run
+from tests.support.viewers import in_browser
 
 SEED = 5  # of the models and the texts: of random ones, a few have two tokens that are equally likely in float32
 SIZES = dict(block_size=48, n_layer=2, n_head=2, n_embd=32)
@@ -44,8 +45,8 @@ SWITCHES = [
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with engine_in_chromium(*html_file.ENGINE_SCRIPTS) as engine:
+def engine(browser) -> Iterator[Engine]:
+    with engine_in(browser, *html_file.ENGINE_SCRIPTS) as engine:
         engine("(globalThis.models = {}, 0)")
         yield engine
 

@@ -10,7 +10,8 @@ from folio.data.shards import Shard
 from folio.evaluation.memorization import TrainingSearch, covering_lengths
 from folio.web import html_file
 from tests.support.datasets import dataset_of, random_case
-from tests.support.engine import engine_in_chromium, in_browser
+from tests.support.engine import engine_in
+from tests.support.viewers import in_browser
 
 CASES = 100
 TOKENIZER = "({eot, decode: ids => ids.map(id => `<${id}>`).join('')})"  # the same as:
@@ -25,9 +26,9 @@ class Tokenizer:
 
 
 @in_browser
-def test_spans_and_places_are_those_of_the_python_search(seed):
+def test_spans_and_places_are_those_of_the_python_search(browser, seed):
     rng = np.random.default_rng(seed)
-    with engine_in_chromium("tokenizers.js", "memorized.js") as engine:
+    with engine_in(browser, "tokenizers.js", "memorized.js") as engine:
         for _ in range(CASES):
             datasets, text, eot = random_case(rng)
             held_out = rng.choice(text, size=30).astype("<u4")

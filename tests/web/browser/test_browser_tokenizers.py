@@ -11,11 +11,12 @@ from folio.data.sources.music import EventFormat, pitch_name, place_notes
 from folio.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, GPT2Tokenizer, Tokenizer
 from folio.decoding.prompts import encode_prompt
 from folio.decoding.text_stream import TextStream
-from tests.support.engine import Engine, engine_in_chromium, in_browser
+from tests.support.engine import Engine, engine_in
 from tests.support.music_models import PERFORMANCE, SCORE, random_text, tokenizer_of
 from tests.support.tiny_tokenizers import bpe, trained
+from tests.support.viewers import in_browser
 
-STRINGS = 10_000  # per tokenizer
+STRINGS = 5_000  # per tokenizer
 CODE = "def f(x):\n    return x + 1\n\n\nfor (let i = 0; i < 10; i++) {\n\t\tprint('it''s', \"they'll\");\r\n}  // 3.14"
 PARTS = [  # of random strings
     *CODE.replace(" ", "~ ").split("~"),
@@ -59,8 +60,8 @@ def random_ranks(rng: random.Random) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with engine_in_chromium("tokenizers.js", "questions.js", "music.js") as engine:
+def engine(browser) -> Iterator[Engine]:
+    with engine_in(browser, "tokenizers.js", "questions.js", "music.js") as engine:
         yield engine
 
 
