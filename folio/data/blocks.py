@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from folio import UserError
-from folio.data.near_duplicates import signatures_of
+from folio.data.leakage import signatures_of
 from folio.data.shards import token_dtype
 from folio.data.tokenizer import TextError, Tokenizer
 

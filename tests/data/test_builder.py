@@ -8,7 +8,7 @@ import pytest
 from folio.base.files import read_json, write_json
 from folio.data import builder, corpus
 from folio.data import prepare as prepare_module
-from folio.data.builder import DatasetBuilder, KeySet, describe_unknown, split_by_number
+from folio.data.builder import DatasetBuilder, describe_unknown, split_by_number
 from folio.data.corpus import Corpus, find_sources
 from folio.data.prepare import prepare
 from tests.support.prepared import (
@@ -72,18 +72,6 @@ def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_p
     folder = prepare(config(tmp_path), lines, "a")
     assert read_json(folder / "report.json")["duplicates"]["val_in_train"] >= 1
     assert len(read_back(folder, "val")) == 3
-
-
-def test_a_key_set_is_a_set(seed):
-    rng, keys, python_set = np.random.default_rng(seed), KeySet(), set()
-    for _ in range(300):
-        added = rng.integers(0, 2000, size=rng.integers(0, 30)).astype(np.uint64)
-        expected = []
-        for key in added.tolist():
-            expected.append(key in python_set)
-            python_set.add(key)
-        assert keys.add(added).tolist() == expected
-    assert sum(map(len, keys.levels)) == len(python_set) and len(keys.levels) < 12
 
 
 def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
