@@ -19,7 +19,7 @@ from folio.data.tokenizer import ByteTokenizer
 from prepare import summaries
 from prepare.summaries import SummariesConfig, cut
 from tests.support.hub import serving
-from tests.support.processes import ROOT, run
+from tests.support.processes import ROOT, run_in_turn
 
 TEXTS = [(f"{n} bottles stand on the wall. One falls down.", f"{n - 1} bottles are left") for n in range(30)]
 EXPECTED = sorted((f"{document}\n\nTL;DR:", f" {summary}") for document, summary in TEXTS)
@@ -238,10 +238,11 @@ def test_downloads_from_a_hub(tmp_path):
     }
     with serving(files) as hub:
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
-        for source in ("cnn_dailymail", "xsum"):
-            words = [f"--source={source}", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
-            done = run([ROOT / "prepare/summaries.py", *words], **env)
-            assert done.returncode == 0, done.stderr
+        words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
+        sources = ("cnn_dailymail", "xsum")
+        done = run_in_turn([[ROOT / "prepare/summaries.py", f"--source={source}", *words] for source in sources], **env)
+        assert done.returncode == 0, done.stderr
+        for source in sources:
             assert pairs_in(tmp_path / "data" / source) == EXPECTED
 
 
