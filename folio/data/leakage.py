@@ -109,7 +109,7 @@ def content_keys(hashes: np.ndarray) -> np.ndarray:
 
 
 class KeySet:
-    """A set of content keys, 8 bytes each, in sorted arrays of growing size."""
+    """A set of uint64, such as content keys, in sorted arrays of growing size."""
 
     def __init__(self) -> None:
         self.levels: list[np.ndarray] = []
@@ -118,15 +118,20 @@ class KeySet:
         """Add keys, (D,). Returns which of them were in the set or earlier in this array, (D,) bool."""
         known = np.ones(len(keys), dtype=bool)
         unique, first = np.unique(keys, return_index=True)
-        is_new = np.ones(len(unique), dtype=bool)
-        for level in self.levels:
-            is_new &= level[np.searchsorted(level, unique).clip(max=len(level) - 1)] != unique
+        is_new = ~self.contains(unique)
         known[first[is_new]] = False
         if is_new.any():
             self.levels.append(unique[is_new])
         while len(self.levels) > 1 and len(self.levels[-2]) <= 2 * len(self.levels[-1]):
             self.levels[-2:] = [np.sort(np.concatenate(self.levels[-2:]))]
         return known
+
+    def contains(self, keys: np.ndarray) -> np.ndarray:
+        """Which of the keys (D,) are in the set: (D,) bool."""
+        found = np.zeros(len(keys), dtype=bool)
+        for level in self.levels:
+            found |= level[np.searchsorted(level, keys).clip(max=len(level) - 1)] == keys
+        return found
 
 
 def count_duplicates(hashes: np.ndarray) -> dict[str, int]:
@@ -290,20 +295,6 @@ class HashFilter:
         return places[: find_in_filter(*look_up)]
 
 
-class HashSet(HashFilter):
-    """A set of hashes that few of the hashes to look up are in: (S,) uint64."""
-
-    def __init__(self, hashes: np.ndarray):
-        super().__init__(hashes)
-        self.sorted = np.sort(hashes)
-
-    def find(self, hashes: np.ndarray) -> np.ndarray:
-        """The places of those that are in the set."""
-        places = super().find(hashes)
-        likely = hashes[places]
-        return places[self.sorted[np.searchsorted(self.sorted, likely).clip(max=len(self.sorted) - 1)] == likely]
-
-
 def occurring(tokens: TokenRange, text: TokenText, wanted: HashFilter) -> np.ndarray:
     """The n-grams of a part of a shard that may be among the wanted ones: their hashes, each once."""
     ngrams, _ = ngrams_within_documents(text.words(tokens), OVERLAP)
@@ -320,13 +311,14 @@ def ngram_overlap(folder: Path, shards: Shards, tokenizer: Tokenizer, workers: i
     ranges = {split: list(token_ranges(folder, entries)) for split, entries in shards.items()}
     blocks = [text.words(tokens) for tokens in ranges["val"]]
     wanted = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
-    of_blocks = [hashes for _, hashes in map_in_order(occurring, ranges["train"], workers, text, wanted)]
-    shared = HashSet(np.concatenate(of_blocks))
+    shared = KeySet()
+    for _, hashes in map_in_order(occurring, ranges["train"], workers, text, wanted):
+        shared.add(hashes)
     words_in_overlap, n_words, document, documents = 0, 0, 0, set()
     for words in blocks:
         is_boundary = words == BOUNDARY_WORD
         ngrams, starts = ngrams_within_documents(words, OVERLAP)
-        starts = starts[shared.find(ngrams)]
+        starts = starts[shared.contains(ngrams)]
         covered = np.zeros(len(words) + 1, np.int64)  # +1 where an n-gram begins, -1 after its end
         np.add.at(covered, starts, 1)
         np.add.at(covered, starts + OVERLAP, -1)

@@ -345,18 +345,18 @@ def link_documents(slots_at, n, bands, older_at, newest_at, capacity):
 
 
 @compiled
-def find_similar(signature, slots, permutations, bands, longest_chain, similar, signatures, older, newest, capacity):
+def find_similar(signature, slots, size, bands, chain, similar, signatures, older, newest, capacity):
     """SimilarDocuments.find for one document, given the slot of each band. -1: none."""
     first = -1
     for band in range(bands):
         document = np.int64(newest[band * 2 * capacity + slots[band]])
-        for _ in range(longest_chain):
+        for _ in range(chain):
             if document < 0:
                 break
             if first < 0 or document < first:
                 equal = 0
-                for k in range(permutations):
-                    equal += signatures[document * permutations + k] == signature[k]
+                for k in range(size):
+                    equal += signatures[document * size + k] == signature[k]
                 if equal >= similar:
                     first = document
             document = np.int64(older[document * bands + band])
@@ -368,9 +368,9 @@ def find_documents(
     new_at,
     slots_at,
     n,
-    permutations,
+    size,
     bands,
-    longest_chain,
+    chain,
     similar,
     signatures_at,
     older_at,
@@ -382,27 +382,26 @@ def find_documents(
 ):
     """Write the number of the first document that is similar to each of n documents, or -1, until the tables are full.
 
-    similar: how many of the values in two signatures must be equal. count: how many documents are in the tables.
-    adds: add those that are not similar to one. Returns how many of the n documents were looked up.
+    size: of a signature, of which `similar` values must be equal. chain: documents per band to compare with. count: how
+    many documents are in the tables. adds: add those that are not similar to one. Returns how many were looked up.
     """
     signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
     newest, found = integers_32(newest_at, 1), integers(found_at, n)
     for document in range(n):
         if adds and count == capacity:
             return document
-        signature = integers_32(new_at + 4 * permutations * document, permutations)
+        signature = integers_32(new_at + 4 * size * document, size)
         slots = integers(slots_at + 8 * bands * document, bands)
         has_words = False
-        for k in range(permutations):
+        for k in range(size):
             has_words |= signature[k] != -1
         found[document] = -1
         if has_words:
-            found[document] = find_similar(
-                signature, slots, permutations, bands, longest_chain, similar, signatures, older, newest, capacity
-            )
+            tables = signatures, older, newest, capacity
+            found[document] = find_similar(signature, slots, size, bands, chain, similar, *tables)
         if adds and found[document] < 0:
-            for k in range(permutations):
-                signatures[count * permutations + k] = signature[k]
+            for k in range(size):
+                signatures[count * size + k] = signature[k]
             link(count, slots, bands, older, newest, capacity)
             count += 1
     return n
