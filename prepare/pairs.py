@@ -12,7 +12,6 @@ says, and the end-of-text token after it. The rest is only context.
 """
 
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,10 @@ from folio import UserError  # noqa: E402
 from folio.base import settings  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.blocks import Segments  # noqa: E402
-from folio.data.corpus import JSON_LINES, Corpus, find_sources  # noqa: E402
-from folio.data.prepare import PrepareConfig, default_name, prepare, refuse_inputs_inside  # noqa: E402
-from folio.data.shards import data_root  # noqa: E402
+from folio.data.corpus import JSON_LINES, Corpus, Documents, find_sources  # noqa: E402
+from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E402
 from folio.data.sources.pairs import chat_segments, pair_segments, prompt_format_of  # noqa: E402
-from folio.data.sources.prepare_pairs import pairs_as_file, read_pair_tables  # noqa: E402
+from folio.data.sources.prepare_pairs import read_pair_tables  # noqa: E402
 
 TABLES, JSON = {".tsv", ".csv"}, {".jsonl", ".ndjson", ".json", ""}  # suffixes
 FORMATS = "JSON lines (.jsonl), or two columns (.tsv, .csv), also as .gz or .zst"
@@ -61,13 +59,12 @@ def main(cfg: PairsConfig) -> None:
         raise UserError(f"{' '.join(cfg.inputs)}: {min(others)} is not a format for pairs; use {FORMATS}")
     if TABLES & kinds and not kinds <= TABLES:
         raise UserError(f"{' '.join(cfg.inputs)}: some files are tables and some are JSON; prepare them separately")
-    tables = sources if TABLES & kinds else []
-    name = cfg.name or default_name(cfg.inputs)
-    refuse_inputs_inside(data_root(cfg.data_dir) / name, (table.path for table in tables))
-    made_of = [table.fingerprint() for table in tables]
-    with pairs_as_file(read_pair_tables(tables), name, made_of) if tables else nullcontext(sources) as sources:
-        corpus = Corpus(sources, document=segments, masked=True, prompt_format=prompt_format_of(sources))
-        prepare(cfg, corpus, name)
+    format = dict(document=segments, masked=True)
+    if TABLES & kinds:
+        corpus = Documents(sources, list(read_pair_tables(sources)), prompt_format="pairs", **format)
+    else:
+        corpus = Corpus(sources, prompt_format=prompt_format_of(sources), **format)
+    prepare(cfg, corpus, cfg.name or default_name(cfg.inputs))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from folio.base.download import Wheel, fetch, hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.blocks import CorpusError  # noqa: E402
-from folio.data.corpus import JSON_LINES, find_sources, format_of  # noqa: E402
+from folio.data.corpus import JSON_LINES, Source, find_sources, format_of  # noqa: E402
 from folio.data.prepare import VocabSize, default_name  # noqa: E402
 from folio.data.shards import data_root  # noqa: E402
 from folio.data.sources.docstrings import distinct, read_wheel  # noqa: E402
@@ -114,7 +114,7 @@ def prepare_docstrings(cfg: SummariesConfig) -> None:
         }
         for docstring in distinct(shortened)
     )
-    prepare_texts(cfg, pairs, "summaries", [wheel.sha256 for wheel in WHEELS], 0.1)
+    prepare_texts(cfg, pairs, "summaries", [], 0.1)
 
 
 def prepare_source(cfg: SummariesConfig) -> None:
@@ -125,7 +125,7 @@ def prepare_source(cfg: SummariesConfig) -> None:
         name, (repository, subset, revision) = default_name([cfg.source]), (cfg.source, None, None)
     texts = itertools.islice(read_parquet(hub_parquet(repository, subset, revision), summary_columns), cfg.limit)
     pairs = (summary_pair(cfg.document_length, dict(zip(FIELDS, pair, strict=True))) for pair in texts)
-    prepare_texts(cfg, pairs, name, [repository, subset, cfg.limit], 0.01)
+    prepare_texts(cfg, pairs, name, [], 0.01)
 
 
 def summary_columns(path: Path, schema: Any) -> list[Column]:
@@ -141,12 +141,11 @@ def prepare_files(cfg: SummariesConfig) -> None:
     """Prepare files of JSON lines. Raises UserError."""
     sources = find_sources(cfg.inputs, "jsonl", JSON_LINES)
     pairs = read_json_lines(sources, partial(summary_pair, cfg.document_length))
-    made_of = [source.fingerprint() for source in sources]
-    prepare_texts(cfg, pairs, default_name(cfg.inputs), made_of, 0.1 if len(sources) == 1 else 0.01)
+    prepare_texts(cfg, pairs, default_name(cfg.inputs), sources, 0.1 if len(sources) == 1 else 0.01)
 
 
 def prepare_texts(
-    cfg: SummariesConfig, pairs: Iterable[dict[str, Any] | None], name: str, made_of: list[Any], val_fraction: float
+    cfg: SummariesConfig, pairs: Iterable[dict[str, Any] | None], name: str, sources: list[Source], val_fraction: float
 ) -> None:
     """Prepare pairs as a data set, or their documents for pretraining. Raises UserError."""
     name = cfg.name or name
@@ -159,8 +158,7 @@ def prepare_texts(
             )
         cfg = cfg.replace(tokenizer=str(of_pairs))
     cfg = cfg.replace(val_fraction=cfg.val_fraction or val_fraction)
-    made_of = [made_of, cfg.document_length, cfg.seed]
-    prepare_pairs(cfg, pairs, name, made_of, documents_only=cfg.pretraining)
+    prepare_pairs(cfg, pairs, name, sources, documents_only=cfg.pretraining)
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

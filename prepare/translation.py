@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,7 @@ def prepare_phrases(cfg: TranslationConfig) -> None:
     drawn = (languages, cfg.val_fraction, cfg.seed)
     validation = list(held_out_pairs(cfg.held_out, *drawn))
     pairs = itertools.chain(validation, training_pairs(cfg.pairs, *drawn))
-    made_of = [[languages, cfg.pairs, cfg.held_out, cfg.seed, version("babel"), version("num2words")], None]
-    prepare_pairs(cfg, pairs, cfg.name or "translation", made_of, len(validation))
+    prepare_pairs(cfg, pairs, cfg.name or "translation", [], len(validation))
 
 
 def prepare_source(cfg: TranslationConfig) -> None:
@@ -121,7 +119,7 @@ def prepare_source(cfg: TranslationConfig) -> None:
         repository, subset, name = cfg.source, None, default_name([cfg.source])
     texts = read_parquet(hub_parquet(repository, subset), partial(language_columns, languages))
     pairs = pairs_of(itertools.islice(texts, cfg.limit), languages)
-    prepare_texts(cfg, pairs, cfg.name or name, [repository, subset, cfg.limit, languages], 0.01)
+    prepare_texts(cfg, pairs, cfg.name or name, [], 0.01)
 
 
 def prepare_files(cfg: TranslationConfig) -> None:
@@ -144,8 +142,7 @@ def prepare_files(cfg: TranslationConfig) -> None:
         raise CorpusError(
             f"{', '.join(cfg.inputs)}: give .jsonl files, .tsv files, or two files with one sentence per line"
         )
-    made_of = [[source.fingerprint() for source in sources], languages]
-    prepare_texts(cfg, pairs, cfg.name or default_name(inputs), made_of, 0.1)
+    prepare_texts(cfg, pairs, cfg.name or default_name(inputs), sources, 0.1)
 
 
 def suffix_of(path: Path) -> str:
@@ -173,11 +170,15 @@ def pairs_of(texts: Iterable[Texts], languages: Texts) -> Iterator[dict[str, Any
 
 
 def prepare_texts(
-    cfg: TranslationConfig, pairs: Iterable[dict[str, Any] | None], name: str, made_of: list[Any], val_fraction: float
+    cfg: TranslationConfig,
+    pairs: Iterable[dict[str, Any] | None],
+    name: str,
+    sources: list[Source],
+    val_fraction: float,
 ) -> None:
     """Prepare the user's texts as a data set."""
     cfg = cfg.replace(val_fraction=cfg.val_fraction or val_fraction, vocab_size=cfg.vocab_size or 8192)
-    prepare_pairs(cfg, pairs, name, [made_of, cfg.seed])
+    prepare_pairs(cfg, pairs, name, sources)
 
 
 if __name__ == "__main__":

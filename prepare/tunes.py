@@ -84,7 +84,8 @@ def main(cfg: TunesConfig) -> None:
         f"{len(different):,} tunes: {len(train):,} for training and {len(val):,} for validation; "
         f"repetitions left out: {len(read) - len(different):,}"
     )
-    corpus = Documents(sources, val, train, {"left_out": problems, "repetitions": len(read) - len(different)})
+    report = {"left_out": problems, "repetitions": len(read) - len(different)}
+    corpus = Documents(sources, [*val, *train], range(len(val)), report)
     prepare(cfg, corpus, name)
 
 

@@ -252,8 +252,6 @@ def test_data_needs_no_torch():
 # --- the files of tests -----------------------------------------------------------------------------------------------
 
 EXEMPT = {  # modules without a test file of their own, and the file that tests them
-    "folio/data/minhash.py": "tests/data/test_near_duplicates.py",  # constants
-    "folio/data/text_kernels.py": "tests/machine/test_compiled.py",  # one name for text_step.py, compiled
     "folio/decoding/cpu_records.py": "tests/decoding/test_cpu_decoder.py",  # the arguments of the compiled step
     "folio/machine/openmp.py": "tests/test_layout.py",  # one line, which runs at import
 }

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from folio import UserError
-from folio.data.near_duplicates import signatures_of
+from folio.data.leakage import signatures_of
 from folio.data.shards import token_dtype
 from folio.data.tokenizer import TextError, Tokenizer
 
@@ -84,12 +84,18 @@ class DocumentPart(CorpusBlock):
 
 @dataclass(frozen=True)
 class RowBlock(CorpusBlock):
-    """Documents as strings: a list, or an Arrow array, in which null is an empty document."""
+    """Documents as strings: a list, or an Arrow array, in which null is an empty document. Or objects, each of which
+    `document` turns into a document.
+    """
 
     content: Sequence[Any]
     first: int = 0  # the row number of the first document in the file
+    document: Callable[[dict[str, Any]], str | Segments] | None = None
 
-    def documents(self) -> Iterator[str]:
+    def documents(self) -> Iterator[str | Segments]:
+        if self.document:
+            yield from map(self.document, self.content)
+            return
         try:
             texts = self.content if isinstance(self.content, list) else self.content.to_pylist()
         except UnicodeDecodeError:  # Arrow does not check that strings in a file are UTF-8

@@ -12,9 +12,8 @@ from folio import UserError
 from folio.base.files import read_json, write_json
 from folio.base.number_format import counted
 from folio.data.blocks import CorpusBlock, DocumentPart, EncodedBlock
-from folio.data.minhash import PERMUTATIONS
-from folio.data.near_duplicates import SimilarDocuments, count_near_duplicates
-from folio.data.shards import SPLITS, ShardWriter
+from folio.data.leakage import PERMUTATIONS, KeySet, SimilarDocuments, content_keys, count_leakage
+from folio.data.shards import SPLITS, Shards, ShardWriter
 from folio.data.tokenizer import OnUnknown, Tokenizer
 
 # --- which documents are for validation -------------------------------------------------------------------------------
@@ -42,35 +41,9 @@ def split_by_number(chosen: np.ndarray) -> SplitRule:
 Dedup = bool | Literal["near"]  # whether to leave out documents that repeat another one, or also those that nearly do
 
 
-def content_keys(hashes: np.ndarray) -> np.ndarray:
-    """The upper 63 bits of document hashes, which identify duplicates. A record keeps the split in the lowest bit."""
-    return hashes >> np.uint64(1)
-
-
 # A document in the file "documents": its hash, with the lowest bit replaced by 1 for validation, and its tokens.
 DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("tokens", "<u4")])
 SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))  # of the same document in the file "signatures"
-
-
-class KeySet:
-    """A set of content keys, 8 bytes each, in sorted arrays of growing size."""
-
-    def __init__(self) -> None:
-        self.levels: list[np.ndarray] = []
-
-    def add(self, keys: np.ndarray) -> np.ndarray:
-        """Add keys, (D,). Returns which of them were in the set or earlier in this array, (D,) bool."""
-        known = np.ones(len(keys), dtype=bool)
-        unique, first = np.unique(keys, return_index=True)
-        is_new = np.ones(len(unique), dtype=bool)
-        for level in self.levels:
-            is_new &= level[np.searchsorted(level, unique).clip(max=len(level) - 1)] != unique
-        known[first[is_new]] = False
-        if is_new.any():
-            self.levels.append(unique[is_new])
-        while len(self.levels) > 1 and len(self.levels[-2]) <= 2 * len(self.levels[-1]):
-            self.levels[-2:] = [np.sort(np.concatenate(self.levels[-2:]))]
-        return known
 
 
 # --- characters that are not in the vocabulary ------------------------------------------------------------------------
@@ -347,27 +320,17 @@ class DatasetBuilder:
             what += ", and a document cannot be in both splits"
         raise UserError(f"{what}; add another one, or join all text in one .txt file, which is split at its tail")
 
-    def count_duplicates(self) -> dict[str, int]:
-        """How many documents repeat another one, how many for validation are also in training, and how many were left
-        out.
-        """
-        hashes = np.sort(self._read_records()["hash"])
-        keys, val = content_keys(hashes), (hashes & np.uint64(1)).astype(bool)
-        repeated = (keys[1:] == keys[:-1]).sum()
-        in_both = np.intersect1d(np.unique(keys[~val]), np.unique(keys[val]), assume_unique=True)
-        val_in_train = np.isin(keys[val], in_both).sum()
-        return {"repeated": int(repeated), "val_in_train": int(val_in_train), "left_out": self.progress.left_out}
+    def report_leakage(self, near: bool, shards: Shards | None, workers: int) -> dict[str, Any]:
+        """What report.json says about repeated text: count_leakage, and how many documents were left out.
 
-    def count_near_duplicates(self, counts: bool) -> dict[str, int | None]:
-        """How many documents nearly repeat one before, how many for validation have a near duplicate in training, and
-        how many were left out. Exact duplicates that are in the data set count, too.
-
-        counts: False: only how many were left out, and None for the others.
+        near: count near duplicates; exact duplicates that are in the data set count, too. shards: as in count_leakage.
         """
-        left_out = self.progress.near_left_out
-        if not counts:
-            return {"repeated": None, "val_in_train": None, "left_out": left_out}
-        self.signatures.flush()
-        signatures = np.fromfile(self.folder / "signatures", dtype=SIGNATURE_RECORD)
-        val = (self._read_records()["hash"] & np.uint64(1)).astype(bool)
-        return {**count_near_duplicates(signatures, val), "left_out": left_out}
+        signatures = None
+        if near:
+            self.signatures.flush()
+            signatures = np.fromfile(self.folder / "signatures", dtype=SIGNATURE_RECORD)
+        hashes = self._read_records()["hash"]
+        counts = count_leakage(hashes, signatures, self.folder, shards, self.tokenizer, workers)
+        counts["duplicates"]["left_out"] = self.progress.left_out
+        counts["near_duplicates"]["left_out"] = self.progress.near_left_out
+        return counts

@@ -8,6 +8,7 @@ import codecs
 import csv
 import glob
 import itertools
+import json
 import os
 import re
 from collections import Counter
@@ -310,58 +311,77 @@ class Corpus:
 
 
 class Documents(Corpus):
-    """Documents in memory, which a script has read from files that are not text and has already split.
+    """Documents in memory, which a script has read: texts, or JSON objects that Corpus.document turns into documents.
 
-    val, train: the documents, those for validation first. in_report: what report.json says about the files. versions:
-    the documents that a training document becomes, itself included (data augmentation); None: only itself. recipe: what
-    else decides the documents, for the fingerprint.
+    sources: the files that they are from, for messages and meta.json. val: the numbers of the documents for validation;
+    None: as the settings of `prepare` say. in_report: what report.json says about the files. versions: the documents
+    that each after the first len(val) becomes, itself included (data augmentation); None: only itself. recipe: what
+    else decides the documents, for the fingerprint. settings: of Corpus.
     """
 
-    is_one_text = is_one_file = False
+    is_one_text = False
 
     def __init__(
         self,
         sources: list[Source],
-        val: Sequence[str],
-        train: Sequence[str],
-        in_report: dict[str, Any],
+        documents: Sequence[str | dict[str, Any]],
+        val: Sequence[int] | np.ndarray | None = None,
+        in_report: dict[str, Any] | None = None,
         versions: Callable[[str], list[str]] | None = None,
         recipe: dict[str, Any] | None = None,
+        **settings: Any,
     ):
-        super().__init__(sources, split_rule=split_by_number(np.arange(len(val))))
-        self.val, self.train, self.in_report, self.versions, self.recipe = val, train, in_report, versions, recipe
+        super().__init__(sources, split_rule=None if val is None else split_by_number(val), **settings)
+        self.documents, self.in_report, self.versions, self.recipe = documents, in_report or {}, versions, recipe
+        self.n_val = None if val is None else len(val)
+        self.file = sources[0].name if len(sources) == 1 else "the input"  # for messages
 
     @cached_property
     def text_bytes(self) -> int:
-        versions = len(self.versions(self.train[0])) if self.versions and self.train else 1
-        return sum(map(len, self.val)) + versions * sum(map(len, self.train))
+        versions = len(self.versions(self.documents[self.n_val])) if self.versions else 1
+        n_val = self.n_val or 0
+        return sum(map(_bytes_of, self.documents[:n_val])) + versions * sum(map(_bytes_of, self.documents[n_val:]))
 
     def fingerprint(self) -> dict[str, Any]:
         digest = blake2b(digest_size=16)
-        for text in (*self.val, *self.train):
+        for document in self.documents:
+            text = document if isinstance(document, str) else json.dumps(document)
             digest.update(b"%d " % len(text) + text.encode("utf-8", "replace"))
-        return {"val": len(self.val), "train": len(self.train), "blake2b": digest.hexdigest(), "recipe": self.recipe}
+        n_train = len(self.documents) - (self.n_val or 0)
+        return {"val": self.n_val, "train": n_train, "blake2b": digest.hexdigest(), "recipe": self.recipe}
 
     def report(self) -> dict[str, Any]:
         return self.in_report
 
     def blocks(self, val_fraction: float | None = None) -> Iterator[CorpusBlock]:
-        versions = self.versions or (lambda text: [text])
-        documents = itertools.chain(self.val, (version for text in self.train for version in versions(text)))
-        done, first, texts, size = 0, 0, [], 0
-        for text in documents:
-            texts.append(text)
-            size += len(text)
+        done, first, documents, size = 0, 0, [], 0
+        for document in self._all_versions():
+            documents.append(document)
+            size += _bytes_of(document)
             if size >= BLOCK_BYTES:
                 done += size
-                yield self._block(texts, first, done)
-                first, texts, size = first + len(texts), [], 0
-        if texts:
-            yield self._block(texts, first, self.text_bytes)
+                yield self._block(documents, first, done)
+                first, documents, size = first + len(documents), [], 0
+        if documents:
+            yield self._block(documents, first, self.text_bytes)
 
-    def _block(self, texts: list[str], first: int, done: int) -> RowBlock:
+    def _all_versions(self) -> Iterator[str | dict[str, Any]]:
+        for number, document in enumerate(self.documents):
+            if self.versions and number >= self.n_val:
+                yield from self.versions(document)
+            else:
+                yield document
+
+    def _block(self, documents: list[str | dict[str, Any]], first: int, done: int) -> RowBlock:
         bytes_read = min(self.bytes, self.bytes * done // max(1, self.text_bytes))
-        return RowBlock(bytes_read, self.sources[0].name, texts, first)
+        return RowBlock(bytes_read, self.file, documents, first, self.document)
+
+
+def _bytes_of(document: str | dict[str, Any]) -> int:
+    """The size of a text, or of the texts in an object."""
+    if isinstance(document, dict):
+        return sum(_bytes_of(text) for text in document.values() if isinstance(text, str))
+    return len(document.encode("utf-8", "replace"))
 
 
 # --- one text ---------------------------------------------------------------------------------------------------------

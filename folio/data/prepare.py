@@ -34,10 +34,8 @@ from folio.data import tokenizer as tokenizers
 from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, characters_of, encode, texts_of
 from folio.data.builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.data.corpus import Corpus
-from folio.data.near_duplicates import signatures_of
-from folio.data.ngrams import OVERLAP, ngram_overlap
-from folio.data.shards import NANOGPT_SCRIPT, data_root, dataset_name, token_dtype, write_meta
-from folio.data.text_kernels import TEXT_STEP
+from folio.data.leakage import OVERLAP, signatures_of
+from folio.data.shards import NANOGPT_SCRIPT, Shards, data_root, dataset_name, token_dtype, write_meta
 from folio.data.tokenizer import (
     EOT_TEXT,
     BPETokenizer,
@@ -49,6 +47,7 @@ from folio.data.tokenizer import (
     describe_large_vocabulary,
     vocabulary_is_large,
 )
+from folio.data.word_cache import TEXT_STEP
 from folio.machine import compiled
 
 SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer than it saves
@@ -366,8 +365,6 @@ TOKENIZERS: dict[str, Callable[[_Job], Tokenizer]] = {  # the values of --tokeni
 
 # --- the shards -------------------------------------------------------------------------------------------------------
 
-Shards = dict[str, list[dict[str, Any]]]  # split -> its entry in meta.json
-
 
 def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, Any]]:
     """Write the shards of both splits. Returns their entries in meta.json, and the report.
@@ -521,9 +518,7 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
         "unknown_characters": p.unknown,
         "longest_document": {"number": p.longest_number, "tokens": p.longest},
         "empty_documents": p.empty,
-        "duplicates": builder.count_duplicates(),
-        "near_duplicates": builder.count_near_duplicates(counts=_counts_near(job, builder)),
-        "ngram_overlap": _overlap(job, tokenizer, shards) if job.checks_leakage else None,
+        **builder.report_leakage(_counts_near(job, builder), shards if job.checks_leakage else None, job.workers),
         "vocabulary_used": int((counts > 0).sum()),
         "most_common_tokens": [
             {"id": i, "text": _token_text(tokenizer, i), "count": int(counts[i])} for i in most_common
@@ -536,10 +531,6 @@ def _counts_near(job: _Job, builder: DatasetBuilder) -> bool:
     """Whether to count near duplicates."""
     few = job.cfg.check_leakage or builder.progress.remembered <= MOST_COMPARED
     return job.checks_leakage and few and builder.signatures is not None
-
-
-def _overlap(job: _Job, tokenizer: Tokenizer, shards: Shards) -> dict[str, int]:
-    return ngram_overlap(job.part, shards, token_dtype(tokenizer.vocab_size), tokenizer, job.workers)
 
 
 def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:

@@ -35,6 +35,7 @@ from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 
 FORMAT_VERSION = 2
 SPLITS = ("train", "val")
+Shards = dict[str, list[dict[str, Any]]]  # split -> its entries in meta.json
 NANOGPT_SCRIPT = "prepare.py"  # in a data set's folder, as in nanoGPT; it is kept when the data set is replaced
 VERIFY_BYTES = 1 << 26  # the sha256 of a data set of up to 64 MiB is checked whenever it is opened (under 0.1 s)
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32

@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 
-from folio.data.minhash import BANDS, LONGEST_CHAIN, PERMUTATIONS, SIMILARITY
 from folio.machine.simd import compiled, integers, integers_32, make_array_at, octets
 
 unsigned = make_array_at(np.uint64)
@@ -197,14 +196,14 @@ FOLDED = np.array([folded(code) for code in range(0x2000)], np.uint16)
 
 @compiled
 def mix(hashed):
-    """As in ngrams.py."""
+    """As in leakage.py."""
     hashed = (hashed ^ (hashed >> np.uint64(32))) * MIXER
     return hashed ^ (hashed >> np.uint64(32))
 
 
 @compiled
 def hash_words(data_at, size, hashes_at):
-    """Write the hash of each word of a text, as ngrams.py defines them. Returns how many there are."""
+    """Write the hash of each word of a text, as leakage.py defines them. Returns how many there are."""
     data, hashes = octets(data_at, size), unsigned(hashes_at, size + 1)
     count = signs_end = 0  # the end of the last character that is not in a word, though its bytes look so
     in_word = character = character_end = 0  # the last folded character and where its bytes end
@@ -247,7 +246,7 @@ def hash_words(data_at, size, hashes_at):
 
 @compiled
 def hash_ngrams(words_at, n_words, n, short, hashes_at, starts_at):
-    """Write the hash of each n-gram of words between two boundaries, as ngrams.py defines them, and the word that it
+    """Write the hash of each n-gram of words between two boundaries, as leakage.py defines them, and the word that it
     begins with. short: fewer words between two boundaries are an n-gram, too. Returns how many there are.
     """
     words, hashes, starts = unsigned(words_at, n_words), unsigned(hashes_at, n_words), integers(starts_at, n_words)
@@ -328,63 +327,81 @@ def join_tokens(ids_at, n, starts_at, content_at, text_at):
 
 
 @compiled
-def link(document, slots, older, newest, capacity):
+def link(document, slots, bands, older, newest, capacity):
     """Add a document to the chain of each band."""
-    for band in range(BANDS):
+    for band in range(bands):
         slot = band * 2 * capacity + slots[band]
-        older[document * BANDS + band] = newest[slot]
+        older[document * bands + band] = newest[slot]
         newest[slot] = document
 
 
 @compiled
-def link_documents(slots_at, n, older_at, newest_at, capacity):
+def link_documents(slots_at, n, bands, older_at, newest_at, capacity):
     """Add the first n documents to the chains, given the slot of each band of each."""
     older, newest = integers_32(older_at, 1), integers_32(newest_at, 1)
     for document in range(n):
-        link(document, integers(slots_at + 8 * BANDS * document, BANDS), older, newest, capacity)
+        link(document, integers(slots_at + 8 * bands * document, bands), bands, older, newest, capacity)
     return n
 
 
 @compiled
-def find_similar(signature, slots, signatures, older, newest, capacity):
+def find_similar(signature, slots, size, bands, chain, similar, signatures, older, newest, capacity):
     """SimilarDocuments.find for one document, given the slot of each band. -1: none."""
     first = -1
-    for band in range(BANDS):
+    for band in range(bands):
         document = np.int64(newest[band * 2 * capacity + slots[band]])
-        for _ in range(LONGEST_CHAIN):
+        for _ in range(chain):
             if document < 0:
                 break
             if first < 0 or document < first:
                 equal = 0
-                for k in range(PERMUTATIONS):
-                    equal += signatures[document * PERMUTATIONS + k] == signature[k]
-                if equal >= SIMILARITY * PERMUTATIONS:
+                for k in range(size):
+                    equal += signatures[document * size + k] == signature[k]
+                if equal >= similar:
                     first = document
-            document = np.int64(older[document * BANDS + band])
+            document = np.int64(older[document * bands + band])
     return first
 
 
 @compiled
-def find_documents(new_at, slots_at, n, signatures_at, older_at, newest_at, capacity, count, adds, found_at):
+def find_documents(
+    new_at,
+    slots_at,
+    n,
+    size,
+    bands,
+    chain,
+    similar,
+    signatures_at,
+    older_at,
+    newest_at,
+    capacity,
+    count,
+    adds,
+    found_at,
+):
     """Write the number of the first document that is similar to each of n documents, or -1, until the tables are full.
 
-    count: how many documents are in the tables. adds: add those that are not similar to one. Returns how many of the
-    n documents were looked up.
+    size: of a signature, of which `similar` values must be equal. chain: documents per band to compare with. count: how
+    many documents are in the tables. adds: add those that are not similar to one. Returns how many were looked up.
     """
     signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
     newest, found = integers_32(newest_at, 1), integers(found_at, n)
     for document in range(n):
         if adds and count == capacity:
             return document
-        signature = integers_32(new_at + 4 * PERMUTATIONS * document, PERMUTATIONS)
-        slots = integers(slots_at + 8 * BANDS * document, BANDS)
+        signature = integers_32(new_at + 4 * size * document, size)
+        slots = integers(slots_at + 8 * bands * document, bands)
         has_words = False
-        for k in range(PERMUTATIONS):
+        for k in range(size):
             has_words |= signature[k] != -1
-        found[document] = find_similar(signature, slots, signatures, older, newest, capacity) if has_words else -1
+        found[document] = -1
+        if has_words:
+            tables = signatures, older, newest, capacity
+            found[document] = find_similar(signature, slots, size, bands, chain, similar, *tables)
         if adds and found[document] < 0:
-            for k in range(PERMUTATIONS):
-                signatures[count * PERMUTATIONS + k] = signature[k]
-            link(count, slots, older, newest, capacity)
+            for k in range(size):
+                signatures[count * size + k] = signature[k]
+            link(count, slots, bands, older, newest, capacity)
             count += 1
     return n

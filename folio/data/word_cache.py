@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import tiktoken
 
-from folio.data.text_kernels import TEXT_STEP
 from folio.machine import compiled
-from folio.machine.compiled import addresses
+from folio.machine.compiled import CompiledModule, addresses
 
+TEXT_STEP = CompiledModule("folio.data.text_step", imports=("folio.machine.simd",))  # also hashes words
 SLOTS, MOST_IDS = 1 << 20, 4  # as in folio/data/text_step.py
 PADDING = bytes(16)  # because words are read as two numbers, and copied so
 

@@ -17,8 +17,8 @@ from folio.decoding.language_model import QUANTIZED, LanguageModel
 from folio.decoding.quantize import quantized
 from folio.evaluation.answers import evaluate_pairs
 from folio.evaluation.benchmarks import TASKS, score_endings
+from folio.evaluation.memorization import search_training_data
 from folio.evaluation.music_measures import PIECES, evaluate_music
-from folio.evaluation.overlap import search_training_data
 from folio.evaluation.scores import Evaluation, read_characters
 from folio.evaluation.text_loss import measure_positions, measure_text
 from folio.evaluation.texts import EvaluatedText, open_datasets, open_files, open_pairs, open_validation_set

@@ -1,7 +1,8 @@
-"""Which spans of a text occur in the training data exactly, where, and which lengths are no more than chance.
+"""Searches a run's training data: for the spans of a text that occur there, and for a few passages of it.
 
-The training tokens are sorted into a suffix array (Manber and Myers 1990; by libdivsufsort), in which a binary search
-finds the longest match of any text. OLMoTrace (Liu et al. 2025) shows such spans for a model of trillions of tokens.
+For spans of any length, the training tokens are sorted into a suffix array (Manber and Myers 1990; by libdivsufsort),
+in which a binary search finds the longest match of any text. OLMoTrace (Liu et al. 2025) shows such spans for a model
+of trillions of tokens. Spans that are no longer than chance gives are left out.
 
 Dimensions: T time, N indexed tokens, V vocabulary.
 """
@@ -9,13 +10,19 @@ Dimensions: T time, N indexed tokens, V vocabulary.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from folio.data.shards import Dataset
+from folio import UserError
+from folio.base.progress import note
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.data.shards import Dataset, data_root, has_data, open_dataset
 from folio.data.tokenizer import EOT_TEXT, Tokenizer
-from folio.data.windows import check_ids
+from folio.data.windows import Mixture, check_ids, parse_mixture
+from folio.evaluation.scores import Reading
+from folio.evaluation.texts import EvaluatedText
 
 MAX_INDEXED_TOKENS = 20_000_000  # at the start of the data sets: up to 1 GB while they are sorted, 0.2 GB then
 HELD_OUT, HELD_OUT_PIECE = 4096, 256  # tokens of validation text to compare with, in pieces of this length
@@ -23,6 +30,60 @@ CHANCE = 0.01  # probability that a random text has a span longer than TrainingI
 EXACT_LENGTHS = 16  # up to which the expected matches of a random text are summed; they are bounded beyond
 CONTEXT_TOKENS = 60  # of training data to show before and after a span
 BLOCK = 1 << 16  # tokens to compute with at a time
+
+PROBES = 20  # passages of a text
+PROBE_TOKENS = 32  # length of each of them
+SEARCHED_TOKENS = 50_000_000  # at the start of each data set
+
+
+# --- the training data of a run ---------------------------------------------------------------------------------------
+
+
+def open_training_data(saved: Checkpoint, data_dir: str | None) -> list[Dataset]:
+    """The data sets of `open_training_mixture`."""
+    return [dataset for dataset, _ in open_training_mixture(saved, data_dir).datasets]
+
+
+def open_training_mixture(saved: Checkpoint, data_dir: str | None) -> Mixture:
+    """The data that a checkpoint was trained on. Raises UserError if it is not available or has changed.
+
+    data_dir: the folder of data sets to look in if it is not where it was in training. A missing one is not prepared.
+    """
+    config = saved.state.get("config", {})
+    if not {"dataset", "data_dir"} <= config.keys():
+        raise UserError("its checkpoint does not record the training data")
+    datasets = []
+    for name, weight in parse_mixture(config["dataset"]):
+        folders = [data_root(place) / name for place in (config["data_dir"], data_dir)]
+        folder = next((folder for folder in folders if has_data(folder)), None)
+        if not folder and data_dir:
+            raise UserError(f"its training data is neither {folders[0]} nor {folders[1]}; set --data_dir")
+        if not folder:
+            raise UserError(f"its training data, {folders[0]}, does not exist; set --data_dir")
+        datasets.append((open_dataset(folder), weight))
+    mixture = Mixture(datasets, config["block_size"], config["seed"], config["sampling"])
+    if mixture.hash != saved.state["dataset"]["hash"]:
+        raise UserError(f"its training data, {config['dataset']}, has been prepared again since then")
+    return mixture
+
+
+def first_tokens(datasets: list[Dataset], limit: int) -> tuple[list[tuple[int, int, np.ndarray]], bool]:
+    """The training tokens at the start of each data set, at most `limit`: the numbers of the data set and of the shard,
+    and the ids (n,) of each shard. Also whether these are all that there are.
+    """
+    parts, complete = [], True
+    for number, dataset in enumerate(datasets):
+        remaining = limit
+        for shard_number, shard in enumerate(dataset.train):
+            ids = shard.ids[:remaining]
+            remaining -= len(ids)
+            complete = complete and len(ids) == len(shard)
+            if len(ids):
+                parts.append((number, shard_number, ids))
+    return parts, complete
+
+
+# --- any span of a text -----------------------------------------------------------------------------------------------
 
 
 class Occurrences(NamedTuple):
@@ -48,18 +109,9 @@ class TrainingIndex:
         """eot: the end-of-text token. Raises DatasetError for a token outside the vocabulary."""
         from pydivsufsort import divsufsort  # nothing else needs it
 
-        self.parts: list[tuple[int, int]] = []  # the numbers of a data set and of its shard
-        self.complete = True
-        arrays = []
-        for number, dataset in enumerate(datasets):
-            remaining = MAX_INDEXED_TOKENS // len(datasets)
-            for shard_number, shard in enumerate(dataset.train):
-                ids = shard.ids[:remaining]
-                remaining -= len(ids)
-                self.complete = self.complete and len(ids) == len(shard)
-                if len(ids):
-                    arrays.append(ids)
-                    self.parts.append((number, shard_number))
+        parts, self.complete = first_tokens(datasets, MAX_INDEXED_TOKENS // len(datasets))
+        self.parts = [(dataset, shard) for dataset, shard, _ in parts]  # numbers
+        arrays = [ids for _, _, ids in parts]
         lengths = [len(ids) for ids in arrays]
         self.searched = sum(lengths)
         self.starts = np.cumsum([0, *lengths]) + np.arange(len(arrays) + 1)  # of each part; a 0 is after each
@@ -282,3 +334,72 @@ class TrainingSearch:
         """The text of tokens, with the name of the end-of-text token."""
         pieces = np.split(ids, np.flatnonzero(ids == self.tokenizer.eot))  # the token itself has no text
         return EOT_TEXT.join(map(self.tokenizer.decode, pieces))
+
+
+# --- a few passages of a text, called probes --------------------------------------------------------------------------
+
+
+def search_training_data(text: EvaluatedText, run: str, saved: Checkpoint, data_dir: str | None) -> Reading:
+    """Look up passages of a text in the run's training data, unless it is the validation set of that data.
+
+    Prints a line if any are found, or if the text could not be looked up. Returns the text's reading with the counts.
+    """
+    try:
+        training = open_training_data(saved, data_dir)
+        if text.dataset and text.dataset.hash in [dataset.hash for dataset in training]:
+            return text.reading
+        ids, document = (np.concatenate([getattr(s, name) for s in text.streams]) for name in ("ids", "document"))
+        if not (probes := choose_probes(ids, document)):
+            raise UserError(f"no document has more than {PROBE_TOKENS} tokens")
+    except UserError as error:
+        note(f"{text.name}: could not check whether {run} was trained on this text: {error}")
+        return text.reading
+    matches, complete = count_matches(probes, training)
+    where = f"the training data of {run}"
+    if not complete:
+        where = f"the first {SEARCHED_TOKENS // 10**6} million tokens of {where}, which is all that was searched"
+    if matches:
+        how_much = "this text" if 2 * matches > len(probes) else "parts of this text, or on the same passages elsewhere"
+        line = f"{matches} of {len(probes)} probes of {PROBE_TOKENS} tokens occur in {where}: it was trained on "
+        line += f"{how_much}, so its values here say little about new text"
+        note(f"{text.name}: {line}")
+    elif not complete:
+        note(f"{text.name}: no probe of {PROBE_TOKENS} tokens occurs in {where}")
+    elif (base := saved.state["config"]["init_from"]) not in ("scratch", "resume"):
+        line = f"could not check whether {base} was trained on it, from which {run} started"
+        note(f"{text.name}: {line}")
+    return replace(text.reading, probes=len(probes), probes_matched=matches)
+
+
+def choose_probes(ids: np.ndarray, document: np.ndarray) -> list[np.ndarray]:
+    """Evenly spaced passages of a text, (PROBE_TOKENS,) each. None crosses the end of a document.
+
+    ids: the tokens of the text, (n,). document: the number of the document that each of them belongs to, (n,).
+    """
+    # one token more must be in the document, because its last one is the end of text or a separator
+    starts = np.flatnonzero(document[:-PROBE_TOKENS] == document[PROBE_TOKENS:])
+    n = min(PROBES, math.ceil(len(starts) / PROBE_TOKENS))
+    chosen = starts[np.linspace(0, len(starts) - 1, n).astype(int)] if n else []
+    return [ids[start : start + PROBE_TOKENS] for start in chosen]
+
+
+def count_matches(probes: list[np.ndarray], datasets: list[Dataset], limit: int = SEARCHED_TOKENS) -> tuple[int, bool]:
+    """How many of the probes occur in the training shards, and whether all shards were searched to their ends.
+
+    A search of bytes, because for a few probes it takes less time and memory than the index. limit: tokens at the start
+    of each data set to search.
+    """
+    parts, complete = first_tokens(datasets, limit)
+    missing = probes
+    for _, _, ids in parts:
+        content = ids.tobytes()
+        missing = [probe for probe in missing if not occurs(probe.astype(ids.dtype), content)]
+    return len(probes) - len(missing), complete
+
+
+def occurs(probe: np.ndarray, content: bytes) -> bool:
+    """Whether the tokens `probe`, (n,), occur one after another in `content`, the bytes of tokens of the same dtype."""
+    at = content.find(probe.tobytes())
+    while at > 0 and at % probe.itemsize:  # this match begins in the middle of a token
+        at = content.find(probe.tobytes(), at + 1)
+    return at >= 0

@@ -38,8 +38,7 @@ from folio.data.sources.music import (
 )
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
-from folio.evaluation.memorization import TrainingIndex
-from folio.evaluation.overlap import open_training_data
+from folio.evaluation.memorization import TrainingIndex, open_training_data
 from folio.evaluation.scores import Evaluation, Measure, Reading
 
 TUNE_STEPS = 48  # per quarter, the unit of time in a tune's notes: 1/16 of a quarter, and triplets of it

@@ -1,9 +1,8 @@
 """Time budgets: how many steps fit into `minutes`, planned at the start and again when the machine's speed changes."""
 
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +15,6 @@ from folio.training.schedule import Schedule, StepCounts
 FINAL_SAMPLE_TOKENS = 300  # printed at the end of a run
 EVALUATION_SHARE = 0.1  # of the time, for evaluations with their checkpoints and samples, except the last evaluation
 ENDING_SECONDS = 1.0  # expected for the end of a run, without the sample
-
-
-def seconds_per_step(run_step: Callable[[], None], group: Group, limit: float = math.inf) -> float:
-    """The median over 2 seconds, at least 5 steps, after 2 steps of warmup. run_step waits for the device.
-
-    On a slow machine: of the steps that fit into `limit` seconds, at least one, after a step of warmup.
-    """
-    times: list[float] = []
-    while group.broadcast(len(times) < 2 or (sum(times) < limit and (len(times) < 7 or sum(times[2:]) < 2))):
-        began = time.perf_counter()
-        run_step()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[2:] or times[1:])
 
 
 def evaluation_seconds(val_tokens: int, step_tokens: int, step_seconds: float) -> float:

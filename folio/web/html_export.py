@@ -18,7 +18,7 @@ from folio.data.sources.pairs import Pair, validation_pairs
 from folio.decoding.prompt_files import read_prompt
 from folio.decoding.prompts import encode_prompt
 from folio.evaluation.export_checks import check_computes_gpt2
-from folio.evaluation.overlap import open_training_data
+from folio.evaluation.memorization import open_training_data
 from folio.evaluation.scores import LOSS
 from folio.evaluation.text_loss import Stream, measure_text, shard_streams
 from folio.machine.runtime import resolve_runtime

@@ -25,8 +25,7 @@ from folio.base.settings import NonNegativeInt, Settings
 from folio.data.sources.music import pitch_name, place_notes
 from folio.decoding.language_model import LanguageModel
 from folio.decoding.prompts import encode_prompt
-from folio.evaluation.memorization import TrainingSearch, covering_lengths
-from folio.evaluation.overlap import open_training_data
+from folio.evaluation.memorization import TrainingSearch, covering_lengths, open_training_data
 from folio.web.engine import Engine
 from folio.web.playground import MOST_SAMPLES, GenerationQuestion, stream_samples
 from folio.web.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids

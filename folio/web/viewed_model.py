@@ -22,7 +22,7 @@ from folio.checkpoints.snapshots import find_snapshots, read_snapshot
 from folio.data.sources.music import EventFormat
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import LanguageModel
-from folio.evaluation.overlap import open_training_data
+from folio.evaluation.memorization import open_training_data
 from folio.experiments.runs import planned_steps, read_samples, read_state
 from folio.machine import memory
 from folio.training.run_log import read_lines

@@ -168,16 +168,16 @@ def test_an_unreadable_input_is_not_reported_as_a_full_disk(lines, tmp_path, mon
         prepare(config(tmp_path), lines, "a")
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_the_number_of_processes_does_not_change_the_result(kind, lines, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind, start_method", [("char", "fork"), ("bpe", "spawn")])
+def test_the_number_of_processes_does_not_change_the_result(kind, start_method, lines, tmp_path, monkeypatch):
+    if start_method not in multiprocessing.get_all_start_methods():
+        pytest.skip("this system cannot fork processes")
     expected = prepare(config(tmp_path, tokenizer=kind, num_workers=0, shard_tokens=1500), lines, "one_process")
-    for start_method in ("fork", "spawn") if "fork" in multiprocessing.get_all_start_methods() else ("spawn",):
-        context = multiprocessing.get_context(start_method)
-        monkeypatch.setattr(multiprocessing, "get_context", lambda *_, context=context: context)
-        name = f"workers_{start_method}"
-        folder = prepare(config(tmp_path, tokenizer=kind, num_workers=2, shard_tokens=1500), lines, name)
-        assert content(folder) == content(expected) and len(content(folder)) > 3
-        assert (folder / "report.json").read_bytes() == (expected / "report.json").read_bytes()
+    context = multiprocessing.get_context(start_method)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda *_: context)
+    folder = prepare(config(tmp_path, tokenizer=kind, num_workers=2, shard_tokens=1500), lines, "workers")
+    assert content(folder) == content(expected) and len(content(folder)) > 3
+    assert (folder / "report.json").read_bytes() == (expected / "report.json").read_bytes()
 
 
 def test_several_shards_contain_the_same_tokens_as_one(lines, tmp_path):
@@ -214,7 +214,7 @@ def test_unknown_characters_are_counted(form, on_unknown, outcome, dedup, texts,
     settings = dict(tokenizer=small_tokenizer(tmp_path, known), on_unknown=on_unknown, dedup=dedup)
     counted = list(dict.fromkeys(texts)) if dedup else texts
     characters, unknown = sum(map(len, counted)), sum(c not in known for text in counted for c in text)
-    for workers in (0, 2):
+    for workers in (0, 2) if dedup else (0,):
         folder = prepare(config(tmp_path, num_workers=workers, **settings), documents, f"workers{workers}")
         report = read_json(folder / "report.json")
         assert (report["characters"], report["unknown_characters"]) == (characters, unknown)
@@ -332,14 +332,18 @@ def test_duplicates_are_left_out_on_request(form, texts, tmp_path, request):
 
 
 def planted_documents(rng: random.Random) -> list[str]:
-    """60 documents of 80 random words; 20 of them again with 3 other words, and 5 with other case and punctuation."""
+    """60 documents of 80 random words; 20 of them again with 3 other words, and 5 with other case and punctuation.
+
+    The other words are in a row, so that 83 % of the 5-grams are the same: of such a pair, no band of the signatures is
+    equal with a probability of 1e-9. With the words at three places, it is 67 %, and one pair in 1,300 was missed.
+    """
     words = ["".join(rng.choices("abcdefgh", k=4)) for _ in range(400)]
     texts = [rng.choices(words, k=80) for _ in range(60)]
     near = []
     for text in texts[:20]:
         near.append(list(text))
-        for at in rng.sample(range(80), 3):
-            near[-1][at] = rng.choice(words)
+        at = rng.randrange(78)
+        near[-1][at : at + 3] = rng.choices(words, k=3)
     documents = [" ".join(text) for text in texts + near] + [", ".join(text).upper() for text in texts[20:25]]
     rng.shuffle(documents)
     return documents
@@ -387,10 +391,9 @@ def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, c
     counts = read_json(straight / "report.json")["near_duplicates"]
     assert counts == {"repeated": 0, "val_in_train": 0, "left_out": 85 - len(kept)} and len(kept) < 75
     assert not (straight / "signatures").exists()
-    for workers in (1, 2):
-        again = prepare(config(tmp_path, dedup="near", num_workers=workers, **settings), documents, f"again{workers}")
-        assert content(again) == content(straight)
-        assert (again / "report.json").read_bytes() == (straight / "report.json").read_bytes()
+    again = prepare(config(tmp_path, dedup="near", num_workers=2, **settings), documents, "again")
+    assert content(again) == content(straight)
+    assert (again / "report.json").read_bytes() == (straight / "report.json").read_bytes()
 
     for stop_after in (70, 111) if in_parts else (4,):
         with interrupted_after(stop_after, monkeypatch):
@@ -475,7 +478,6 @@ def test_a_large_text_is_not_checked_unless_asked(lines, tmp_path, monkeypatch, 
 def test_worker_processes_compile_nothing(lines, tmp_path, monkeypatch):
     """So the line that says what is compiled is printed once."""
     monkeypatch.setattr("folio.data.tokenizer.CACHE_WORDS_AFTER", 10)
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
     loaded, address = tmp_path / "loaded", compiled.address
 
     def record_and_load(module, function, *arguments):
@@ -502,24 +504,24 @@ def start_script(tmp_path: Path, *words: str, **options) -> subprocess.Popen:
 
 @pytest.fixture
 def large(tmp_path: Path, seed: int) -> str:
-    """A JSONL file that takes one or two seconds to prepare."""
+    """A JSONL file that takes about a second to prepare."""
     rng = random.Random(seed)
     words = ["alpha", "beta", "gamma", "日本", "of", "the"]
     with open(tmp_path / "large.jsonl", "w", encoding="utf-8") as file:
-        for _ in range(30_000):
+        for _ in range(15_000):
             file.write(json.dumps({"text": " ".join(rng.choices(words, k=60))}) + "\n")
     return str(tmp_path / "large.jsonl")
 
 
 def test_killed_at_any_moment_the_result_has_the_same_bytes(large, tmp_path, seed):
     """SIGKILL leaves no time to save anything."""
-    words = (large, "--tokenizer=byte", "--shard_tokens=300000", "--num_workers=2")
+    words = (large, "--tokenizer=byte", "--shard_tokens=150000", "--num_workers=2")
     started = time.perf_counter()
     straight = start_script(tmp_path, *words, "--name=straight")
     _, err = straight.communicate()
     assert straight.returncode == 0, err
     duration, rng = time.perf_counter() - started, random.Random(seed)
-    for kill in range(3):
+    for kill in range(2):
         process = start_script(tmp_path, *words, "--name=killed", start_new_session=True)
         if kill:
             time.sleep(duration * (0.3 + 0.6 * rng.random()))
@@ -631,8 +633,7 @@ def test_another_data_set_is_not_overwritten_by_default(lines, tmp_path, capsys)
         ("x.jsonl", b'{"text": "a"}\n' * 2000 + b"{", r"x\.jsonl:2001: this line is not JSON"),
     ],
 )
-@pytest.mark.parametrize("kind", ["char", "byte"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind, workers", [("char", 1), ("byte", 0), ("byte", 1)])
 def test_invalid_input_leaves_no_files(name, damaged, message, kind, workers, tmp_path):
     (tmp_path / name).write_bytes(damaged)
     damaged_corpus = Corpus(find_sources([str(tmp_path / name)]))

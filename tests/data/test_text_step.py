@@ -1,6 +1,6 @@
 """Where words end, against GPT-2's pre-tokenizer, and small letters, against Python's.
 
-The loops are tested through the modules that run them: test_word_cache.py, test_ngrams.py, and test_near_duplicates.py.
+The loops are tested through the modules that run them: test_word_cache.py and test_leakage.py.
 """
 
 import random

@@ -1,3 +1,4 @@
+import functools
 import json
 import random
 import subprocess
@@ -39,6 +40,16 @@ EACH_TOKENIZER = pytest.mark.parametrize(
     ],
     ids=["char", "char with eot", "byte", "gpt2", "bpe"],
 )
+
+
+ours = functools.cache(bpe)
+
+
+@functools.cache
+def theirs() -> tiktoken.Encoding:
+    """tiktoken with its own pattern for GPT-2."""
+    ranks = ours().encoding._mergeable_ranks
+    return tiktoken.Encoding("x", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
 
 
 @EACH_TOKENIZER
@@ -176,10 +187,7 @@ def test_a_tokenizer_json_of_another_kind_is_refused(change, message):
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab1' ,.!\n\r\t\xa0\u3000\x1f\x85éж日।🎉<|>stlvre"), max_size=60))
 def test_words_are_split_as_tiktoken_splits_them(text):
-    theirs = tiktoken.Encoding(
-        "x", pat_str=r50k_pat_str, mergeable_ranks=bpe().encoding._mergeable_ranks, special_tokens={}
-    )
-    assert bpe().encode(text).tolist() == theirs.encode_ordinary(text)
+    assert ours().encode(text).tolist() == theirs().encode_ordinary(text)
 
 
 def test_ids_are_those_of_the_tokenizers_library(seed):
@@ -230,12 +238,6 @@ def test_without_last_json_the_newest_checkpoint_gives_the_tokenizer(tmp_path):
 # --- texts that are hard to split -------------------------------------------------------------------------------------
 
 
-def theirs() -> tiktoken.Encoding:
-    """tiktoken with its own pattern for GPT-2."""
-    ranks = bpe().encoding._mergeable_ranks
-    return tiktoken.Encoding("x", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
-
-
 @settings(max_examples=300, deadline=None)
 @given(
     st.text(alphabet=st.sampled_from("ab1'.\n\r\t  \xa0\u3000\x1f\x85é"), max_size=80), st.sampled_from([1, 2, 3, 8])
@@ -244,7 +246,7 @@ def test_long_runs_of_white_space_are_split_as_tiktoken_splits_them(text, long):
     before, tokenizer.LONG_SPACES = tokenizer.LONG_SPACES, long
     try:
         assert "".join(tokenizer.split_long_spaces(text)) == text
-        assert bpe().encode(text).tolist() == theirs().encode_ordinary(text)
+        assert ours().encode(text).tolist() == theirs().encode_ordinary(text)
     finally:
         tokenizer.LONG_SPACES = before
 
@@ -252,8 +254,8 @@ def test_long_runs_of_white_space_are_split_as_tiktoken_splits_them(text, long):
 def test_a_million_white_space_characters():
     """With more than 999,998 of them before another character, tiktoken fails: "Max stack size exceeded"."""
     made = bpe()
-    for space in (" ", "\n", "\r\n", "\xa0", " \n"):
-        run = space * (1_200_000 // len(space))
+    for space in (" ", "\r\n", "\xa0"):
+        run = space * (1_050_000 // len(space))
         at_the_end = theirs().encode_to_numpy(run).tolist()  # tiktoken can encode this
         assert made.encode(run).tolist() == at_the_end
         after = made.encode(run[-1] + "word ").tolist()
@@ -274,17 +276,17 @@ def test_too_much_white_space_is_refused_with_its_position():
 def test_white_space_is_what_tiktoken_considers_white_space():
     """Python's \\s also matches U+001C to U+001F."""
     every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-    ours = {c for c in every if tokenizer.SPACES.fullmatch(c)}
-    assert ours == {c for c in every if c.isspace()} - set("\x1c\x1d\x1e\x1f")
+    spaces = {c for c in every if tokenizer.SPACES.fullmatch(c)}
+    assert spaces == {c for c in every if c.isspace()} - set("\x1c\x1d\x1e\x1f")
     alone = tiktoken.Encoding("x", pat_str=r"\s", mergeable_ranks=bpe().encoding._mergeable_ranks, special_tokens={})
-    assert all(len(alone.encode(c)) for c in ours) and not any(len(alone.encode(c)) for c in "\x1c\x1d\x1e\x1f_a")
+    assert all(len(alone.encode(c)) for c in spaces) and not any(len(alone.encode(c)) for c in "\x1c\x1d\x1e\x1f_a")
 
 
 @pytest.mark.parametrize(
     "unit", ["a", "7", ".", "日", "🎉", "\0", "\u0300", "'s", " '", "hello", "\x1c.", "\ufffd", "a\n\n"]
 )
 def test_long_words_of_any_kind(unit):
-    text = unit * (300_000 // len(unit))
+    text = unit * (100_000 // len(unit))
     for made in (ByteTokenizer(), CharTokenizer.of(text), bpe(), trained()):
         assert made.decode(made.encode(text)) == text
     assert bpe().encode(text).tolist() == theirs().encode_to_numpy(text).tolist()

@@ -68,11 +68,16 @@ def record_missing(cache: WordCache, monkeypatch) -> list[tuple[int, int]]:
 
 
 def test_texts_are_cut_where_words_end(tokenizer, monkeypatch, seed):
+    """A full cache does not know any word, so it encodes each of them."""
     rng, words = random.Random(seed), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    cache = WordCache(tokenizer.encoding, EOT_TEXT)
+    cache.n_words[0] = word_cache.SLOTS // 2
+    recorded = record_missing(cache, monkeypatch)
     for _ in range(200):
-        cache, text = WordCache(tokenizer.encoding, EOT_TEXT), random_text(rng)
-        recorded = record_missing(cache, monkeypatch)
+        text = random_text(rng)
+        recorded.clear()
         cache.encode([text.encode()])
+        assert sum(end - begin for begin, end in recorded) == len(text.encode())
         ends = {0, *(len(text[:end].encode()) for _, (_, end) in words.pre_tokenize_str(text))}
         assert set(itertools.chain(*recorded)) <= ends, text
 

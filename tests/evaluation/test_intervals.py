@@ -74,13 +74,13 @@ def test_the_interval_of_a_ratio_contains_the_true_value_in_95_percent_of_cases(
 def test_five_percent_of_equal_groups_differ_and_a_planted_effect_is_found(difference, n, seed):
     rng = np.random.default_rng(seed)
     false_alarms = detected = 0
-    for _ in range(400):
+    for k in range(400):
         common = rng.normal(0, 1, n) if difference is paired_difference else 0  # what one seed has in common
         a, b = (common + rng.normal(2, 0.1, n) for _ in range(2))
         false_alarms += difference(a, b).p < 0.05
-        detected += difference(a, b + 20).p < 0.05
+        detected += k < 40 and difference(a, b + 20).p < 0.05
     assert (1 if n > 2 else 0) <= false_alarms <= 50  # 20 expected; fewer by Welch's test of 2 + 2 values
-    assert detected >= 350
+    assert detected >= 35
 
 
 @pytest.mark.parametrize("difference", [paired_difference, welch_difference])
@@ -141,14 +141,14 @@ def test_tukeys_intervals_and_p_values_are_those_of_a_published_example():
     assert np.allclose([e.value for e in estimates], [7.05, 5.9167, 3.15, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("spreads", [[1, 1], [1, 10], [1, 1, 1, 1, 10]])
-def test_identical_settings_are_seldom_called_different(spreads):
-    """Of 200 comparisons of settings with the same mean, at most 9 %, also if some settings are noisier than others."""
+@pytest.mark.parametrize("spreads, comparisons", [([1, 10], 200), ([1, 1, 1, 1, 10], 100)])
+def test_identical_settings_are_seldom_called_different(spreads, comparisons):
+    """Of comparisons of settings with the same mean, at most 9 %, also if some settings are noisier than others."""
     rng = np.random.default_rng(0)  # not a new seed for each run: 5 % of 200 is 10 ± 3
-    seeds = rng.normal(size=(200, 1, 3))  # an effect of the seed that all settings share
-    samples = seeds + rng.normal(size=(200, len(spreads), 3)) * np.array(spreads)[:, None]
+    seeds = rng.normal(size=(comparisons, 1, 3))  # an effect of the seed that all settings share
+    samples = seeds + rng.normal(size=(comparisons, len(spreads), 3)) * np.array(spreads)[:, None]
     called = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in samples)
-    assert called <= 18
+    assert called <= 0.09 * comparisons
 
 
 def test_a_planted_effect_is_found_beside_a_noisy_bad_setting(seed):
@@ -156,9 +156,9 @@ def test_a_planted_effect_is_found_beside_a_noisy_bad_setting(seed):
     rng = np.random.default_rng(seed)
     means, spreads = np.array([[1.50], [1.56], [1.60], [3.00]]), np.array([[0.004], [0.004], [0.004], [0.2]])
     found = sum(
-        all(e.low > 0 for e in differences_to_best(means + spreads * rng.normal(size=(4, 3)))[1:]) for _ in range(40)
+        all(e.low > 0 for e in differences_to_best(means + spreads * rng.normal(size=(4, 3)))[1:]) for _ in range(12)
     )
-    assert found >= 30
+    assert found >= 10
 
 
 def test_settings_without_an_effect_do_not_differ():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from folio.data.shards import open_dataset
-from folio.data.text_kernels import TEXT_STEP
+from folio.data.word_cache import TEXT_STEP
 from folio.decoding import decode_step
 from folio.decoding.cpu_decoder import DECODE_STEP, CPUDecoder
 from folio.machine import compiled

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import runpy
@@ -26,7 +27,7 @@ from prepare.openwebtext import DOCUMENTS, OpenWebTextConfig, validation_rows
 from prepare.pairs import PairsConfig
 from prepare.text import TextConfig
 from tests.support.hub import serving
-from tests.support.processes import ROOT, run
+from tests.support.processes import ROOT, run, run_in_turn
 from tests.support.tiny_tokenizers import bpe
 from train import TrainConfig, train
 
@@ -48,17 +49,21 @@ def test_a_text_file_becomes_a_data_set(tmp_path, capsys):
     assert "'--dataset=my novel' '--out_dir=out-my novel'" in capsys.readouterr().out
 
 
-def test_standard_input_with_separators(tmp_path):
-    words = [ROOT / "prepare/text.py", "-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
-    done = run([*words, "--split_on=\\n--\\n"], stdin="\n--\n".join(f"text {k}" for k in range(40)))
-    assert done.returncode == 0, done.stderr
+def test_standard_input_with_separators(tmp_path, monkeypatch):
+    words = ["-", "--tokenizer=byte", f"--data_dir={tmp_path}", "--val_fraction=0.3"]
+
+    def prepare_input(text: str, *more: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        prepare_text.main(load(TextConfig, [*words, *more]))
+
+    prepare_input("\n--\n".join(f"text {k}" for k in range(40)), "--split_on=\\n--\\n")
     data = open_dataset(tmp_path / "stdin")
     ids = np.concatenate([shard.ids for shard in (*data.train, *data.val)])
     assert (ids == 256).sum() == 40 and sorted(data.load_tokenizer().decode(ids).split("text ")[1:], key=int) == [
         str(k) for k in range(40)
     ]
-    done = run([*words, "--name=lines", "--format=jsonl"], stdin='{"text": "a"}\n{"text": ')
-    assert done.returncode == 2 and "standard-input.jsonl:2: this line is not JSON" in done.stderr
+    with pytest.raises(UserError, match=r"standard-input\.jsonl:2: this line is not JSON"):
+        prepare_input('{"text": "a"}\n{"text": ', "--name=lines", "--format=jsonl")
 
 
 def test_standard_input_that_does_not_fit_on_the_disk_is_reported(tmp_path, monkeypatch):
@@ -132,17 +137,15 @@ TINY += ["--warmup_iters=0", "--eval_iters=1", "--device=cpu", "--compile=False"
 @pytest.mark.parametrize(
     "file, name", [("Smith, John.txt", "Smith_ John"), ("b:0.5, c.txt", "b_0"), (" d\n.txt", "d_")]
 )
-def test_the_command_that_is_printed_works(file, name, tmp_path):
+def test_the_command_that_is_printed_works(file, name, tmp_path, monkeypatch, capsys):
     """--dataset="Smith, John" asked for a mixture of two data sets."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / file).write_text("It was a dark and stormy night; the rain fell in torrents. " * 10)
-    done = run([ROOT / "prepare/text.py", str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"])
-    assert done.returncode == 0, done.stderr
+    prepare_text.main(load(TextConfig, [str(tmp_path / file), f"--data_dir={tmp_path / 'data'}"]))
     assert open_dataset(tmp_path / "data" / name)
-    printed = done.stdout.partition("train on it: ")[2]
-    python, *words = shlex.split(printed)
-    assert python == "python" and words[:2] == ["train.py", "config/shakespeare_char.py"]
-    done = run([ROOT / words[0], *words[1:], *TINY], tmp_path)
-    assert done.returncode == 0, done.stderr
+    words = printed_runs(capsys.readouterr().out)["train on it"]
+    assert Path(words[0]) in (Path("config/shakespeare_char.py"), ROOT / "config/shakespeare_char.py")
+    train(load(TrainConfig, [*words, *TINY]))
 
 
 def test_the_same_files_from_another_folder_are_prepared_already(tmp_path, monkeypatch, capsys):
@@ -269,30 +272,27 @@ def test_git_ignores_everything_else_in_data(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are Unicode on other systems")
-def test_a_file_whose_name_is_not_utf8(tmp_path):
+def test_a_file_whose_name_is_not_utf8(tmp_path, capsys):
     """Writing meta.json raised UnicodeEncodeError."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("It was a dark and stormy night. " * 10)
-    done = run([ROOT / "prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
-    assert done.returncode == 0 and "--dataset=caf_ " in done.stdout, done.stderr
+    for line in ("--dataset=caf_ ", "is prepared already"):
+        prepare_text.main(load(TextConfig, [path, f"--data_dir={tmp_path / 'data'}"]))
+        assert line in capsys.readouterr().out
     assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
-    done = run([ROOT / "prepare/text.py", path, f"--data_dir={tmp_path / 'data'}"])
-    assert done.returncode == 0 and "is prepared already" in done.stdout
 
 
-def test_many_small_files_with_the_default_settings(tmp_path):
+def test_many_small_files_with_the_default_settings(tmp_path, capsys):
     """`prepare/text.py FOLDER/*.py` with 168 files gave the error "the validation split would be empty"."""
     candidates = ([f"print({number}, {salt})\n" for number in range(168)] for salt in range(1000))
     texts = next(texts for texts in candidates if min(document_hash(text.encode()) for text in texts) >= 0.01 * 2**64)
     files = [tmp_path / f"{number}.py" for number in range(168)]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
-    words = [ROOT / "prepare/text.py", *map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]
-    done = run(words)
-    assert done.returncode == 0, done.stderr
+    prepare_text.main(load(TextConfig, [*map(str, files), "--name=code", f"--data_dir={tmp_path / 'data'}"]))
     documents = read_json(tmp_path / "data" / "code" / "report.json")["documents"]
     assert documents == {"train": 166, "val": 2}
-    assert "\nvalidation: the documents with the smallest hashes" in done.stdout
+    assert "\nvalidation: the documents with the smallest hashes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -442,26 +442,26 @@ def test_downloads_from_a_hub(rows, tmp_path):
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
         words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}"]
         hub.interrupt_next = 1
-        done = run([ROOT / "prepare/openwebtext.py", "--limit=1500", *words], **env)
+        commands = [
+            [ROOT / "prepare/openwebtext.py", "--limit=1500", *words],
+            [ROOT / "prepare/openwebtext.py", "--limit=1400", "--name=again", *words],
+            [ROOT / "prepare/fineweb.py", "--val_fraction=0.01", *words],
+        ]
+        done = run_in_turn(commands, **env)
         assert done.returncode == 0, done.stderr
         assert read_json(tmp_path / "data/openwebtext/report.json")["documents"] == {"train": 1499, "val": 1}
-        assert hub.interrupt_next == 0 and not any(
-            "0002.parquet" in request for request in hub.requests
-        )  # only what the limit needs
-        hub.requests.clear()
-        done = run([ROOT / "prepare/openwebtext.py", "--limit=1400", "--name=again", *words], **env)
-        assert done.returncode == 0 and not any(r.startswith("GET") and "0000.parquet" in r for r in hub.requests)
-        done = run([ROOT / "prepare/fineweb.py", "--val_fraction=0.01", *words], **env)
-        assert done.returncode == 0, done.stderr
+        assert read_json(tmp_path / "data/again/report.json")["documents"]["train"] == 1399
         assert sum(read_json(tmp_path / "data/fineweb/report.json")["documents"].values()) == 1000
+        assert hub.interrupt_next == 0 and not any("0002.parquet" in request for request in hub.requests)  # not needed
+        downloads = [request for request in hub.requests if request.startswith("GET") and "/0000.parquet" in request]
+        assert len(downloads) == 2  # the interrupted one and its rest; none for the second data set
         hub.interrupt_next = 1
-        done = run([ROOT / "prepare/fineweb.py", "--ready=True", "--shards=1", "--name=ready", words[1]], **env)
-        assert done.returncode == 0, done.stderr
+        ready = [ROOT / "prepare/fineweb.py", "--ready=True", words[1]]
+        done = run_in_turn([[*ready, "--shards=1", "--name=ready"], [*ready, "--shards=7", "--name=more"]], **env)
+        assert done.returncode == 2 and "has no file *_train_000003.bin" in done.stderr
         data = open_dataset(tmp_path / "data" / "ready")
         assert data.train[0].ids[:3].tolist() == [1, 2, 3] and data.val[0].ids[:3].tolist() == [0, 1, 2]
         assert sorted(path.suffix for path in data.folder.iterdir()) == [".bin", ".bin"]
-        done = run([ROOT / "prepare/fineweb.py", "--ready=True", "--shards=7", "--name=more", words[1]], **env)
-        assert done.returncode == 2 and "has no file *_train_000003.bin" in done.stderr
     done = run(
         [ROOT / "prepare/openwebtext.py", "--name=gone", *words], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "none")
     )

@@ -19,7 +19,7 @@ from folio.data.tokenizer import ByteTokenizer
 from prepare import summaries
 from prepare.summaries import SummariesConfig, cut
 from tests.support.hub import serving
-from tests.support.processes import ROOT, run
+from tests.support.processes import ROOT, run_in_turn
 
 TEXTS = [(f"{n} bottles stand on the wall. One falls down.", f"{n - 1} bottles are left") for n in range(30)]
 EXPECTED = sorted((f"{document}\n\nTL;DR:", f" {summary}") for document, summary in TEXTS)
@@ -93,18 +93,15 @@ def test_inputs_in_the_folder_of_the_data_set_are_not_replaced(words, tmp_path, 
     assert len(list((tmp_path / "data" / "mine").iterdir())) == 2
 
 
-def test_a_full_disk_for_temporary_files(tmp_path, monkeypatch):
+def test_held_out_pairs_are_written_if_they_are_missing(tmp_path, monkeypatch):
     def fail(path, pairs):
         raise OSError(28, "No space left on device")
 
     write_files(tmp_path)
-    monkeypatch.setattr(prepare_pairs, "write_pairs", fail)
-    with pytest.raises(UserError, match=r"^the pairs could not be saved in .* \(No space left on device\); set TMPDIR"):
-        run_script(tmp_path, str(tmp_path / "s.jsonl"))
-
-
-def test_held_out_pairs_are_written_if_they_are_missing(tmp_path):
-    write_files(tmp_path)
+    with monkeypatch.context() as patches:
+        patches.setattr(prepare_pairs, "write_pairs", fail)
+        with pytest.raises(UserError, match=r"held_out\.jsonl could not be written .* free some space, and repeat"):
+            run_script(tmp_path, str(tmp_path / "s.jsonl"))
     path = run_script(tmp_path, str(tmp_path / "s.jsonl")) / "held_out.jsonl"
     expected = path.read_bytes()
     path.unlink()  # as if the script had been stopped before it wrote them
@@ -241,10 +238,11 @@ def test_downloads_from_a_hub(tmp_path):
     }
     with serving(files) as hub:
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
-        for source in ("cnn_dailymail", "xsum"):
-            words = [f"--source={source}", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
-            done = run([ROOT / "prepare/summaries.py", *words], **env)
-            assert done.returncode == 0, done.stderr
+        words = ["--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
+        sources = ("cnn_dailymail", "xsum")
+        done = run_in_turn([[ROOT / "prepare/summaries.py", f"--source={source}", *words] for source in sources], **env)
+        assert done.returncode == 0, done.stderr
+        for source in sources:
             assert pairs_in(tmp_path / "data" / source) == EXPECTED
 
 

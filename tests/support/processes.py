@@ -49,6 +49,19 @@ def run(words: list, cwd: Path = ROOT, stdin: str = "", **env: str) -> Completed
         return CompletedProcess(words, status, stdout.read_text(encoding="utf-8"), stderr.read_text(encoding="utf-8"))
 
 
+def run_in_turn(commands: list[list], **env: str) -> CompletedProcess[str]:
+    """Run several `python WORDS` in one process, which imports what they need once, up to the first that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "in_turn.py")
+        script.write_text(
+            "import runpy, sys\n"
+            f"for sys.argv in {[[str(word) for word in words] for words in commands]!r}:\n"
+            "    runpy.run_path(sys.argv[0], run_name='__main__')\n",
+            encoding="utf-8",
+        )
+        return run([script], **env)
+
+
 def _run_script(words: list[str], files: list[str], cwd: str, env: dict[str, str]) -> None:
     """What `python WORDS` does, in a forked process, which has not imported anything of the project."""
     for number, path in enumerate(files):

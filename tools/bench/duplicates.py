@@ -27,8 +27,7 @@ from folio import UserError  # noqa: E402
 from folio.base.settings import NonNegativeInt, PositiveInt, Settings, run_script  # noqa: E402
 from folio.data.blocks import texts_of  # noqa: E402
 from folio.data.corpus import Corpus, find_sources  # noqa: E402
-from folio.data.minhash import SIMILARITY  # noqa: E402
-from folio.data.near_duplicates import SHINGLE, SimilarDocuments, signatures_of  # noqa: E402
+from folio.data.leakage import SHINGLE, SIMILARITY, SimilarDocuments, signatures_of  # noqa: E402
 from tools.bench.timing import print_table  # noqa: E402
 
 STRICT = 0.8  # the threshold of Lee et al. 2021, for comparison

@@ -153,4 +153,5 @@ def music_documents(
     print(f"{len(pieces):,} pieces: {len(train):,} for training{keys} and {len(val):,} for validation")
     report: dict[str, Any] = {"pieces": {"train": len(train), "val": len(val)}, "left_out": problems}
     recipe = {"format": asdict(format), "shifts": list(shifts)}
-    return Documents(sources, val, train, report, partial(versions, shifts=shifts, format=format), recipe)
+    made = partial(versions, shifts=shifts, format=format)
+    return Documents(sources, [*val, *train], range(len(val)), report, made, recipe)

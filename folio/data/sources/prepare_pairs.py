@@ -1,11 +1,7 @@
 """Prepares a data set from prompts and completions, with those for validation in a file beside the shards."""
 
 import csv
-import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,7 @@ from folio.base.number_format import counted
 from folio.base.progress import progress_bar
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt
 from folio.data.blocks import CorpusError, document_hash
-from folio.data.builder import split_by_number
-from folio.data.corpus import Corpus, CsvLines, Source, find_sources, read_lines
+from folio.data.corpus import Corpus, CsvLines, Documents, Source, read_lines
 from folio.data.prepare import PrepareConfig, VocabSize, prepare, refuse_inputs_inside
 from folio.data.shards import data_root
 from folio.data.sources.pairs import HELD_OUT, Texts, document_of, pair_segments, write_pairs
@@ -176,73 +171,51 @@ def prepare_pairs(
     cfg: TextPairsConfig,
     pairs: Iterable[dict[str, Any] | None],
     name: str,
-    made_of: Any,
+    sources: list[Source],
     validation: int | None = None,
     documents_only: bool = False,
 ) -> None:
-    """Prepare the data set `name` from pairs. None is left out, and counted.
+    """Prepare the data set `name` from pairs, which must fit in memory. None is left out, and counted.
 
-    made_of: what the pairs follow from; the same value means the same data set.
-    validation: how many of the first pairs are for validation. None: about cfg.val_fraction of all; pairs with one
-    field "item", or else with one prompt, are in the same split. documents_only: only the documents of summaries, which
-    all count as targets, as NAME-documents. Raises UserError.
+    sources: the files that they are from. validation: how many of the first pairs are for validation. None: about
+    cfg.val_fraction of all; pairs with one field "item", or else with one prompt, are in the same split.
+    documents_only: only the documents of summaries, which all count as targets, as NAME-documents. Raises UserError.
     """
     folder_name = f"{name}-documents" if documents_only else name
-    inputs = [
-        *(source.path for source in find_sources(cfg.inputs, "text")),
-        *([Path(cfg.source)] if cfg.source else []),
-    ]
+    inputs = [*(source.path for source in sources), *([Path(cfg.source)] if cfg.source else [])]
     refuse_inputs_inside(data_root(cfg.data_dir) / folder_name, inputs)
-    groups: list[int] = []
-    left_out = 0
-
-    def usable_pairs() -> Iterator[dict[str, Any]]:
-        nonlocal left_out
-        for pair in pairs:
-            if pair is None:
-                left_out += 1
-                continue
-            group = f"{cfg.seed} {pair.get('item', pair['prompt'])}"
-            groups.append(document_hash(group.encode("utf-8", "replace")))
-            yield pair
-
     print(f"making the pairs of {name}", flush=True)
-    with pairs_as_file(progress_bar(iterable=usable_pairs(), unit=" pairs", leave=False), name, made_of) as sources:
-        if left_out:
-            print(f"left out: {counted(left_out, 'pair')} with an empty text")
-        chosen = choose_validation(groups, cfg.val_fraction) if validation is None else np.arange(validation)
-        corpus = Corpus(
-            sources,
-            document=_document if documents_only else pair_segments,
-            masked=not documents_only,
-            prompt_format=None if documents_only else "pairs",
-            split_rule=split_by_number(chosen),
-        )
-        folder = prepare(cfg, corpus, folder_name)
-        if not documents_only and not (folder / HELD_OUT).exists():
-            numbers = set(chosen.tolist())
-            with open(sources[0].path, encoding="utf-8") as file, atomic_write(folder / HELD_OUT) as temporary:
-                write_pairs(temporary, (json.loads(line) for n, line in enumerate(file) if n in numbers))
+    made = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
+    usable = [pair for pair in made if pair is not None]
+    if left_out := len(made) - len(usable):
+        print(f"left out: {counted(left_out, 'pair')} with an empty text")
+    if validation is None:
+        groups = [f"{cfg.seed} {pair.get('item', pair['prompt'])}".encode("utf-8", "replace") for pair in usable]
+        chosen = choose_validation([document_hash(group) for group in groups], cfg.val_fraction)
+    else:
+        chosen = np.arange(validation)
+    corpus = Documents(
+        sources,
+        usable,
+        chosen,
+        recipe={"seed": cfg.seed, "documents_only": documents_only},
+        document=_document if documents_only else pair_segments,
+        masked=not documents_only,
+        prompt_format=None if documents_only else "pairs",
+    )
+    folder = prepare(cfg, corpus, folder_name)
+    if not documents_only and not (folder / HELD_OUT).exists():
+        try:
+            with atomic_write(folder / HELD_OUT) as temporary:
+                write_pairs(temporary, (usable[number] for number in chosen))
+        except OSError as error:
+            raise UserError(
+                f"{folder / HELD_OUT} could not be written ({error.strerror}); free some space, and repeat the command"
+            ) from None
 
 
 def _document(value: dict[str, Any]) -> str:
     return document_of(value["prompt"])
-
-
-@contextmanager
-def pairs_as_file(pairs: Iterable[dict[str, Any]], name: str, made_of: Any) -> Iterator[list[Source]]:
-    """Write the pairs as a temporary file of JSON lines. Raises UserError."""
-    key = document_hash(json.dumps(made_of).encode())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}-{key:016x}.jsonl")
-        try:
-            write_pairs(path, pairs)
-        except OSError as error:
-            raise UserError(
-                f"the pairs could not be saved in {folder} ({error.strerror}); set TMPDIR to a folder with more space"
-            ) from None
-        os.utime(path, (0, 0))  # so that the same pairs are recognized as the same file
-        yield find_sources([str(path)])
 
 
 def choose_validation(groups: list[int], fraction: float) -> np.ndarray:

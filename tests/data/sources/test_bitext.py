@@ -19,7 +19,7 @@ from folio.data.tokenizer import ByteTokenizer
 from prepare import translation
 from prepare.translation import TranslationConfig
 from tests.support.hub import serving
-from tests.support.processes import ROOT, run
+from tests.support.processes import ROOT, run_in_turn
 
 pytestmark = pytest.mark.needs("babel", "num2words")
 
@@ -154,10 +154,13 @@ def test_downloads_from_a_hub(tmp_path):
     }
     with serving(files) as hub:
         env = dict(HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "hf"), HF_HUB_DISABLE_PROGRESS_BARS="1")
-        for source in ("opus-100", "tatoeba"):
-            words = ["--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
-            done = run([ROOT / "prepare/translation.py", f"--source={source}", *words], **env)
-            assert done.returncode == 0, done.stderr
+        words = ["--languages=en,de", "--tokenizer=byte", f"--data_dir={tmp_path / 'data'}", "--val_fraction=0.2"]
+        sources = ("opus-100", "tatoeba")
+        done = run_in_turn(
+            [[ROOT / "prepare/translation.py", f"--source={source}", *words] for source in sources], **env
+        )
+        assert done.returncode == 0, done.stderr
+        for source in sources:
             dataset = open_dataset(tmp_path / "data" / f"{source}-en-de")
             both = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
             assert sorted(both) == EXPECTED

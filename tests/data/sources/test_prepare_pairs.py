@@ -1,6 +1,7 @@
 """From tables and objects to a data set of pairs."""
 
 import gzip
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from folio.data.sources.prepare_pairs import choose_validation
 from folio.data.tokenizer import ByteTokenizer
 from prepare import pairs as prepare_pairs
 from prepare.pairs import PairsConfig
+from tests.support.prepared import content, interrupted_after
 
 QUESTIONS = [(f"What is {k}, twice?", f"It is {2 * k}.") for k in range(20)]
 CSV = "".join(f'"{question}",{answer}\n' for question, answer in QUESTIONS)
@@ -82,6 +84,38 @@ def test_a_table_is_the_same_by_another_path(tmp_path, monkeypatch, capsys):
     for path in (str(tmp_path / "a.csv"), "a.csv"):
         prepare_pairs.main(PairsConfig(inputs=(path,), tokenizer="byte", data_dir=str(tmp_path)))
     assert "is prepared already" in capsys.readouterr().out
+
+
+def test_an_interrupted_preparation_is_resumed_for_the_same_pairs_only(tmp_path, monkeypatch, capsys):
+    """Also if the file has been written again. Shards of other pairs must not be mixed with the new ones."""
+    (tmp_path / "a.csv").write_text(CSV)
+    monkeypatch.setattr("folio.data.corpus.BLOCK_BYTES", 100)
+    settings = dict(inputs=(str(tmp_path / "a.csv"),), tokenizer="byte", data_dir=str(tmp_path), shard_tokens=100)
+    prepare_pairs.main(PairsConfig(name="straight", **settings))
+    with interrupted_after(4, monkeypatch):
+        prepare_pairs.main(PairsConfig(name="same", **settings))
+    os.utime(tmp_path / "a.csv", (0, 0))
+    prepare_pairs.main(PairsConfig(name="same", **settings))
+    assert "resuming after" in capsys.readouterr().out
+    assert content(tmp_path / "same") == content(tmp_path / "straight") and len(content(tmp_path / "same")) > 8
+    with interrupted_after(4, monkeypatch):
+        prepare_pairs.main(PairsConfig(name="other", **settings))
+    (tmp_path / "a.csv").write_text(CSV.replace("It is", "It's "))
+    prepare_pairs.main(PairsConfig(name="other", **settings))
+    assert "resuming after" not in capsys.readouterr().out
+    shards = [shard for split in ("train", "val") for shard in getattr(open_dataset(tmp_path / "other"), split)]
+    pairs = [*split_pairs(shards, ByteTokenizer())]
+    assert sorted(pairs) == sorted((question, answer.replace("It is", " It's ")) for question, answer in QUESTIONS)
+
+
+def test_a_pair_that_cannot_be_encoded_is_located_in_its_table(tmp_path):
+    (tmp_path / "a.csv").write_text(CSV)
+    settings = dict(data_dir=str(tmp_path), name="plain", tokenizer="char")
+    prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / "a.csv"),), **settings))
+    (tmp_path / "b.tsv").write_text("What is 1?\tIt is 2.\nWhat is π?\tIt is 3.\n", encoding="utf-8")
+    settings = dict(data_dir=str(tmp_path), tokenizer=str(tmp_path / "plain"))
+    with pytest.raises(UserError, match=r"b\.tsv, row 1: the character 'π'.*--on_unknown=skip"):
+        prepare_pairs.main(PairsConfig(inputs=(str(tmp_path / "b.tsv"),), **settings))
 
 
 def test_groups_are_in_one_split_near_the_fraction(seed):
