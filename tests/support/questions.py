@@ -1,10 +1,15 @@
 """The answers of the viewer, read, and questions with a mistake."""
 
+import asyncio
 import json
 import math
 import struct
+from typing import Any
 
 import numpy as np
+
+from folio.web.questions import TraceProvider
+from folio.web.streaming import GenerationResponse, Responses
 
 MISTAKES = [  # a question, and what its error says
     (None, "a question is a JSON object"),
@@ -58,3 +63,17 @@ def read(content: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         at += -(-count * dtype.itemsize // 4) * 4
     assert at == len(content)
     return facts, tensors
+
+
+def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
+    """The lines that a page gets when it asks for samples."""
+    sent: list[bytes] = []
+
+    async def receive() -> None:
+        await asyncio.Event().wait()
+
+    async def send(message: dict) -> None:
+        sent.append(message.get("body", b""))
+
+    asyncio.run(GenerationResponse(Responses(), *provider.sampler(fields))({}, receive, send))
+    return [json.loads(line) for line in b"".join(sent).splitlines()]
