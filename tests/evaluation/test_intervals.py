@@ -141,14 +141,14 @@ def test_tukeys_intervals_and_p_values_are_those_of_a_published_example():
     assert np.allclose([e.value for e in estimates], [7.05, 5.9167, 3.15, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("spreads, comparisons", [([1, 10], 200), ([1, 1, 1, 1, 10], 100)])
-def test_identical_settings_are_seldom_called_different(spreads, comparisons):
-    """Of comparisons of settings with the same mean, at most 9 %, also if some settings are noisier than others."""
-    rng = np.random.default_rng(0)  # not a new seed for each run: 5 % of 200 is 10 ± 3
-    seeds = rng.normal(size=(comparisons, 1, 3))  # an effect of the seed that all settings share
-    samples = seeds + rng.normal(size=(comparisons, len(spreads), 3)) * np.array(spreads)[:, None]
+@pytest.mark.parametrize("spreads", [[1, 10], [1, 1, 1, 1, 10]])
+def test_identical_settings_are_seldom_called_different(spreads):
+    """Of 100 comparisons of settings with the same mean, at most 9 %, also if some settings are noisier than others."""
+    rng = np.random.default_rng(0)  # not a new seed for each run: 5 % of 100 is 5 ± 2
+    seeds = rng.normal(size=(100, 1, 3))  # an effect of the seed that all settings share
+    samples = seeds + rng.normal(size=(100, len(spreads), 3)) * np.array(spreads)[:, None]
     called = sum(any(e.low > 0 for e in differences_to_best(losses)) for losses in samples)
-    assert called <= 0.09 * comparisons
+    assert called <= 9
 
 
 def test_a_planted_effect_is_found_beside_a_noisy_bad_setting(seed):
