@@ -216,7 +216,7 @@ def train(given: TrainConfig) -> Result:
             [start.earlier.get("step"), data.hash[:8], crc32(repr(cfg).encode())],
         )
         print(runtime.description)
-        resumes = start.resumes(runtime)
+        parts = start.parts(runtime)
         check_memory(cfg, start, gpt_config, runtime, data)
 
         # --- model ---
@@ -242,7 +242,7 @@ def train(given: TrainConfig) -> Result:
         # --- batches, and what happens at which step ---
         loader = BatchLoader(data, runtime, cfg.batch_size, cfg.accumulation)
         counts, budget = time_budget(cfg, start, state, loss_fn, loader, train_step, began)
-        schedule = cfg.schedule(counts, start.earlier.get("decisions") if cfg.minutes else None)
+        schedule = cfg.schedule(counts, start.earlier_part.get("decisions") if cfg.minutes else None)
         print("\n".join(describe_run(cfg, data, schedule, loader)))
         sample = partial(sample_text, model, data.tokenizer, runtime, cfg.seed) if cfg.parallel == "ddp" else None
         if start.resuming:
@@ -254,7 +254,7 @@ def train(given: TrainConfig) -> Result:
             print(describe_resumed_schedule(start, schedule))
 
         # --- loop ---
-        record = run_record(start, model, data, runtime, counts, resumes)
+        record = run_record(start, model, data, counts, parts)
         with Session(start, state, schedule, budget, data, runtime, record, sample) as session:
             if not start.resuming:
                 first = session.evaluates_first

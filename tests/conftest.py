@@ -45,6 +45,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(cores(), MOST_PROCESSES) if is_everything else 0
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs an optional package, by the name of its module, which is not installed."""
+    for marker in item.iter_markers("needs"):
+        for module in marker.args:
+            pytest.importorskip(module)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add to a failed test of GPT-2's architecture where to teach it a change of model.py."""

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ USED_BY_DATA = {"folio.machine.compiled", "folio.machine.simd"}  # of machine
 LOAD = ("folio", "folio.decoding.language_model")  # the import upward, in folio.load
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(parsed(path))]
+
+
+@cache
+def packages_in(file: Path) -> set[str]:
+    """The packages that a requirements file lists, by the names of their modules."""
+    return set(re.findall(r"^([\w-]+)", file.read_text(encoding="utf-8").replace("-", "_"), re.MULTILINE))
+
+
 def modules_of(root: Path) -> dict[str, Path]:
     """The modules of folio by full name. A package has the name of its folder."""
     names = {}
@@ -60,7 +77,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 def named_in(path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """The modules that a file names: in imports, those inside functions too, and in strings that are a module."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -119,7 +136,7 @@ def layout_problems(root: Path) -> list[str]:
         ):
             problems.append(f"{module} imports torch")
         if path.name == "__init__.py":
-            if [type(node) for node in ast.parse(path.read_text(encoding="utf-8")).body] != [ast.Expr]:
+            if [type(node) for node in parsed(path).body] != [ast.Expr]:
                 problems.append(f"{module} has more than a docstring")
             if len(siblings := [*path.parent.glob("[a-z]*.py")]) > MODULES_PER_LEVEL:
                 problems.append(f"{module} has {len(siblings)} modules")
@@ -132,7 +149,7 @@ def layout_problems(root: Path) -> list[str]:
     classes = [
         node.name
         for path in [*modules.values(), *root.glob("*.py")]
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in parsed(path).body
         if isinstance(node, ast.ClassDef)
     ]
     problems += [f"two classes are called {name}" for name in sorted({c for c in classes if classes.count(c) > 1})]
@@ -332,7 +349,7 @@ def test_a_misplaced_test_file_is_found(case, tmp_path):
 def imports(path: Path) -> set[str]:
     """The top-level packages of all modules that the file imports."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -348,16 +365,14 @@ def test_files_import_only_what_they_may(path):
     assert ours <= ALLOWED[package]
     of_developers = package == "tests" or path == BENCH / "viewer.py"  # which drives a browser
     files = [file for file in ROOT.glob("requirements*.txt") if of_developers or file.name != "requirements-dev.txt"]
-    listed = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    required = re.findall(r"^([\w-]+)", listed.replace("-", "_"), re.MULTILINE)
-    assert others <= {*required, "tiktoken_ext"}  # tiktoken_ext is part of the package tiktoken
+    assert others <= {"tiktoken_ext"}.union(*map(packages_in, files))  # tiktoken_ext is part of the package tiktoken
     if package == "model":
         assert others == {"torch"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_nothing_runs_at_import(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     assert ast.get_docstring(tree) or path.is_relative_to(ROOT / "tests")
     for node in tree.body:
         if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):

@@ -6,10 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import GPTNeoXConfig, T5Config
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
-from transformers.models.t5.modeling_t5 import T5Attention
 
 from folio.decoding.cpu_decoder import FORMATS, CPUBatch
 from folio.decoding.quantize import quantized
@@ -49,39 +45,43 @@ def causal(T: int) -> Tensor:
 
 
 def test_rotary_is_that_of_gpt_neox(seed):
+    gpt_neox = pytest.importorskip("transformers.models.gpt_neox.modeling_gpt_neox")
     torch.manual_seed(seed)
     q, k, _ = attention_inputs()
-    neox = GPTNeoXConfig(hidden_size=32, num_attention_heads=4)
+    neox = gpt_neox.GPTNeoXConfig(hidden_size=32, num_attention_heads=4)
     neox.rope_parameters["partial_rotary_factor"] = 1.0  # rotate all channels
-    cos, sin = GPTNeoXRotaryEmbedding(neox)(q, torch.arange(200)[None])
-    expected = apply_rotary_pos_emb(q, k, cos, sin)
+    cos, sin = gpt_neox.GPTNeoXRotaryEmbedding(neox)(q, torch.arange(200)[None])
+    expected = gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
     rotation = RotaryPositions(GPTConfig(n_embd=32, n_head=4, position="rotary")).rotation(torch.arange(200))
     for ours, theirs in zip((rotate(q, rotation), rotate(k, rotation)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_relative_biases_are_those_of_t5(seed):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     torch.manual_seed(seed)
     q, k, v = attention_inputs()
-    t5 = T5Attention(T5Config(num_heads=4, d_model=32, d_kv=8, is_decoder=True), has_relative_attention_bias=True)
+    config = t5.T5Config(num_heads=4, d_model=32, d_kv=8, is_decoder=True)
+    attention = t5.T5Attention(config, has_relative_attention_bias=True)
     model = GPT(GPTConfig(n_layer=1, n_head=4, n_embd=32, position="relative"))
-    model.transformer.relative_bias.weight.data = t5.relative_attention_bias.weight.data
-    expected = attention_weights(q, k, t5.compute_bias(200, 200) + causal(200))
+    model.transformer.relative_bias.weight.data = attention.relative_attention_bias.weight.data
+    expected = attention_weights(q, k, attention.compute_bias(200, 200) + causal(200))
     positions = torch.arange(200)
     mask = model.attention_mask(positions, positions)
     torch.testing.assert_close(attention_weights(q, k, mask), expected)
     torch.testing.assert_close(AttentionKernel()(model.transformer.h[0].attn, q, k, v, mask), expected @ v)
     distance = torch.arange(3000)
-    theirs = T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
+    theirs = t5.T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
     assert torch.equal(relative_bucket(distance), theirs)
 
 
 @pytest.mark.parametrize("H", [1, 2, 3, 4, 6, 8, 12, 20])
 def test_alibi_is_that_of_bloom(H, seed):
     """BLOOM's bias grows with the key's position; each row of the scores differs from ours by a constant."""
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     torch.manual_seed(seed)
     q, k, v = attention_inputs(H)
-    bias = build_alibi_tensor(torch.ones(1, 200), H, torch.float32).view(1, H, 1, 200)
+    bias = bloom.build_alibi_tensor(torch.ones(1, 200), H, torch.float32).view(1, H, 1, 200)
     expected = attention_weights(q, k, bias + causal(200))
     model = GPT(GPTConfig(n_layer=1, n_head=H, n_embd=8 * H, position="alibi"))
     positions = torch.arange(200)

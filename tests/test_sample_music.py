@@ -5,7 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
-import symusic
+
+symusic = pytest.importorskip("symusic")
 
 from folio import UserError
 from folio.base.settings import ConfigError, load

@@ -33,10 +33,8 @@ from folio.checkpoints.find_runs import find_runs  # noqa: E402
 from folio.data.tokenizer import Tokenizer  # noqa: E402
 from folio.data.windows import Mixture  # noqa: E402
 from folio.evaluation.overlap import open_training_mixture  # noqa: E402
-from folio.experiments.replay import Comparison, StepRecorder  # noqa: E402
-from folio.experiments.replay_page import page  # noqa: E402
-from folio.experiments.replay_report import Report  # noqa: E402
-from folio.experiments.run_history import HeldCheckpoint, History, Part  # noqa: E402
+from folio.experiments.replay import Comparison, HeldCheckpoint, History, Part, StepRecorder  # noqa: E402
+from folio.experiments.replay_report import Report, as_page, as_text  # noqa: E402
 from folio.machine import distributed  # noqa: E402
 from folio.machine.kernels import compile_loss  # noqa: E402
 from folio.machine.runtime import Runtime, resolve_runtime  # noqa: E402
@@ -120,30 +118,26 @@ def replay(given: ReplayConfig) -> None:
     saved = history.checkpoint_before(step)
     begin = saved.state["step"] if saved else 0
     parts = history.parts_between(begin, step)
-    settings = [settings_of(part, given) for part in parts]
     data = open_data(history, given.data_dir)
-    if threads := history.threads_at(step):
-        torch.set_num_threads(threads)
-    runtimes = [
-        resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, part.resolved, None, given.backend)
-        for cfg, part in zip(settings, parts, strict=True)
-    ]
+    runtimes = [resolve_part(part, given)[1] for part in parts]
     group = runtimes[-1].group
     group.require_same("checkpoints or data", [begin, data.hash[:8]])
     print(runtimes[-1].description)
     print(describe_work(history, begin, step))
-    doubts = history.doubts(begin, step, runtimes)
-    for doubt in doubts:
-        print(f"it may not be bitwise equal: {doubt}")
+    inexact_reasons = history.inexact_reasons(begin, step, runtimes)
+    for reason in inexact_reasons:
+        print(f"it may not be bitwise equal: {reason}")
 
-    start = Start(settings[0], saved, before=settings[0]) if saved else Start(settings[0], initial_weights(history))
+    source = saved or initial_weights(history)  # of the next part
     training: Training | None = None
     before: list[JudgedStep] = []  # the steps from there, without the last one
     with progress_bar(total=step, initial=begin, unit="step") if group.rank == 0 else tqdm(disable=True) as bar:
-        for part, cfg, runtime in zip(parts, settings, runtimes, strict=True):
+        for part in parts:
+            cfg, runtime = resolve_part(part, given)  # again: it sets torch's modes and threads, in which parts differ
             if training:
-                start = Start(cfg, training.pause(history.newest.tokenizer), before=cfg)
-            training = Training.of(start, part, runtime, data)
+                source = training.pause(history.newest.tokenizer)
+            is_resumed = training is not None or saved is not None
+            training = Training.of(Start(cfg, source, before=cfg if is_resumed else None), part, runtime, data)
             while training.state.step < min(part.end, step - 1):
                 training.train_step()
                 bar.update()
@@ -162,7 +156,7 @@ def replay(given: ReplayConfig) -> None:
         run=folder.resolve().name,
         step=step,
         start=describe_start(begin, history),
-        comparison=Comparison.of(before, judged, learning_rate, history, doubts),
+        comparison=Comparison.of(before, judged, learning_rate, history.lines, inexact_reasons),
         grad_clip=training.cfg.grad_clip,
         skipped=recorder.why_skipped(judged, training.cfg.skip_spikes),
         epochs=epochs,
@@ -175,7 +169,7 @@ def replay(given: ReplayConfig) -> None:
         if group.rank == 0:
             write(report, output, given.json)
     finally:  # a file that cannot be written does not lose the rest
-        print(f"\n{report.text()}\n")
+        print(f"\n{as_text(report)}\n")
     print(f"{output}: open it in a browser")
 
 
@@ -187,12 +181,18 @@ def find_run(name: str) -> Path:
     return Path(runs[0])
 
 
-def settings_of(part: Part, given: ReplayConfig) -> TrainConfig:
-    """The settings of a part of the run, on this machine."""
-    cfg = part.cfg
-    device = given.device or (part.resolved["device"] if cfg.device == "auto" else cfg.device)
+def resolve_part(part: Part, given: ReplayConfig) -> tuple[TrainConfig, Runtime]:
+    """The settings of a part of the run on this machine, and its runtime. Sets torch's modes and number of threads.
+
+    Raises UserError.
+    """
+    cfg, resolved = part.cfg, part.record["resolved"]
+    device = given.device or (resolved["device"] if cfg.device == "auto" else cfg.device)
     parallel = cfg.parallel if under_torchrun() else "ddp"
-    return cfg.replace(device=device, dtype=given.dtype or cfg.dtype, parallel=parallel)
+    cfg = cfg.replace(device=device, dtype=given.dtype or cfg.dtype, parallel=parallel)
+    if threads := part.record["threads"]:
+        torch.set_num_threads(threads)
+    return cfg, resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, resolved, None, given.backend)
 
 
 def open_data(history: History, data_dir: str | None) -> Mixture:
@@ -205,10 +205,10 @@ def open_data(history: History, data_dir: str | None) -> Mixture:
 
 def initial_weights(history: History) -> Checkpoint | None:
     """The weights that the run started from; None for random ones. Raises UserError if they cannot be loaded."""
-    if history.started_from in ("scratch", "resume"):
+    if history.init_from in ("scratch", None):
         return None
     try:
-        return load_weights(history.started_from)
+        return load_weights(history.init_from)
     except UserError as error:
         raise UserError(
             f"{history.folder} has no checkpoint before this step, and the weights that it started from cannot be "
@@ -219,8 +219,8 @@ def initial_weights(history: History) -> Checkpoint | None:
 def describe_start(begin: int, history: History) -> str:
     if begin:
         return f"the checkpoint of step {begin:,}"
-    origin = history.started_from
-    return f"step 0, {'random weights' if origin in ('scratch', 'resume') else f'the weights of {origin}'}"
+    origin = history.init_from
+    return f"step 0, {'random weights' if origin in ('scratch', None) else f'the weights of {origin}'}"
 
 
 def describe_work(history: History, begin: int, step: int) -> str:
@@ -236,7 +236,7 @@ def write(report: Report, output: Path, json: str | None) -> None:
     """Write the page and, if it is named, the file of JSON. Raises UserError."""
     try:
         with atomic_write(output) as temporary:
-            temporary.write_text(page(report), encoding="utf-8", errors="backslashreplace")
+            temporary.write_text(as_page(report), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(f"output={output} cannot be written ({error}); choose another --output") from None
     if json:

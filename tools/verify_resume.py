@@ -73,7 +73,7 @@ def main(cfg: VerifyConfig) -> None:
         digest = hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
         certificate = {
             "settings": {f.name: v for f in fields(TrainConfig) if (v := getattr(cfg, f.name)) != f.default},
-            "computed": checkpoint.load(killed).state["resolved"],
+            "computed": checkpoint.load(killed).state["parts"][-1]["resolved"],
             "processes": cfg.processes,
             "machine": f"{platform.platform()}, {platform.machine()}, {torch.get_num_threads()} threads",
             "versions": versions(),

@@ -3,7 +3,7 @@
     OUT_DIR/step-000250/    model.safetensors      the weights by parameter name, a tied one once
                             optimizer.safetensors  the optimizer's state, as PARAMETER/KEY
                             tokenizer.json         the complete tokenizer
-                            state.json             format version, step, configuration, losses, the next sequence
+                            state.json             format version, step, configuration, losses, the run's parts
                             manifest.json          bytes and sha256 of each of these
     OUT_DIR/last.json       names the newest checkpoint
     OUT_DIR/best.json       names the one with the lowest validation loss

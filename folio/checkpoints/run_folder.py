@@ -1,5 +1,7 @@
 """The checkpoints in a run's folder: which there are, which is the last and the best, and what state.json says.
 
+A run has parts: one from its start, and one from each resume. state.json records them; see schema.PartRecord.
+
 Nothing here reads weights, so that nothing needs torch. docs/checkpoints.md describes each file.
 """
 
@@ -14,9 +16,9 @@ from safetensors import SafetensorError
 from folio import UserError
 from folio.base.files import read_json, sha256, short_repr, shorten, step_number, write_json
 from folio.base.progress import note
-from folio.checkpoints.schema import wrong_values
+from folio.checkpoints.schema import PartRecord, wrong_values
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of state.json; version 1 is read, too
 POINTERS = ("last", "best")
 
 
@@ -53,9 +55,10 @@ def precedes(state: dict[str, Any], newest: dict[str, Any]) -> bool:
 
     state, newest: state.json of the two.
     """
-    resumes, resumed_since = (of.get("resumes") or [] for of in (state, newest))
     is_same_run = state.get("run_id") == newest.get("run_id")
-    is_same_past = resumes == [r for r in resumed_since if r["step"] < state["step"]]
+    names = ("from_step", "after", "changes", "exact")  # of a resume; a later checkpoint may know more of the others
+    resumes, newest_resumes = ([[part[name] for name in names] for part in of["parts"][1:]] for of in (state, newest))
+    is_same_past = resumes == [resume for resume in newest_resumes if resume[0] < state["step"]]
     return is_same_run and is_same_past and state["step"] < newest["step"]
 
 
@@ -196,6 +199,8 @@ def read_state(path: Path) -> dict[str, Any]:
 def check_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     check_file(path, "state.json", manifest["state.json"])
     state = read_json(path / "state.json")
+    if state["format_version"] == 1:
+        state = with_parts(state)
     if state["format_version"] != FORMAT_VERSION:
         raise CheckpointError(f"{path}: format version {short_repr(state['format_version'])} is not {FORMAT_VERSION}")
     if wrong := wrong_values(state):
@@ -203,6 +208,39 @@ def check_state(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     if step_number(path.name) not in (None, state["step"]):  # None: it is a copy with another name
         raise CheckpointError(f"{path} holds step {state['step']:,}: it was renamed, or replaced by another")
     return state
+
+
+def with_parts(state: dict[str, Any]) -> dict[str, Any]:
+    """state.json of version 1, which recorded only the steps and the changes of resumes, as one of FORMAT_VERSION."""
+    state = {"threads": None, "decisions": None, **state, "format_version": FORMAT_VERSION}
+    known = {name: state.pop(name) for name in ("resolved", "versions", "threads", "decisions")}
+    origin = state.pop("started_from", state["config"].get("init_from"))
+    start = {"step": 0, "after": None, "changes": {}, "exact": True}
+    parts: list[dict[str, Any]] = []
+    for resume in [*reversed(state.pop("resumes", None) or []), start]:
+        about = {name: resume[name] for name in ("after", "changes", "exact")}
+        parts.insert(0, {"from_step": resume["step"], "init_from": "resume", **about, **known})
+        if not resume["exact"]:
+            known = {**known, "versions": None}  # the part before may be of another machine
+        if resume["changes"].keys() & {"minutes", "max_iters"}:
+            known = {**known, "decisions": None}
+    parts[0]["init_from"] = None if origin == "resume" else origin
+    return {**state, "parts": parts}
+
+
+def parts_of(out_dir: Path, newest: dict[str, Any]) -> list[PartRecord]:
+    """The parts of the run in a folder. newest: state.json of its newest checkpoint.
+
+    What it does not say about a part of a run of version 1 is what the checkpoint nearest to that part says.
+    """
+    parts = list(newest["parts"])
+    for path in newest_first(out_dir):
+        with suppress(CheckpointError):  # it is damaged, or has been removed
+            state = read_state(path)
+            for number, part in enumerate(state["parts"] if precedes(state, newest) else []):
+                if None in (parts[number][name] for name in ("init_from", "versions", "decisions")):
+                    parts[number] = part
+    return parts
 
 
 @contextmanager

@@ -51,12 +51,18 @@ class RunProgress(TypedDict):
     grad_scaler: ScalerProgress
 
 
-class Resolved(TypedDict):
-    """What "auto" was resolved to, Runtime.resolved."""
+class ResolvedSettings(TypedDict):
+    """What "auto" was resolved to."""
 
     device: str
     dtype: Literal["float32", "bfloat16", "float16"]
     compile: bool | Literal["reduce-overhead"]
+
+
+class Resolved(ResolvedSettings, total=False):
+    """Runtime.resolved."""
+
+    processes: PositiveInt  # if there are several
 
 
 class ModelRecord(TypedDict, total=False):
@@ -80,13 +86,18 @@ class DatasetRecord(TypedDict):
     hash: str
 
 
-class ResumeRecord(TypedDict):
-    """One resume of a run."""
+class PartRecord(TypedDict):
+    """A part of a run: its steps from the start, or from a resume, to the next resume. None: not known."""
 
-    step: NonNegativeInt
-    after: str
+    from_step: NonNegativeInt  # the steps done before it
+    init_from: str | None  # what it started from
+    after: str | None  # how the part before it ended; None for the first one
     changes: dict[str, tuple[Any, Any]]  # setting -> before, now
-    exact: bool
+    exact: bool  # whether it is bitwise identical to a run without the resume
+    resolved: Resolved
+    versions: dict[str, str] | None
+    threads: PositiveInt | None  # CPU threads of torch
+    decisions: list[tuple[NonNegativeInt, PositiveInt]] | None  # on the run's length: after a step, max_iters
 
 
 class RequiredState(RunProgress):
@@ -95,9 +106,8 @@ class RequiredState(RunProgress):
     format_version: int
     model: ModelRecord
     config: dict[str, Any]  # train.py's settings
-    resolved: Resolved
     dataset: DatasetRecord
-    versions: dict[str, str]
+    parts: list[PartRecord]
 
 
 class StateFile(RequiredState, total=False):
@@ -105,13 +115,9 @@ class StateFile(RequiredState, total=False):
 
     run_id: str | None  # of all checkpoints of a run, also after a resume
     origins: dict[str, str]
-    threads: PositiveInt
-    resumes: list[ResumeRecord]
-    started_from: str
     torchrun: str | None
     stopped_by: str | None
     wandb_id: str | None
-    decisions: list[tuple[NonNegativeInt, PositiveInt]]
     budget: dict[str, NonNegativeFloat] | None
 
 
@@ -127,7 +133,10 @@ def wrong_values(state: Any) -> list[str]:
     if wrong:
         return wrong
     is_evaluated = state["best_val_loss"] is not None
-    return [] if is_evaluated == (state["best_step"] > 0) and state["best_step"] <= state["step"] else ["best_step"]
+    if is_evaluated != (state["best_step"] > 0) or state["best_step"] > state["step"]:
+        return ["best_step"]
+    steps = [*(part["from_step"] for part in state["parts"]), state["step"]]
+    return [] if len(steps) > 1 and steps[0] == 0 and steps == sorted(steps) else ["parts"]
 
 
 def is_valid(value: Any, hint: Any) -> bool:

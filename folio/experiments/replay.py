@@ -1,4 +1,4 @@
-"""Records what happens in a step of a run that is trained again, and compares it with what was logged.
+"""Replaying a step of a run: which settings it had, what happened in it, and whether that is what was logged.
 
 Sequences and dropout are functions of the seed and the step, so a step follows exactly from any checkpoint before it.
 
@@ -6,21 +6,237 @@ Dimensions: B batch, T time (block_size), V vocabulary.
 """
 
 import math
+import statistics
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from folio import UserError
+from folio.base import settings
+from folio.base.files import read_json, step_number
+from folio.base.progress import note
+from folio.base.settings import Config, ConfigError
+from folio.checkpoints import checkpoint, foreign, run_folder
+from folio.checkpoints.checkpoint import Checkpoint
+from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError, precedes
+from folio.checkpoints.schema import PartRecord
+from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Place
-from folio.experiments.run_history import JUDGED, History
+from folio.experiments.runs import LOGGED, is_logged, read_metrics
 from folio.machine import distributed
+from folio.machine.runtime import Runtime
 from folio.training.guard import JudgedStep
 from folio.training.loader import BatchLoader
+from folio.training.start import versions
 from folio.training.state import TrainState
+
+JUDGED = ("loss", "grad_norm")  # the numbers of a step that are logged and compared
+COMPUTED_BY = ("resolved", "versions", "threads")  # what a step's rounding depends on, in the record of its part
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part(Generic[Config]):
+    """The steps after `begin`, up to `end`, which a run computed in the same way."""
+
+    begin: int
+    end: float  # infinity for the last part
+    cfg: Config
+    record: PartRecord
+
+    @property
+    def decisions(self) -> list[tuple[int, int]] | None:
+        """Decisions of a time budget. None: without one, or not known."""
+        return self.record["decisions"] if self.cfg.minutes else None
+
+
+@dataclass(frozen=True)
+class History(Generic[Config]):
+    """What a run's folder says about its steps. Another process may be training there."""
+
+    folder: Path
+    newest: Checkpoint
+    init_from: str | None  # what the run started from; None if no checkpoint says it
+    parts: list[Part[Config]]  # in order
+    lines: dict[int, dict[str, Any]]  # of metrics.jsonl by step, without step 0; after them, records of skipped steps
+
+    @classmethod
+    def of(cls, folder: Path, settings: type[Config]) -> "History[Config]":
+        """Read a run's folder. settings: train.py's class. Raises UserError if it is not one, or has no checkpoint."""
+        require_run(folder)
+        newest = checkpoint.load(folder)
+        records = run_folder.parts_of(folder, newest.state)
+        try:
+            parts = joined_parts(records, newest.state["config"], settings)
+        except ConfigError as error:
+            raise CheckpointError(f"{newest.path}: state.json is damaged: {error}") from None
+        lines = {line["step"]: line for line in read_metrics(folder) if line["step"] > 0}
+        lines |= {step: line for step, line in read_skipped(folder).items() if step > max(lines, default=0)}
+        return cls(folder, newest, records[0]["init_from"], parts, lines)
+
+    def require_step(self, step: int) -> None:
+        """Raise UserError if the run has not come to this step, as far as is known."""
+        last = max(self.newest.state["step"], *self.lines)
+        if step > last:
+            raise UserError(f"step={step}: the last step of {self.folder} is {last:,}; choose one up to it")
+
+    def checkpoint_before(self, step: int) -> Checkpoint | None:
+        """The newest checkpoint after fewer steps; None if there is none. Damaged ones are reported and left out."""
+        if self.newest.state["step"] < step:
+            return self.newest
+        for path in run_folder.newest_first(self.folder):
+            if step_number(path.name) >= min(step, self.newest.state["step"]):
+                continue
+            try:
+                saved = checkpoint.load(path)
+            except CheckpointError as error:
+                problem = f"{path} was removed" if isinstance(error, NoCheckpointError) else error
+                if distributed.rank_from_env() == 0:
+                    note(f"{problem}; replaying from an earlier step")
+                continue
+            if precedes(saved.state, self.newest.state):
+                return saved
+        return None
+
+    def parts_between(self, begin: int, end: int) -> list[Part[Config]]:
+        """The parts that the steps after `begin`, up to `end`, belong to."""
+        return [part for part in self.parts if max(part.begin, begin) < min(part.end, end)]
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The median of what was logged; None if nothing was."""
+        speeds = [
+            line["tokens_per_second"] * line["step"] / line["tokens"]
+            for line in self.lines.values()
+            if line["tokens_per_second"]
+        ]
+        return statistics.median(speeds) if speeds else None
+
+    def inexact_reasons(self, begin: int, step: int, runtimes: list[Runtime]) -> list[str]:
+        """Why the replay of a step from the state after `begin` steps may differ from the run, as far as is known.
+
+        runtimes: of each part that is replayed.
+        """
+        reasons = []
+        for part, runtime in zip(self.parts_between(begin, step), runtimes, strict=True):
+            reasons += different_runtimes(part, runtime)
+        if begin == 0 and self.init_from is None:
+            reasons.append("no checkpoint says what it started from; random weights were assumed")
+        elif begin == 0 and self.init_from != "scratch":
+            reasons.append(f"the weights of {self.init_from}, from which it started, may have changed")
+        if self.lines and not is_logged(self.newest.state, [*self.lines.values()]):
+            reasons.append("the newest checkpoint is not of the run in metrics.jsonl, which has not saved one yet")
+        return list(dict.fromkeys(reasons))
+
+
+def require_run(folder: Path) -> None:
+    """Raise UserError if a folder has no checkpoints of a run, and say what it is."""
+    if run_folder.exists(folder):
+        return
+    if (folder / "manifest.json").exists():
+        raise UserError(f"{folder} is one checkpoint; name the run: {folder.resolve().parent}")
+    if (folder / "metrics.jsonl").exists():
+        raise UserError(f"{folder} has no checkpoint yet, which says what its settings are; wait for an evaluation")
+    is_model = any((folder / name).exists() for name in ("config.json", "ckpt.pt"))
+    if is_model or str(folder) in foreign.HUB or folder.is_file():
+        raise UserError(f"{folder} holds weights and no run, so there are no steps to replay; name a run's folder")
+    raise NoCheckpointError(folder)
+
+
+def read_skipped(folder: Path) -> dict[int, dict[str, Any]]:
+    """The loss and gradient norm of each skipped step that was recorded since the last line of metrics.jsonl, as when
+    the run stopped because of it. A number that is not finite is None.
+    """
+    lines = {}
+    for path in (folder / "skipped").glob("step-*.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            if path.stat().st_mtime_ns < (folder / "metrics.jsonl").stat().st_mtime_ns:
+                continue
+            record = read_json(path)
+            numbers = {name: float(record[name]) for name in JUDGED}  # of "NaN" if it is not finite
+            finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+            lines[int(record["step"])] = dict.fromkeys(LOGGED) | finite | {"step": int(record["step"])}
+    return lines
+
+
+def joined_parts(records: list[PartRecord], config: dict[str, Any], cls: type[Config]) -> list[Part[Config]]:
+    """The parts of a run, those that were computed in the same way as one. Raises ConfigError.
+
+    config: the settings of the last part. cls: their class.
+    """
+    parts: list[Part[Config]] = []
+    end, later = math.inf, None
+    for record in reversed(records):
+        if later and not later["changes"] and all(later[name] == record[name] for name in COMPUTED_BY):
+            parts[-1] = replace(parts[-1], begin=record["from_step"])
+        else:
+            parts.append(Part(record["from_step"], end, settings.from_json(cls, config), record))
+        config = {**config, **{name: before for name, (before, _) in record["changes"].items()}}
+        end, later = record["from_step"], record
+    return parts[::-1]
+
+
+def different_runtimes(part: Part, runtime: Runtime) -> list[str]:
+    """Why a part of a run is not replayed bitwise on this runtime, as far as is known."""
+    record, reasons = part.record, []
+    now = {"torch": versions()["torch"], **runtime.resolved}
+    if record["versions"]:
+        trained = {"torch": record["versions"].get("torch"), **record["resolved"]}
+        for name in ("torch", "device", "dtype", "compile"):
+            if trained[name] != now[name]:
+                reasons.append(f"it was trained with {name}={trained[name]}, and this is {now[name]}")
+    else:
+        reasons.append(f"no checkpoint says on which machine and torch it was trained after step {part.begin:,}")
+    before, size = record["resolved"].get("processes", 1), runtime.group.size
+    if before != size:
+        masks = " and drops out other elements" if runs_dropout(part.cfg) else ""
+        other = f"{size} process{'es' if size > 1 else ''} add{'' if size > 1 else 's'} in another order{masks}"
+        start = "python" if before == 1 else f"torchrun --standalone --nproc_per_node={before}"
+        reasons.append(f"it was trained by {before} process{'es' if before > 1 else ''}, and {other} (use {start})")
+    if now["device"] == "cuda" and not part.cfg.deterministic:
+        reasons.append("without deterministic=True, CUDA adds in an order that varies")
+    if now["compile"]:
+        reasons.append("torch.compile may generate other code")
+    if record["threads"] is None:
+        threads = f"here {torch.get_num_threads()}; set OMP_NUM_THREADS"
+        reasons.append(f"no checkpoint says by how many threads it was trained ({threads})")
+    if part.cfg.minutes and part.decisions is None:
+        reasons.append(f"no checkpoint says how long the run was to be before step {part.end:,}")
+    return reasons
+
+
+def runs_dropout(cfg: Any) -> bool:
+    """Whether train.py's settings drop anything out."""
+    own = (cfg.embd_pdrop, cfg.attn_pdrop, cfg.resid_pdrop)
+    return any(cfg.dropout if p is None else p for p in own)
+
+
+@dataclass(frozen=True)
+class HeldCheckpoint(Checkpoint):
+    """A checkpoint in memory, from which the next part of a run resumes."""
+
+    optimizer_tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, state: TrainState, tokenizer: Tokenizer, about: dict[str, Any]) -> "HeldCheckpoint":
+        """about: what state.json holds besides the progress."""
+        weights, optimizer = state.tensors(keep=True, copy=True)
+        return cls(Path("memory"), weights, tokenizer, {**about, **state.progress()}, optimizer)
+
+    def optimizer(self) -> dict[str, Tensor]:
+        return self.optimizer_tensors
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
 
 
 class SequenceLosses(NamedTuple):
@@ -180,30 +396,25 @@ class Comparison:
 
     @classmethod
     def of(
-        cls, before: Iterable[JudgedStep], judged: JudgedStep, learning_rate: float, history: History, doubts: list[str]
+        cls, before: Iterable[JudgedStep], judged: JudgedStep, learning_rate: float, lines: dict, reasons: list[str]
     ) -> "Comparison":
-        """before: the steps replayed before it. learning_rate: of the step."""
-        lines = history.lines
+        """before: the steps replayed before it. learning_rate: of the step. lines: History.lines."""
         same: dict[bool, list[int]] = {True: [], False: []}
         for step in before:
             if line := lines.get(step.step):
                 same[is_logged_step(step, line)].append(step.step)
         logged = lines.get(judged.step)
-        reasons = [*doubts]
         if logged and logged["lr"] not in (None, learning_rate):
             rates = f"the logged learning rate is {logged['lr']:.6g}, not {learning_rate:.6g}"
-            reasons.insert(0, f"{rates}: no checkpoint has the settings of this step")
-        if not reasons:
-            threads = f"another number of threads (here {torch.get_num_threads()}; set OMP_NUM_THREADS), "
-            reasons = [f"{'' if history.threads_at(judged.step) else threads}another machine or version of Folio"]
-        return cls(judged, logged, same[True], same[False], reasons)
+            reasons = [f"{rates}: no checkpoint has the settings of this step", *reasons]
+        return cls(judged, logged, same[True], same[False], reasons or ["another machine or version of Folio"])
 
     @property
     def bitwise(self) -> bool | None:
         """Whether loss and gradient norm are the logged ones, bit for bit. None if the step was not logged."""
         return is_logged_step(self.judged, self.logged) if self.logged else None
 
-    def beside(self, name: str) -> str:
+    def compare_logged(self, name: str) -> str:
         """The step's "loss" or "grad_norm" beside the logged one, in words."""
         value = getattr(self.judged, name)
         if self.logged is None:

@@ -1,16 +1,25 @@
-"""What happened in a replayed step, as text and as JSON: its loss, sequences, hardest tokens, gradients and updates."""
+"""What happened in a replayed step: its loss, sequences, hardest tokens, gradients and updates.
+
+A Report is the data; as_text and as_page show it in a terminal and on a page, one HTML file that opens offline.
+"""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Place
+from folio.experiments import static_page
 from folio.experiments.replay import Comparison, ParameterChange, SequenceLosses
 
-MOST_ROWS = 10  # of each table in the terminal
+MAX_ROWS = 10  # of each table in the terminal
+PAGE_TOKENS = 30  # in the page's table of the hardest ones
+MAX_SHOWN_TOKENS = 50_000  # whose text is on the page
+SHADES = 10  # of a token's color
 SHOWN_AS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -35,6 +44,11 @@ class HardToken(NamedTuple):
     before: str  # the text before it
     sequence: SequenceLosses
     position: int  # in ids
+
+    def cells(self) -> list[str]:
+        """The loss, the probability, the token, the text before it, and the most likely token."""
+        guess = f"{label(self.guess)} ({self.guess_p:.1%})"
+        return [f"{self.loss:.4f}", f"{math.exp(-self.loss):.2%}", label(self.text), visible(self.before), guess]
 
 
 @dataclass(frozen=True)
@@ -103,87 +117,201 @@ class Report:
         epochs = ", ".join(f"{n:,.2f} epochs of {name}" for name, n in self.epochs.items())
         return {
             "replayed from": self.start,
-            "loss": f"{judged.loss:.4f} nats per token; {comparison.beside('loss')}",
-            "gradient norm": f"{judged.grad_norm:.4f}, {clipped}; {comparison.beside('grad_norm')}",
+            "loss": f"{judged.loss:.4f} nats per token; {comparison.compare_logged('loss')}",
+            "gradient norm": f"{judged.grad_norm:.4f}, {clipped}; {comparison.compare_logged('grad_norm')}",
             "learning rate": ", ".join(rates),
             "skipped": f"yes: {self.skipped}" if self.skipped else "no",
             "sequences": f"{numbers}, after {epochs}",
         }
 
-    def text(self) -> str:
-        """The report for a terminal."""
-        lines = [f"step {self.step:,} of {self.run}", ""]
-        lines += [f"{name + ':':15}{fact}" for name, fact in self.summary().items()]
-        lines += ["", *self.comparison.lines()] if self.comparison.lines() else []
-        sequences = self.hardest_sequences
-        lines += ["", f"the hardest of {len(sequences)} sequences", "    loss      number  place and text"]
-        for sequence in sequences[:MOST_ROWS]:
-            text = visible(self.tokenizer.decode(sequence.ids))[:60]
-            lines.append(f"{sequence.loss:8.4f}{sequence.number:12,}  {describe_place(sequence.place)}: {text}")
-        heads = "    loss       p  token, after which text; the most likely token"
-        lines += ["", "the hardest tokens", heads]
-        for token in self.hardest_tokens(MOST_ROWS):
-            before, p = visible(token.before)[-40:], math.exp(-token.loss)
-            guess = f"{label(token.guess)} ({token.guess_p:.1%})"
-            lines.append(f"{token.loss:8.4f}{p:8.2%}  {label(token.text)}  after  {before}; {guess}")
-        lines += ["", "the largest gradients", "    norm  update / weights  parameter"]
-        for p in self.largest_gradients[:MOST_ROWS]:
-            update = "" if p.relative_update is None else f"{p.relative_update:.2e}"
-            lines.append(f"{p.gradient_norm:8.4f}{update:>18}  {p.name}")
-        return "\n".join(lines)
-
     def to_json(self) -> dict[str, Any]:
         """Everything, for a file of JSON. A number that is not finite is a text, such as "NaN"."""
         judged, comparison = self.comparison.judged, self.comparison
         logged = comparison.logged or {}
-        return {
+        facts = {
             "run": self.run,
             "step": self.step,
             "replayed_from": self.start,
-            "loss": writable(judged.loss),
+            "loss": judged.loss,
             "logged_loss": logged.get("loss"),
-            "grad_norm": writable(judged.grad_norm),
+            "grad_norm": judged.grad_norm,
             "logged_grad_norm": logged.get("grad_norm"),
             "logged": comparison.logged is not None,
             "bitwise": comparison.bitwise,
             "equal_before": comparison.equal_before,
             "different_before": comparison.different_before,
             "remarks": comparison.lines(),
-            "clip_factor": writable(self.clip_factor),
+            "clip_factor": self.clip_factor,
             "skipped": self.skipped,
             "epochs": self.epochs,
             "learning_rates": [
                 dict(zip(("optimizer", "learning_rate", "weight_decay"), key, strict=True), parameters=names)
                 for key, names in self.rates().items()
             ],
-            "parameters": [
-                {name: writable(value) for name, value in p._asdict().items()}
-                | {"relative_update": writable(p.relative_update)}
-                for p in self.largest_gradients
-            ],
+            "parameters": [{**p._asdict(), "relative_update": p.relative_update} for p in self.largest_gradients],
             "sequences": [
                 {
                     "number": s.number,
                     **s.place._asdict(),
-                    "loss": writable(s.loss) if s.counted.any() else None,
+                    "loss": s.loss if s.counted.any() else None,
                     "text": self.tokenizer.decode(s.ids),
                     "ids": s.ids.tolist(),
-                    "losses": [
-                        writable(x) if c else None for x, c in zip(s.losses.tolist(), s.counted.tolist(), strict=True)
-                    ],
+                    "losses": [x if c else None for x, c in zip(s.losses.tolist(), s.counted.tolist(), strict=True)],
                     "guesses": s.guesses.tolist(),
-                    "guess_probabilities": [writable(p) for p in s.guess_p.tolist()],
+                    "guess_probabilities": s.guess_p.tolist(),
                 }
                 for s in self.sequences
             ],
         }
+        return writable(facts)
 
 
 def writable(value: Any) -> Any:
-    """The value, or a text if it is a number that JSON cannot hold."""
+    """The value, with text in place of numbers that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {name: writable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [writable(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe_place(place: Place) -> str:
     shard = f" of shard {place.shard + 1} of {place.shards}" if place.shards > 1 else ""
     return f"{place.dataset}, token {place.offset:,}{shard}"
+
+
+def as_text(report: Report) -> str:
+    """The report for a terminal."""
+    remarks, sequences = report.comparison.lines(), report.hardest_sequences
+    lines = [f"step {report.step:,} of {report.run}", ""]
+    lines += [f"{name + ':':15}{fact}" for name, fact in report.summary().items()]
+    lines += ["", *remarks] if remarks else []
+    lines += ["", f"the hardest of {len(sequences)} sequences", "    loss      number  place and text"]
+    for sequence in sequences[:MAX_ROWS]:
+        text = visible(report.tokenizer.decode(sequence.ids))[:60]
+        lines.append(f"{sequence.loss:8.4f}{sequence.number:12,}  {describe_place(sequence.place)}: {text}")
+    lines += ["", "the hardest tokens", "    loss       p  token, after which text; the most likely token"]
+    for token in report.hardest_tokens(MAX_ROWS):
+        loss, p, text, before, guess = token.cells()
+        lines.append(f"{loss:>8}{p:>8}  {text}  after  {before[-40:]}; {guess}")
+    lines += ["", "the largest gradients", "    norm  update / weights  parameter"]
+    lines += [f"{p.gradient_norm:8.4f}{describe_update(p):>18}  {p.name}" for p in report.largest_gradients[:MAX_ROWS]]
+    return "\n".join(lines)
+
+
+def describe_update(p: ParameterChange) -> str:
+    """The relative update; nothing for weights of zero."""
+    return "" if p.relative_update is None else f"{p.relative_update:.2e}"
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+STYLE = """
+body { padding-bottom: 3em }
+.gradients td { white-space: nowrap }
+.gradients td:nth-child(n+4):nth-child(-n+7) { text-align: right; font-variant-numeric: tabular-nums }
+.bar { background: #0072b2; height: .7em; display: inline-block }
+pre { overflow-wrap: anywhere; margin: .2em 0 1em }
+b { font-weight: inherit }
+.uncounted { color: #888 }
+h4 { margin: 1em 0 0 }
+#token { position: fixed; bottom: 0; left: 0; right: 0; background: #222; color: #fff; padding: .4em 1em; margin: 0 }
+#token { white-space: pre-wrap }
+"""
+SCRIPT = """
+const shown = document.getElementById("token");
+document.addEventListener("mouseover", event => {
+  const token = event.target.closest("b[data-loss]");
+  if (!token) return;
+  const {loss, guess, p} = token.dataset, text = token.textContent.replaceAll(" ", "␣").replace("\\n", "");
+  shown.textContent = `${text}  loss ${loss} nats, probability ${(100 * Math.exp(-loss)).toPrecision(3)} %; `
+    + `most likely was  ${guess}  with ${p} %`;
+});
+"""
+
+
+def as_page(report: Report) -> str:
+    """The report as HTML."""
+    shades = [f".s{i} {{ background: rgb(214 39 40 / {0.7 * i / SHADES:.2f}) }}" for i in range(SHADES + 1)]
+    parts = [
+        facts(report),
+        "<p><a href='#tokens'>The hardest tokens</a> · <a href='#gradients'>Gradients and updates</a> · "
+        "<a href='#sequences'>The sequences</a></p>",
+        hardest_tokens(report),
+        gradients(report),
+        texts(report),
+        "<p id='token'>Point at a token to see its loss.</p>",
+    ]
+    return static_page.page(f"Step {report.step:,} of {report.run}", parts, STYLE + " ".join(shades), SCRIPT)
+
+
+def facts(report: Report) -> str:
+    rows = [f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in report.summary().items()]
+    remarks = [f"<p>{escape(line[0].upper() + line[1:])}.</p>" for line in report.comparison.lines()]
+    return f"<table id='facts'>{''.join(rows)}</table>{''.join(remarks)}"
+
+
+def hardest_tokens(report: Report) -> str:
+    rows = []
+    for token in report.hardest_tokens(PAGE_TOKENS):
+        number = token.sequence.number
+        rows.append([*map(escape, token.cells()), f"<a href='#sequence-{number}'>{number:,}</a>"])
+    heads = ["loss", "probability", "token", "after the text", "the most likely token", "in sequence"]
+    return f"<h2 id='tokens'>The hardest tokens</h2>{table('tokens', heads, rows)}"
+
+
+def gradients(report: Report) -> str:
+    """A row per parameter, with a bar for the norm of its gradient."""
+    largest = max((p.gradient_norm for p in report.parameters if math.isfinite(p.gradient_norm)), default=0.0) or 1.0
+    rows = []
+    for p in report.largest_gradients:
+        width = 200 * p.gradient_norm / largest if math.isfinite(p.gradient_norm) else 200
+        bar = f"<span class='bar' style='width: {width:.1f}px'></span>"
+        norms = [f"{norm:.4g}" for norm in (p.gradient_norm, p.weight_norm, p.update_norm)]
+        group = f"{p.optimizer}, {p.learning_rate:.4g}, {p.weight_decay:g}"
+        rows.append([escape(p.name), " x ".join(map(str, p.shape)), bar, *norms, describe_update(p), escape(group)])
+    heads = ["parameter", "shape", "", "gradient", "weights", "update", "update / weights", "learning rate and decay"]
+    note = "Norms: of the gradient before it is clipped, of the weights before the step, and of their change."
+    return f"<h2 id='gradients'>Gradients and updates</h2><p>{note}</p>{table('gradients', heads, rows)}"
+
+
+def table(kind: str, heads: list[str], rows: Iterable[list[str]]) -> str:
+    """A table of a class. rows: of cells in HTML."""
+    lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+    lines += [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows]
+    return f"<div class='wide'><table class='{kind}'>{''.join(lines)}</table></div>"
+
+
+def texts(report: Report) -> str:
+    """The sequences, the hardest first, with tokens colored by loss, as many as there is space for."""
+    sequences, uniform = report.hardest_sequences, math.log(max(2, report.tokenizer.vocab_size))
+    shown = sequences[: max(1, MAX_SHOWN_TOKENS // len(sequences[0].losses))]
+    note = f"White is a loss of 0. The darkest red is {uniform:.2f} nats or more (all tokens equally likely)."
+    note += " Gray tokens are only read."
+    if len(shown) < len(sequences):
+        note += f" The {len(shown):,} hardest of {len(sequences):,} sequences are shown; --json writes all of them."
+    content = "".join(text_of(sequence, report, uniform) for sequence in shown)
+    return f"<h2 id='sequences'>The sequences, the hardest first</h2><p>{note}</p>{content}"
+
+
+def text_of(sequence: SequenceLosses, report: Report, uniform: float) -> str:
+    """A sequence's text. The first token is only read."""
+    piece = report.tokenizer.piece
+    parts = [f"<span class='uncounted'>{token_html(piece(int(sequence.ids[0])))}</span>"]
+    columns = (sequence.ids[1:], sequence.losses, sequence.counted, sequence.guesses, sequence.guess_p)
+    for token, loss, counted, guess, p in zip(*(column.tolist() for column in columns), strict=True):
+        text = token_html(piece(token))
+        if not counted:
+            parts.append(f"<span class='uncounted'>{text}</span>")
+            continue
+        shade = round(SHADES * min(1.0, loss / uniform)) if math.isfinite(loss) else SHADES
+        data = f"data-loss='{loss:.4f}' data-guess='{escape(label(piece(guess)))}' data-p='{100 * p:.3g}'"
+        parts.append(f"<b class='s{shade}' {data}>{text}</b>")
+    loss = f"loss {sequence.loss:.4f}" if sequence.counted.any() else "no targets"
+    head = f"{loss}: sequence {sequence.number:,}, {describe_place(sequence.place)}"
+    return f"<h4 id='sequence-{sequence.number}'>{escape(head)}</h4><pre>{''.join(parts)}</pre>"
+
+
+def token_html(token: str) -> str:
+    """A token's text as HTML in which lines end where they do in the text."""
+    return escape(visible(token)).replace(SHOWN_AS["\n"], SHOWN_AS["\n"] + "\n")

@@ -90,13 +90,12 @@ def plan_section(run: Run) -> str:
 
 def resumes_section(run: Run) -> str:
     """Where the run was resumed, or nothing."""
-    resumes = run.state.get("resumes")
-    if not resumes:
-        return ""
     rows = [
-        [f"{resume['step']:,}", resume["after"], json.dumps(resume["changes"]), "yes" if resume["exact"] else "no"]
-        for resume in resumes
+        [f"{part['from_step']:,}", part["after"] or "", json.dumps(part["changes"]), "yes" if part["exact"] else "no"]
+        for part in run.parts[1:]
     ]
+    if not rows:
+        return ""
     heading = f"<h2>{escape(run.name)}: where it was resumed</h2>\n"
     return heading + table(["step", "stopped by", "changed settings: [before, after]", "bitwise identical"], rows)
 
@@ -111,7 +110,7 @@ def samples_section(run: Run) -> str:
 
 def settings_section(run: Run) -> str:
     """The run's environment and all its settings."""
-    environment = {**run.state.get("versions", {}), **run.state.get("resolved", {})}
+    environment = {**(run.parts[-1]["versions"] or {}), **run.parts[-1]["resolved"]} if run.parts else {}
     sections = []
     settings = {}
     for name, value in run.state.get("config", {}).items():
@@ -143,8 +142,5 @@ def curves_of(run: Run, max_points: int) -> LineGroup:
         lines.append(Line(run.name, x, y, panel, width=1))
     x, y = [step for _, step in run.evaluations()], [loss for loss, _ in run.evaluations()]
     lines.append(Line(f"{run.name}: validation", x, y, width=3, points=True))
-    marks = [
-        Mark(resume["step"], "dashed" if resume["after"] == "a kill" else "dotted")
-        for resume in run.state.get("resumes", [])
-    ]
+    marks = [Mark(part["from_step"], "dashed" if part["after"] == "a kill" else "dotted") for part in run.parts[1:]]
     return LineGroup(run.name, lines, marks)

@@ -14,6 +14,7 @@ from folio.base.files import is_locked, read_json
 from folio.checkpoints import run_folder
 from folio.checkpoints.find_runs import is_run, written_at
 from folio.checkpoints.run_folder import CheckpointError
+from folio.checkpoints.schema import PartRecord
 from folio.training.run_log import read_lines
 from model import GPT, GPTConfig
 
@@ -54,9 +55,7 @@ class Run:
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
         """samples.jsonl."""
-        with suppress(OSError):
-            return [line for line in read_lines(self.folder / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
-        return []
+        return read_samples(self.folder)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -84,13 +83,14 @@ class Run:
         return self.lines[-1]["step"] if self.lines else self.state.get("step", 0)
 
     @property
+    def parts(self) -> list[PartRecord]:
+        """The parts of the run, as its last checkpoint records them; empty without one."""
+        return self.state.get("parts", [])
+
+    @property
     def max_iters(self) -> int | None:
-        """How many steps the run has, or had, to do; under a time budget, by its last decision."""
-        decisions = self.state.get("decisions")
-        if decisions and self.config.get("minutes"):
-            return decisions[-1][1]
-        max_iters = self.config.get("max_iters")
-        return max_iters if type(max_iters) is int else None
+        """How many steps the run has, or had, to do; None if that is not known."""
+        return planned_steps(self.state)
 
     @property
     def tokens(self) -> int | None:
@@ -154,6 +154,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return []
 
 
+def read_samples(folder: Path) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl, without damaged ones; empty if it is unreadable."""
+    with suppress(OSError):
+        return [line for line in read_lines(folder / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
+    return []
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """state.json of the last checkpoint that has a readable one; empty without any.
 
@@ -165,6 +172,18 @@ def read_state(folder: Path) -> dict[str, Any]:
             defaults = {field.name: field.default for field in fields(GPTConfig) if field.name != "vocab_size"}
             return {**state, "config": {**defaults, **state["config"]}}
     return {}
+
+
+def planned_steps(state: dict[str, Any]) -> int | None:
+    """How many steps a run has, or had, to do; under a time budget, by its last decision. None if that is not known.
+
+    state: state.json of its last checkpoint; empty without one.
+    """
+    decisions = state["parts"][-1]["decisions"] if state else None
+    if decisions:
+        return decisions[-1][1]
+    max_iters = state.get("config", {}).get("max_iters")
+    return max_iters if type(max_iters) is int else None
 
 
 def is_logged(state: dict[str, Any], lines: list[dict[str, Any]]) -> bool:

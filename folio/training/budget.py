@@ -276,7 +276,7 @@ class Pacer:
         self.budget.note_saving(now - self.ended)
         if tokens:
             self.budget.note_sample(tokens, now - self.sample_began)
-        self.replan(step)
+        self.replan(step, at_least=1)  # no checkpoint of this step says that it is the last one
 
     def replan(self, step: int, at_least: int = 0) -> None:
         """Recompute max_iters from current timings, the same on every rank.

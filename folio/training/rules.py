@@ -15,7 +15,8 @@ from model import POSITIONS
 def setting_problems(cfg: Any) -> list[tuple[str, str]]:
     """Rules across settings: (setting, what is wrong with it and how to fix it)."""
     problems = []
-    if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate:
+    is_rate_known = cfg.init_from != "resume" or cfg.is_set("learning_rate")  # else it is in the checkpoint
+    if cfg.min_lr is not None and cfg.min_lr > cfg.learning_rate and is_rate_known:
         problems.append(("min_lr", "it must be at most learning_rate"))
     multiple = POSITIONS[cfg.position].head_multiple
     divisor = multiple * cfg.n_head

@@ -307,12 +307,13 @@ class Session:
         self._wait_for_checkpoint()
         self.best_saving = self.state.best_val_loss, self.state.best_step
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
+        *earlier_parts, part = self.record["parts"]
         state = {
             **self.record,
             **self.state.progress(),
             "stopped_by": reason,
             "wandb_id": self.metrics.wandb_id,
-            "decisions": list(self.schedule.decisions),
+            "parts": [*earlier_parts, {**part, "decisions": list(self.schedule.decisions)}],
             "budget": self.pacer.state(),
         }
         weights, optimizer = self.state.tensors(keep=self.group.rank == 0, copy=self.cfg.async_save)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from folio import UserError
 from folio.base.number_format import counted
+from folio.checkpoints.schema import PartRecord
 from folio.data.find_data import open_mixture
 from folio.data.windows import Mixture
 from folio.machine import distributed, memory
@@ -26,7 +27,7 @@ from folio.training.guard import StepGuard
 from folio.training.loader import BatchLoader, resident_bytes
 from folio.training.optim import make_optimizer
 from folio.training.schedule import StepCounts
-from folio.training.start import Start, versions
+from folio.training.start import Start
 from folio.training.state import TrainState
 from model import GPT, GPTConfig
 
@@ -47,7 +48,7 @@ def open_data(cfg: Any) -> Mixture:
 
 def find_runtime(cfg: Any, start: Start, gpt_config: GPTConfig) -> Runtime:
     flops = cfg.max_iters * cfg.step_tokens * gpt_config.flops_per_token()["total"]
-    length, earlier = Length(flops, cfg.minutes and 60 * cfg.minutes), start.earlier.get("resolved")
+    length, earlier = Length(flops, cfg.minutes and 60 * cfg.minutes), start.earlier_part.get("resolved")
     runtime = resolve_runtime(cfg.device, cfg.dtype, cfg.compile, cfg.deterministic, earlier, length, cfg.backend)
     if cfg.parallel == "fsdp" and not runtime.group.gloo:
         raise UserError("parallel=fsdp: start it with torchrun")
@@ -173,20 +174,14 @@ def measure_step(
     return seconds_per_step(run_step, runtime.group, limit=6 * cfg.minutes if cfg.minutes else math.inf)  # a tenth
 
 
-def run_record(
-    start: Start, model: GPT, data: Mixture, runtime: Runtime, counts: StepCounts, resumes: list[dict[str, Any]]
-) -> dict[str, Any]:
+def run_record(start: Start, model: GPT, data: Mixture, counts: StepCounts, parts: list[PartRecord]) -> dict[str, Any]:
     """What a checkpoint says about the run, besides its progress."""
     return {
         "run_id": start.earlier.get("run_id") if start.resuming else uuid4().hex,
         "model": asdict(model.config),
         "config": asdict(start.cfg) | asdict(counts),
         "origins": dict(start.cfg.origins),
-        "resolved": runtime.resolved,
         "dataset": {"folder": start.cfg.dataset, "hash": data.hash, "prompt_format": data.prompt_format},
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "resumes": resumes,
-        "started_from": start.started_from,
+        "parts": parts,
         "torchrun": distributed.run_id(),
     }

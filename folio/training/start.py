@@ -16,7 +16,7 @@ the checkpoint says has no effect there, and a line says so.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from folio.checkpoints import checkpoint, foreign, run_folder
 from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.find_runs import resolve
 from folio.checkpoints.run_folder import CheckpointError
+from folio.checkpoints.schema import PartRecord
 from folio.data.tokenizer import Tokenizer
 from folio.data.windows import Mixture
 from folio.machine import distributed
@@ -119,16 +120,16 @@ class Start(Generic[Config]):
         return self.checkpoint.state if self.resuming else {}
 
     @property
-    def started_from(self) -> str:
-        """`init_from` when the run was new. "resume" if it was resumed before checkpoints held this."""
-        return self.earlier.get("started_from") or (self.before or self.cfg).init_from
+    def earlier_part(self) -> Mapping[str, Any]:
+        """The last part of the run to resume, a schema.PartRecord; empty for a new run."""
+        return self.earlier["parts"][-1] if self.resuming else {}
 
     @property
     def last_learning_rate(self) -> float | None:
         """The learning rate of the last step of the run to resume; None for a new run."""
         if not self.resuming:
             return None
-        decisions = self.earlier.get("decisions") if self.before.minutes else None
+        decisions = self.earlier_part["decisions"] if self.before.minutes else None
         schedule = self.before.schedule(self.before.step_counts, decisions)
         return schedule.learning_rate_at(max(0, self.earlier["step"] - 1))
 
@@ -175,25 +176,33 @@ class Start(Generic[Config]):
             model.crop_block_size(block_size)
         return model
 
-    def resumes(self, runtime: Runtime) -> list[dict[str, Any]]:
-        """The entries of state.json about each resume of the run, this one included; prints a line about it."""
-        if not self.resuming:
-            return []
-        earlier = self.earlier
-        same_machine = earlier["resolved"] == runtime.resolved and earlier["versions"] == versions()
-        changes = changed_settings(self.before, self.cfg)
-        entry = {
-            "step": earlier["step"],
-            "after": earlier.get("stopped_by") or "a kill",
-            "changes": changes,
-            "exact": same_machine and not changes.keys() & INEXACT,
+    def parts(self, runtime: Runtime) -> list[PartRecord]:
+        """The parts of the run, with the one that begins here; prints a line about a resume."""
+        part: PartRecord = {
+            "from_step": 0,
+            "init_from": self.cfg.init_from,
+            "after": None,
+            "changes": {},
+            "exact": True,
+            "resolved": runtime.resolved,
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+            "decisions": None,  # Session.save fills them in
         }
-        if self.cfg.minutes:
-            entry["decisions"] = f"the run's length is decided again after step {earlier['step']:,}"
-            entry["exact"] = False
+        if not self.resuming:
+            return [part]
+        same_machine = all(self.earlier_part[name] == part[name] for name in ("resolved", "versions"))
+        changes = changed_settings(self.before, self.cfg)
+        keeps_its_length = not self.cfg.minutes  # a time budget decides it again
+        part |= {
+            "from_step": self.earlier["step"],
+            "after": self.earlier.get("stopped_by") or "a kill",
+            "changes": changes,
+            "exact": same_machine and keeps_its_length and not changes.keys() & INEXACT,
+        }
         shown = "".join(f", {name} {now} (was {before})" for name, (before, now) in changes.items())
-        print(f"resuming from {self.checkpoint.path}{shown}{'' if entry['exact'] else '; not bitwise identical'}")
-        return [*earlier.get("resumes", []), entry]
+        print(f"resuming from {self.checkpoint.path}{shown}{'' if part['exact'] else '; not bitwise identical'}")
+        return [*run_folder.parts_of(Path(self.cfg.out_dir), self.earlier), part]
 
 
 def with_vocab_size(model: GPT, vocab_size: int, seed: int) -> GPT:
@@ -254,7 +263,8 @@ def resumed(given: Config, saved: Checkpoint, restarted: bool) -> Start[Config]:
     cfg = with_recorded_settings(given, before, saved.path, restarted)
     cfg = cfg.replace(**shape_settings(cfg, saved))
     cfg = cfg.replace(**resumed_step_counts(given, cfg, before, saved.state))
-    settings.check(cfg)
+    all_origins = {**dict.fromkeys(asdict(cfg), str(saved.path)), **cfg.origins}  # every setting is known now
+    settings.check(cfg.replace(all_origins))
     refuse_other_run(before, cfg, saved.path)
     return Start(cfg, saved, before)
 
@@ -342,7 +352,7 @@ def resumed_step_counts(given: Config, cfg: Config, before: Config, earlier: dic
     """
     if cfg.minutes:
         if cfg.minutes != before.minutes and not cfg.eval_only:
-            max_iters = Schedule(before.step_counts, decisions=earlier.get("decisions")).max_iters
+            max_iters = Schedule(before.step_counts, decisions=earlier["parts"][-1]["decisions"]).max_iters
             raise UserError(
                 f"minutes={cfg.minutes:g}: the length of the run in {cfg.out_dir} was set when it started; resume it "
                 f"without --minutes, and with --max_iters={max_iters} or another"

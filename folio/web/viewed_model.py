@@ -23,7 +23,7 @@ from folio.data.sources.music import EventFormat
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.evaluation.overlap import open_training_data
-from folio.experiments.runs import read_state
+from folio.experiments.runs import planned_steps, read_samples, read_state
 from folio.machine import memory
 from folio.training.run_log import read_lines
 from model import GPT
@@ -153,18 +153,14 @@ class ViewedModel:
             return {}, {}
         metrics = self.run / "metrics.jsonl"
         lines, last = read_lines(metrics, since)
-        samples = [line for line in read_lines(self.run / "samples.jsonl")[0] if isinstance(line.get("text"), str)]
-        max_iters, stopped_by = None, None
-        if state := read_state(self.run):
-            decisions, stopped_by = state.get("decisions"), state.get("stopped_by")
-            max_iters = decisions[-1][1] if decisions else None
+        state = read_state(self.run)
         facts = {
             "training": is_locked(self.run / ".lock") is not False,
             "idle": max(0.0, time.time() - metrics.stat().st_mtime) if metrics.exists() else None,
-            "max_iters": max_iters,
-            "stopped_by": stopped_by,
+            "max_iters": planned_steps(state),
+            "stopped_by": state.get("stopped_by"),
             "last": last,
-            "samples": [[line["step"], line["text"]] for line in samples[-RUN_SAMPLES:]],
+            "samples": [[line["step"], line["text"]] for line in read_samples(self.run)[-RUN_SAMPLES:]],
             "checkpoints": self.steps(),
         }
         columns = {name: [_number(line.get(name)) for line in lines] for name in RUN_METRICS}

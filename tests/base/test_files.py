@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from folio.base.files import FolderWatch, is_locked, read_json, sha256, short_repr, write_json
+from folio.base.files import FolderWatch, is_locked, read_json, read_text, sha256, short_repr, write_json
+from tests.support.disk import assert_durable, record_disk
 
 
 def test_only_regular_files_are_read(tmp_path):
@@ -38,6 +39,13 @@ def test_a_huge_json_file_is_not_read(tmp_path, monkeypatch):
         read_json(tmp_path / "huge.json")
 
 
+def test_a_file_of_exactly_the_largest_size_is_read(tmp_path):
+    (tmp_path / "file").write_text("1234")
+    assert read_text(tmp_path / "file", max_bytes=4) == "1234"
+    with pytest.raises(ValueError, match="file has 4 bytes; the limit for this file is 3"):
+        read_text(tmp_path / "file", max_bytes=3)
+
+
 def test_a_foreign_value_is_shortened_in_a_message():
     """Python does not print an integer of more than 4,300 digits."""
     assert short_repr(["a", -(10**9), None]) == "['a', -1000000000, None]"
@@ -52,6 +60,12 @@ def test_a_failed_write_keeps_the_earlier_file(tmp_path):
         write_json(tmp_path / "deep" / "x.json", object())
     assert read_json(tmp_path / "deep" / "x.json") == {"a": "é"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.json"]
+
+
+def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
+    calls = record_disk(monkeypatch)
+    write_json(tmp_path / "a.json", 1)
+    assert_durable(calls, tmp_path / "a.json")
 
 
 def test_a_disk_that_does_not_answer_has_not_moved_the_folder(tmp_path, monkeypatch):

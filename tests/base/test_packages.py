@@ -1,6 +1,7 @@
 """folio/base/packages.py and tools/requirements.py: optional packages, and what a command says without one."""
 
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -9,12 +10,12 @@ import pytest
 from folio import UserError
 from folio.base import packages
 from folio.base.packages import describe_missing, require
+from folio.checkpoints import onnx_export
+from folio.checkpoints.export_formats import FORMATS
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.output_files import output_paths
 from tests.support.processes import ROOT
-from tools import compare, evaluate, requirements, sweep
-from tools.compare import CompareConfig
-from tools.evaluate import EvaluateConfig
+from tools import requirements
 from tools.requirements import RequirementsConfig, requirements_files
 
 FILES = sorted(path.name for path in ROOT.glob("requirements*.txt"))
@@ -41,12 +42,7 @@ def test_a_file_that_differs_is_written_or_reported(tmp_path, monkeypatch):
 
 
 def test_a_package_is_in_one_file():
-    names = [
-        name
-        for file in FILES
-        for name in re.findall(r"^[\w-]+", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
-        if not name.startswith("-")
-    ]
+    names = [name for file in FILES for name in names_in(file)]
     assert len(names) == len(set(names))
 
 
@@ -81,21 +77,60 @@ def test_what_a_feature_needs_is_checked_before_it_starts(monkeypatch):
         require("--to=x", "gguf")
 
 
-MIDI = MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {})
-COMMANDS = {  # that need an optional package at their end
-    "compare": ("scipy", "experiments", lambda: compare.main(CompareConfig(sides=("a", "b")))),
-    "sweep": ("optuna", "experiments", lambda: sweep.main(["config/shakespeare_char.py", "n_head=1..2", "--trials=2"])),
-    "pairs": ("sacrebleu", "tasks", lambda: evaluate.main(EvaluateConfig(runs=("a",), tasks="pairs"))),
-    "music": ("music21", "music", lambda: evaluate.main(EvaluateConfig(runs=("a",), tasks="music"))),
-    "save": ("symusic", "music", lambda: output_paths(Path("a.mid"), 1, MIDI)),
+MUSIC = ("miditok", "symusic")
+COMMANDS = {  # what needs optional packages, and their modules
+    "tools/export.py a b --to=hf": FORMATS["hf"].packages,
+    "tools/export.py a b.gguf --to=gguf": FORMATS["gguf"].packages,
+    "tools/export.py a b --to=onnx": onnx_export.PACKAGES,
+    "tools/evaluate.py x.gguf": ("gguf",),
+    "tools/evaluate.py a --tasks=pairs": ("sacrebleu", "rouge_score"),
+    "tools/evaluate.py a --tasks=music": (*MUSIC, "music21"),
+    "tools/compare.py a b": ("scipy",),
+    "tools/sweep.py config/shakespeare_char.py n_head=1..2 --trials=2": ("optuna", "sqlalchemy"),
+    "prepare/translation.py --data_dir=data": ("babel", "num2words"),
+    "prepare/midi.py a.mid --data_dir=data": MUSIC,
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_missing_package_is_reported_before_the_work_and_not_after_it(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        pytest.param(command, module, marks=pytest.mark.needs(*modules))
+        for command, modules in COMMANDS.items()
+        for module in modules
+    ],
+)
+def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path, monkeypatch, capsys):
     """Runs were measured, answers and music generated, and whole sweeps trained, and then lost to a missing package."""
-    package, extra, command = COMMANDS[name]
-    monkeypatch.setitem(sys.modules, package, None)
-    missing = rf"the package {package} is not installed: pip install -r .*requirements-{extra}\.txt$"
-    with pytest.raises(UserError, match=missing):  # and not that there is no run
-        command()
+    (extra,) = [file for file in FILES if module in names_in(file)]
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
+    (tmp_path / "a.mid").write_bytes(b"MThd")
+    script, *arguments = command.split()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a script replaces
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith("error: ")
+    assert re.search(rf"the package {module} is not installed: pip install -r \S*{extra}$", line)
+
+
+@pytest.mark.needs(*MUSIC)
+def test_a_file_of_music_needs_its_packages_before_it_is_generated(monkeypatch):
+    for module in MUSIC:
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{module} is not installed: pip install"):
+            patch.setitem(sys.modules, module, None)
+            output_paths(Path("a.mid"), 1, MidiTokenizer(["NoteOn_60", "TimeShift_1.0.4"], {}))
+
+
+def test_each_optional_package_is_hidden_from_a_command():
+    extras = set().union(*map(names_in, FILES)) - names_in("requirements.txt") - names_in("requirements-dev.txt")
+    assert extras == {*set().union(*COMMANDS.values())}
+
+
+def names_in(file: str) -> set[str]:
+    """The packages that a requirements file lists itself, by the names of their modules."""
+    lines = (ROOT / file).read_text(encoding="utf-8").replace("-", "_")
+    return {*re.findall(r"^[a-z]\w*", lines, re.MULTILINE)}

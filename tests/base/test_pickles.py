@@ -42,6 +42,7 @@ HOSTILE_PICKLES = {
     "a deep list": (b"]" * 1000 + b"a" * 999, "nested too deeply"),
     "a list that contains itself": (b"]q\x00h\x00a", "a value contains itself"),
     "a memo of 2**31 entries": (b"}r\xff\xff\xff\x7f", "LONG_BINPUT with the index 2,147,483,647"),
+    "a memo with a gap": (b"}q\x09", "BINPUT with the index 9"),
     "a storage larger than the file": (b"]" + HUGE_STORAGE + b"a", "its tensors are larger than the file"),
     "an opcode that torch.save does not write": (b"\x8f", "it uses EMPTY_SET"),
     "a stack that is empty": (b"]aaa", "it is damaged"),

@@ -68,7 +68,7 @@ def has_ended(pipe: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals and no named pipes in folders")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_processes_end_when_their_parent_is_killed(number, tmp_path):
     """Workers and trials lived on. They held the standard output of their parent, so that a pipe never ended."""
     (tmp_path / "train.py").write_text(CHILD)

@@ -2,28 +2,29 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.support.foreign import PAIRS, VOCAB
 
 
 @pytest.fixture
-def theirs(seed: int) -> GPT2LMHeadModel:
+def theirs(seed: int) -> Any:
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    config = GPT2Config(
+    config = transformers.GPT2Config(
         vocab_size=260, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=259, eos_token_id=259
     )
-    model = GPT2LMHeadModel(config).eval()
+    model = transformers.GPT2LMHeadModel(config).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return model
 
 
 @pytest.fixture
-def folder(theirs: GPT2LMHeadModel, tmp_path: Path) -> Path:
+def folder(theirs: Any, tmp_path: Path) -> Path:
     """A folder as transformers saves it, with a tiny table of merges."""
     theirs.save_pretrained(tmp_path / "theirs")
     lines = "".join(" ".join(pair) + "\n" for pair in PAIRS)

@@ -11,6 +11,7 @@ from folio.checkpoints.checkpoint import Checkpoint
 from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError
 from folio.data.tokenizer import CharTokenizer
 from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
+from tests.support.disk import assert_durable, record_disk
 from tests.support.runs import same_tensors
 
 
@@ -25,6 +26,14 @@ def test_a_saved_checkpoint_loads_unchanged(tmp_path):
         assert same_tensors(loaded.model, WEIGHTS) and same_tensors(loaded.optimizer(), OPTIMIZER)
     assert not list(tmp_path.glob(".*"))
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # the same permissions for all files
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """And before a pointer names it."""
+    calls = record_disk(monkeypatch)
+    path = save(tmp_path, 1)
+    in_place = assert_durable(calls, path, *(file.name for file in path.iterdir()))
+    assert_durable(calls[in_place:], tmp_path / "last.json")
 
 
 def test_settings_of_the_model_that_a_run_did_not_know_yet_are_the_default(tmp_path):
@@ -155,10 +164,10 @@ def test_folders_without_a_valid_checkpoint_are_refused(tmp_path):
 
 
 def test_a_later_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format version 2 is not 1"):
+    with pytest.raises(CheckpointError, match="format version 3 is not 2"):
         checkpoint.load(tmp_path)
 
 

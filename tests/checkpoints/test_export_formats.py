@@ -3,10 +3,11 @@ import pickle
 import re
 from dataclasses import replace
 
-import gguf
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
 
 from folio import UserError
 from folio.base.files import read_json, write_json
@@ -41,7 +42,8 @@ def test_transformers_computes_the_same(kind, bias, activation, tmp_path):
     folder = tmp_path / "hf"
     write_hugging_face(loaded, folder)
     assert "tokens are identical" in compare_export(loaded, FORMATS["hf"].open(folder))
-    theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     text = TEXT.replace("<|endoftext|>", "")
     ids = theirs(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == loaded.tokenizer.encode(text).tolist() and theirs.decode(ids[0]) == text
@@ -54,14 +56,14 @@ def test_an_unknown_character_is_an_error_in_transformers_too(tmp_path):
     """It silently became the first character of the vocabulary, often the line break."""
     loaded = checkpoint_of(CharTokenizer.of("abc \n"), False)
     write_hugging_face(loaded, tmp_path / "hf")
-    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "again")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "again")
     for folder in ("hf", "again"):
-        theirs = AutoTokenizer.from_pretrained(tmp_path / folder)
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / folder)
         assert theirs.decode(theirs("a cab").input_ids) == "a cab" and len(theirs) == 5
         for text in ("x", ["a cab", "caxb"]):
             with pytest.raises(Exception, match=r"WordLevel error: Missing \[UNK\] token from the vocabulary"):
                 theirs(text)
-    pipe = pipeline("text-generation", str(tmp_path / "hf"), max_new_tokens=2)
+    pipe = transformers.pipeline("text-generation", str(tmp_path / "hf"), max_new_tokens=2)
     assert pipe("a cab")[0]["generated_text"].startswith("a cab")
     with pytest.raises(Exception, match="Missing"):
         pipe("a cxb")
@@ -114,7 +116,8 @@ def test_texts_are_cut_to_the_context(tmp_path):
     loaded = checkpoint_of(bpe(), False)
     folder = tmp_path / "hf"
     write_hugging_face(loaded, folder)
-    theirs, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     text = "hello world " * 50
     with pytest.raises(IndexError):  # as the model card says
         model(theirs(text, return_tensors="pt", verbose=False).input_ids)

@@ -6,13 +6,12 @@ import warnings
 import zipfile
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from folio import UserError
 from folio.checkpoints import foreign, foreign_tokenizers
@@ -35,7 +34,7 @@ from train import train
 pytestmark = pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 
 
-def assert_same(theirs: GPT2LMHeadModel, init_from: Path) -> None:
+def assert_same(theirs: Any, init_from: Path) -> None:
     ids = torch.arange(40).view(2, 20)
     loaded, lazy = foreign.load(str(init_from)), foreign.load(str(init_from), lazy=True)
     ours = loaded.build().eval()
@@ -139,8 +138,9 @@ def test_an_untied_output_matrix_is_refused(file, theirs, folder):
 
 
 def test_an_untied_model_as_transformers_saves_it_is_refused(folder):
-    config = GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
-    GPT2LMHeadModel(config).save_pretrained(folder)
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config.from_pretrained(folder, tie_word_embeddings=False)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     with pytest.raises(UserError, match="tie_word_embeddings=False; Folio supports only True"):
         foreign.load(str(folder))
 
@@ -195,7 +195,7 @@ def test_tensors_that_gpt2_does_not_have_are_refused(changes, message, folder):
         foreign.load(str(folder))
 
 
-def save_sharded(theirs: GPT2LMHeadModel, folder: Path, kind: str) -> Path:
+def save_sharded(theirs: Any, folder: Path, kind: str) -> Path:
     """Replace the weights in the folder by shards of them; returns the index."""
     (folder / "model.safetensors").unlink()
     theirs.save_pretrained(folder, max_shard_size="9KB")
@@ -485,10 +485,11 @@ def test_without_a_network_the_error_lists_the_files_to_provide(monkeypatch):
         foreign.load("gpt2")
 
 
-def write_gguf(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
+def write_gguf(theirs: Any, path: Path, fields: dict | None = None, tensors: dict | None = None) -> Path:
     """Write the model as llama.cpp's convert_hf_to_gguf.py does, with some of its fields and tensors changed (None:
     left out). Tensors are named and transposed in the same way; matrices are float16 if their dtype is.
     """
+    gguf = pytest.importorskip("gguf")
     kinds = [1] * 259 + [3]
     content = {
         "gpt2.block_count": 2,
@@ -524,8 +525,11 @@ def write_gguf(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, 
     for name, value in {**data, **(tensors or {})}.items():
         if value is not None:
             kind = None
-            if value.dtype == np.uint8:  # a type that numpy does not have
-                kind = gguf.GGMLQuantizationType.Q8_0 if value is QUANTIZED else gguf.GGMLQuantizationType.BF16
+            if value is QUANTIZED:
+                kind = gguf.GGMLQuantizationType.Q8_0
+                value = gguf.quants.quantize(value, kind)
+            elif value.dtype == np.uint8:  # a type that numpy does not have
+                kind = gguf.GGMLQuantizationType.BF16
             writer.add_tensor(name, value, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -534,10 +538,10 @@ def write_gguf(theirs: GPT2LMHeadModel, path: Path, fields: dict | None = None, 
     return path
 
 
-QUANTIZED = gguf.quants.quantize(np.ones((16, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
+QUANTIZED = np.ones((16, 64), np.float32)  # to be quantized to 8 bits
 
 
-def embeddings(theirs: GPT2LMHeadModel) -> np.ndarray:
+def embeddings(theirs: Any) -> np.ndarray:
     return theirs.transformer.wte.weight.detach().numpy().copy()
 
 

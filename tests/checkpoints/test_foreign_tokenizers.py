@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, GPT2Tokenizer
+
+transformers = pytest.importorskip("transformers")
 
 from folio import UserError
 from folio.checkpoints import foreign, foreign_tokenizers
@@ -32,12 +33,12 @@ def use_tokenizer_json(folder: Path, vocab: dict[str, int] = VOCAB) -> Path:
     """Replace merges.txt and vocab.json by tokenizer.json, as transformers writes it. Returns the folder."""
     (folder / "merges.txt").unlink()
     (folder / "vocab.json").unlink()
-    GPT2Tokenizer(vocab=dict(vocab), merges=PAIRS).save_pretrained(folder)
+    transformers.GPT2Tokenizer(vocab=dict(vocab), merges=PAIRS).save_pretrained(folder)
     return folder
 
 
 def assert_same_ids(folder: Path) -> None:
-    expected = AutoTokenizer.from_pretrained(folder)
+    expected = transformers.AutoTokenizer.from_pretrained(folder)
     text = TEXT.replace("<|endoftext|>", "")
     assert foreign.load(str(folder)).tokenizer.encode(text).tolist() == expected(text).input_ids
 
@@ -116,7 +117,7 @@ def test_a_merge_that_never_applies_is_refused(folder):
     """tiktoken merges by the result: it merged "ab" and "c" to "abc", and transformers only "a" and "bc"."""
     pairs = [("a", "b"), ("b", "c"), ("a", "bc")]
     vocab = {token: i for i, token in enumerate([*byte_alphabet(), "ab", "bc", "abc"])}
-    theirs = GPT2Tokenizer(vocab=vocab, merges=pairs)
+    theirs = transformers.GPT2Tokenizer(vocab=vocab, merges=pairs)
     ranks = [token.encode() if len(token) > 1 else bytes([byte_alphabet()[token]]) for token in vocab]
     assert theirs("abc").input_ids != foreign_tokenizers.GPT2Tokenizer(ranks).encode("abc").tolist()
     lines = "".join(" ".join(pair) + "\n" for pair in pairs)

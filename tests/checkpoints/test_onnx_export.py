@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnxruntime import InferenceSession
 from torch import Tensor
 from torch.onnx._internal.exporter import _onnx_program
-from transformers import AutoTokenizer
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+transformers = pytest.importorskip("transformers")
 
 import model as model_py
 from folio import UserError
@@ -30,12 +31,13 @@ from tools import export
 
 CASES = {  # of each position method: the tokenizer, and whether the model has biases
     "learned": (trained, True),
-    "sinusoidal": (lambda: CharTokenizer.of(TEXT), False),
-    "rotary": (ByteTokenizer, False),
+    "sinusoidal": (ByteTokenizer, False),
+    "rotary": (lambda: CharTokenizer.of(TEXT), False),
     "relative": (bpe, True),
     "alibi": (lambda: CharTokenizer.of(TEXT, eot=True), True),
     "none": (ByteTokenizer, False),
 }
+SLOW = {"sinusoidal", "none"}  # each export takes seconds, and these are like "learned", without a table
 
 
 def checkpoint_of(tokenizer: Tokenizer, **settings) -> Checkpoint:
@@ -65,7 +67,10 @@ class Exported(NamedTuple):
         return self.loaded.build().eval()
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Exported]:
     """A model of each position method, exported by the command, which checks it. One is as a large model's export."""
     make_tokenizer, bias = CASES[request.param]
@@ -83,7 +88,7 @@ class Decoder:
     """onnxruntime, as a program that knows only the names of the graph's inputs and outputs would use it."""
 
     def __init__(self, folder: Path, rows: int):
-        self.session = InferenceSession(folder / "model.onnx")
+        self.session = onnxruntime.InferenceSession(folder / "model.onnx")
         self.past = {
             value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), dtype=np.float32)
             for value in self.session.get_inputs()
@@ -147,7 +152,7 @@ def test_the_folder_has_what_other_programs_expect(exported):
     names = {path.name for path in exported.folder.iterdir()}
     large = {"model.onnx.data"} if exported.loaded.config().position == "alibi" else set()
     assert names == {"model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json"} | large
-    theirs, text = AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
+    theirs, text = transformers.AutoTokenizer.from_pretrained(exported.folder), TEXT.replace("<|endoftext|>", "")
     ids = theirs(text).input_ids
     assert ids == exported.loaded.tokenizer.encode(text).tolist() and theirs.decode(ids) == text
     graph = onnx.load(exported.folder / "model.onnx").graph
@@ -178,7 +183,8 @@ def test_the_code_on_the_page_runs(exported, monkeypatch, capsys):
     prompt = torch.from_numpy(tokenizer.encode("hello").astype(np.int64))[None]
     n_new = int(re.search(r"range\((\d+)\)", code)[1])
     text = exported.model.generate(prompt, n_new, top_k=1)[0]
-    theirs = AutoTokenizer.from_pretrained(exported.folder)  # the model also generates ids that pad its vocabulary
+    theirs = transformers.AutoTokenizer.from_pretrained(exported.folder)
+    # the model also generates ids that pad its vocabulary
     assert capsys.readouterr().out == theirs.decode(text) + "\n"
 
 

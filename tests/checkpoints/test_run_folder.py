@@ -8,12 +8,12 @@ import pytest
 
 from folio.base.files import write_json
 from folio.checkpoints import checkpoint, find_runs, run_folder
-from folio.checkpoints.run_folder import NoCheckpointError
+from folio.checkpoints.run_folder import CheckpointError, NoCheckpointError
 from folio.checkpoints.snapshots import find_snapshots
 from folio.data import tokenizer
 from folio.data.tokenizer import CharTokenizer
 from tests.support.checkpoints import OPTIMIZER, WEIGHTS, save
-from tests.support.runs import blank_state, edit_state
+from tests.support.runs import blank_part, blank_state, edit_state, write_state
 
 
 def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
@@ -21,18 +21,18 @@ def test_a_checkpoint_from_before_a_resume_is_not_the_best_of_the_run(tmp_path):
     removed.
     """
 
-    def save_loss(step: int, loss: float, best_step: int, resumes: list) -> None:
-        state = blank_state(step, best_val_loss=loss, best_step=best_step, resumes=resumes)
+    def save_loss(step: int, loss: float, best_step: int, parts: list) -> None:
+        state = blank_state(step, best_val_loss=loss, best_step=best_step, parts=parts)
         del state["format_version"]
         checkpoint.save(tmp_path, step, WEIGHTS, OPTIMIZER, CharTokenizer("ab"), state, keep_last=2)
 
     for step, loss in ((3, 2.0), (4, 1.9), (5, 1.5)):
-        save_loss(step, loss, step, [])
+        save_loss(step, loss, step, [blank_part(0)])
     weights = tmp_path / "step-000005" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    resumes = [{"step": 4, "after": "a signal", "changes": {}, "exact": True}]
+    parts = [blank_part(0), blank_part(4)]
     for step, loss, best_step in ((6, 1.8, 6), (7, 1.85, 6), (8, 1.85, 6), (9, 1.85, 6)):
-        save_loss(step, loss, best_step, resumes)
+        save_loss(step, loss, best_step, parts)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000006", "step-000008", "step-000009"]
     assert checkpoint.load(tmp_path, "best").state["step"] == 6
 
@@ -160,3 +160,97 @@ def test_written_by_also_reads_a_damaged_checkpoint(tmp_path):
     assert run_folder.written_by(tmp_path) == "second"
     (tmp_path / "step-000002" / "state.json").write_text("{")
     assert run_folder.written_by(tmp_path) == "first"
+
+
+# --- runs of version 1, which recorded resumes and no parts -----------------------------------------------------------
+
+
+def version_1(step: int, resumes: list, torch: str, threads: int, max_iters: int, **changes) -> dict:
+    """state.json of a run of version 1."""
+    dtype = "float32" if torch == "1" else "bfloat16"
+    computed_by = dict(resolved=dict(device="cpu", dtype=dtype, compile=False), versions=dict(torch=torch))
+    about = dict(threads=threads, resumes=resumes, decisions=[[0, max_iters]], config=dict(init_from="resume"))
+    state = blank_state(step, format_version=1, **computed_by, **about, **changes)
+    del state["parts"]
+    return state
+
+
+def write_checkpoints(folder: Path, *states: dict) -> Path:
+    for state in states:
+        path = folder / f"step-{state['step']:06d}"
+        path.mkdir()
+        write_state(path, state)
+    return folder
+
+
+LONGER = {"step": 8, "after": "its end", "changes": {"max_iters": [8, 12]}, "exact": True}
+
+
+@pytest.fixture
+def old_run(tmp_path) -> Path:
+    """A run from the weights of "base", resumed after step 4 on another machine, and after step 8 to run longer."""
+    other_machine = {"step": 4, "after": "a kill", "changes": {}, "exact": False}
+    first, last = version_1(4, [], "1", 1, 8, started_from="base"), version_1(12, [other_machine, LONGER], "2", 3, 12)
+    return write_checkpoints(tmp_path, first, last)
+
+
+def test_the_parts_of_an_older_run_follow_from_its_checkpoints(old_run):
+    """A checkpoint knows its own part. The machine of the part before an exact resume is the same one."""
+    newest = run_folder.last_state(old_run)
+    assert [part["from_step"] for part in newest["parts"]] == [0, 4, 8]
+    assert [part["after"] for part in newest["parts"]] == [None, "a kill", "its end"]
+    assert [part["exact"] for part in newest["parts"]] == [True, False, True]
+    assert newest["parts"][2]["changes"] == {"max_iters": [8, 12]}
+    assert [part["versions"] for part in newest["parts"]] == [None, {"torch": "2"}, {"torch": "2"}]
+    assert [part["decisions"] for part in newest["parts"]] == [None, None, [[0, 12]]]
+    first, *later = run_folder.parts_of(old_run, newest)
+    assert later == newest["parts"][1:] and later[0]["resolved"]["dtype"] == "bfloat16"
+    assert (first["init_from"], first["versions"], first["threads"]) == ("base", {"torch": "1"}, 1)
+    assert first["resolved"]["dtype"] == "float32" and first["decisions"] == [[0, 8]]
+    shutil.rmtree(old_run / "step-000004")
+    assert run_folder.parts_of(old_run, newest) == newest["parts"] and newest["parts"][0]["init_from"] is None
+
+
+def test_an_older_checkpoint_says_which_machine_was_the_same_before_it(tmp_path):
+    """The newest one is of another machine than those before, and does not know theirs."""
+    exact, inexact = LONGER, {"step": 12, "after": "a kill", "changes": {}, "exact": False}
+    states = version_1(12, [exact], "1", 1, 12), version_1(16, [exact, inexact], "2", 3, 12)
+    newest = run_folder.last_state(write_checkpoints(tmp_path, *states))
+    assert [part["versions"] for part in newest["parts"]] == [None, None, {"torch": "2"}]
+    versions = [part["versions"]["torch"] for part in run_folder.parts_of(tmp_path, newest)]
+    assert versions == ["1", "1", "2"]
+
+
+def test_a_newer_checkpoint_continues_one_of_version_1(old_run):
+    """Its parts are those of the older one, and what is known about them from others."""
+    newest = run_folder.last_state(old_run)
+    write_checkpoints(old_run, blank_state(16, parts=[*run_folder.parts_of(old_run, newest), blank_part(12)]))
+    assert [path.name for path in run_folder.newest_first(old_run)] == ["step-000016", "step-000012", "step-000004"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(resumes=3),
+        dict(resumes=[{"step": 1}]),
+        dict(resumes=[{"step": 13, "after": "", "changes": {}, "exact": True}]),
+        dict(resumes=[{"step": 1, "after": "", "changes": 7, "exact": True}]),
+        dict(decisions=[[0, -5]]),
+        dict(resolved={"device": "cpu"}),
+        dict(config=[]),
+        dict(threads=0),
+    ],
+)
+def test_impossible_values_of_version_1_are_refused(old_run, change):
+    path = old_run / "step-000012"
+    edit_state(path, lambda state: state.update(change))
+    with pytest.raises(CheckpointError, match=r"is not as Folio writes it: (parts|config)|is damaged"):
+        run_folder.read_state(path)
+
+
+@pytest.mark.parametrize("name", ["resolved", "versions", "config"])
+def test_a_value_that_version_1_lacks_is_damage(old_run, name):
+    path = old_run / "step-000012"
+    edit_state(path, lambda state: state.pop(name))
+    with pytest.raises(CheckpointError, match=f"is damaged: '{name}'"):
+        run_folder.read_state(path)

@@ -8,7 +8,7 @@ from folio.base.files import read_json
 from folio.checkpoints import checkpoint
 from folio.checkpoints.run_folder import CheckpointError
 from tests.support.checkpoints import save
-from tests.support.runs import edit_manifest
+from tests.support.runs import blank_part, edit_manifest
 
 IMPOSSIBLE = [
     ("step", -1),
@@ -24,13 +24,23 @@ IMPOSSIBLE = [
     ("grad_scaler", {"scale": 0}),
     ("model", {"n_layer": 10**30}),
     ("model", {"dropout": float("nan")}),
-    ("resolved", {"device": "cpu", "dtype": "float32", "compile": "x"}),
     ("dataset", {}),
-    ("resolved", {"device": "cpu"}),
-    ("resumes", [{"step": 1}]),
-    ("decisions", [[0, -5]]),
+    ("parts", None),
+    ("parts", []),
+    ("parts", [{"from_step": 0}]),
+    ("parts", [blank_part(1)]),
+    ("parts", [blank_part(0), blank_part(4)]),
+    ("parts", [blank_part(0), blank_part(2), blank_part(1)]),
+    ("parts", [blank_part(0, changes={"seed": 1})]),
+    ("parts", [blank_part(0, changes={"seed": [1]})]),
+    ("parts", [blank_part(0, exact=None)]),
+    ("parts", [blank_part(0, versions={"torch": 2})]),
+    ("parts", [blank_part(0, threads=0)]),
+    ("parts", [blank_part(0, decisions=[[0, -5]])]),
+    ("parts", [blank_part(0, resolved={"device": "cpu", "dtype": "float32", "compile": "x"})]),
+    ("parts", [blank_part(0, resolved={"device": "cpu"})]),
+    ("parts", [blank_part(0, resolved={"device": "cpu", "dtype": "float32", "compile": False, "processes": "2"})]),
     ("budget", {"spent": "1"}),
-    ("threads", 0),
     ("origins", ["x"]),
 ]
 

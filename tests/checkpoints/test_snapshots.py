@@ -132,7 +132,7 @@ def test_a_resumed_run_has_the_snapshots_of_an_uninterrupted_one(tiny, tmp_path,
     assert_same_snapshots(uninterrupted.out_dir, killed.out_dir)
     assert (folder / "step-000005.safetensors").stat() == before
     assert [path.name for path in folder.glob(".*")] == [".another folder"]
-    assert "snapshots" not in checkpoint.load(Path(killed.out_dir)).state["resumes"][0]["changes"]
+    assert "snapshots" not in checkpoint.load(Path(killed.out_dir)).state["parts"][1]["changes"]
 
 
 def test_a_new_run_in_the_same_folder_removes_the_snapshots(tiny, capsys):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import hypothesis
 import numpy as np
 import pytest
@@ -224,6 +223,7 @@ CASES = {
 }
 
 
+@pytest.mark.needs("gguf", "transformers")
 @pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_a_strangers_file_is_read_or_refused(case, examples, run, data_dir, tmp_path, seed):
@@ -244,6 +244,7 @@ def test_a_strangers_file_is_read_or_refused(case, examples, run, data_dir, tmp_
     is_read_or_refused()
 
 
+@pytest.mark.needs("gguf", "transformers")
 @pytest.mark.parametrize("nested", ["[" * 100_000, "x = " + "-" * 100_000 + "1", "x = " + "(" * 300 + ")" * 300])
 def test_deeply_nested_content_is_refused(nested, run, data_dir, tmp_path):
     for case in CASES:
@@ -284,6 +285,7 @@ def gguf_tensor(dimensions: list[int], kind: int = 0, offset: int = 0, copies: i
     return content + bytes(-len(content) % 32) + bytes(64)
 
 
+@pytest.mark.needs("gguf")
 def test_a_small_file_with_a_huge_array_ends(tmp_path):
     """The package's reader took what is past the end of the file as empty, and looped over 2**62 elements of it."""
     path = tmp_path / "x.gguf"
@@ -325,6 +327,7 @@ GGUF_WITH_WRONG_LENGTHS = {
 }
 
 
+@pytest.mark.needs("gguf")
 @pytest.mark.parametrize("case", GGUF_WITH_WRONG_LENGTHS)
 def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
     content, reason = GGUF_WITH_WRONG_LENGTHS[case]
@@ -333,6 +336,7 @@ def test_gguf_with_wrong_lengths_is_refused(case, tmp_path):
         foreign.load(str(tmp_path / "x.gguf"))
 
 
+@pytest.mark.needs("gguf")
 def test_an_array_of_a_gguf_is_one_array(tmp_path):
     """The package's reader made an object for each element: 2 MB of bytes took 1.7 GB and 22 s."""
     strings = b"".join(map(gguf_text, [b"ab", b"", "é".encode()]))
@@ -349,6 +353,7 @@ def test_an_array_of_a_gguf_is_one_array(tmp_path):
 
 
 def test_gguf_that_is_cut_short_is_refused(tmp_path):
+    gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gpt2")
     writer.add_bool("a.bool", True)
     writer.add_float64("a.float64", 0.1)

@@ -13,6 +13,7 @@ from folio.data import shards as shards_module
 from folio.data.shards import DatasetError, ShardWriter, open_dataset
 from folio.data.tokenizer import CharTokenizer
 from prepare import text as prepare_text
+from tests.support.disk import assert_durable, record_disk
 from tests.support.processes import ROOT
 
 
@@ -56,9 +57,21 @@ def test_an_id_outside_the_vocabulary_is_not_written(tmp_path, ids):
     assert not list(tmp_path.glob("*.bin"))
 
 
-def test_large_vocabularies_use_uint32(tmp_path):
-    write(tmp_path, [np.array([1, 70_000])], 70_001)
-    assert np.fromfile(tmp_path / "train.bin", dtype="<u4").tolist() == [1, 70_000]
+def test_tokens_are_on_the_disk_before_a_shard_has_its_name_or_a_state_counts_them(tmp_path, monkeypatch):
+    calls = record_disk(monkeypatch)
+    with ShardWriter(tmp_path, "train", 9, shard_tokens=4, masked=True) as writer:
+        writer.write(np.arange(6), np.ones(6))
+        for name in ("train_000000.bin", "train_000000_mask.bin"):
+            assert_durable(calls, tmp_path / name)
+        calls.clear()
+        assert writer.state()["open"] == 2
+        assert {path.name for _, path, _ in calls} == {".train.part", ".train_mask.part"}
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<u4"), (70_001, "<u4")])
+def test_large_vocabularies_use_uint32(tmp_path, vocab_size, dtype):
+    write(tmp_path, [np.array([1, vocab_size - 1])], vocab_size)
+    assert np.fromfile(tmp_path / "train.bin", dtype=dtype).tolist() == [1, vocab_size - 1]
 
 
 def test_a_writer_resumes_from_its_state(tmp_path):

@@ -133,6 +133,7 @@ def test_training_a_bpe_is_deterministic_and_merges():
     assert len(trained().encode(" hello")) < 6
 
 
+@pytest.mark.needs("transformers")
 def test_transformers_opens_the_same_file(tmp_path):
     from transformers import PreTrainedTokenizerFast
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import model as model_file
 from folio import UserError
@@ -102,8 +101,11 @@ def test_padding_ids_are_never_sampled(model, runtime):
 @pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_transformers_generates_the_same(model, runtime):
     """Greedy, with the same weights, in a batch."""
-    theirs = GPT2LMHeadModel(
-        GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=20, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
+        )
     ).eval()
     ours = GPT(GPTConfig(block_size=32, vocab_size=20, n_layer=2, n_head=2, n_embd=16))
     torch.manual_seed(1)

@@ -11,17 +11,17 @@ def model(seed: int) -> GPT:
     return random_model(seed)
 
 
+@pytest.mark.parametrize("count", [1, 3])
 @torch.inference_mode()
-def test_a_token_after_cached_ones_has_the_logits_of_a_full_forward_pass(model):
+def test_tokens_after_cached_ones_have_the_logits_of_a_full_forward_pass(count, model):
     cache = KVCache(model.config, 3, torch.float32, torch.device("cpu"))
     assert cache.kv.shape == (2, 2, 3, 2, 8, 8)  # (L, 2, B, H, S, D)
     prompts = torch.tensor([[1, 2, 3]] * 3)
-    new = prompts[:, :1]
-    expected, _ = model(torch.cat([prompts, new], dim=1))
+    new = prompts[:, :count]
+    expected = model.logits(torch.cat([prompts, new], dim=1))[:, -count:]
     model(prompts, kernel=cache)
-    logits, _ = model(new, kernel=cache)
-    torch.testing.assert_close(logits, expected)
-    assert cache.lengths == [4] * 3 and (cache.kv[..., 4:, :] == 0).all()
+    torch.testing.assert_close(model.logits(new, kernel=cache), expected)
+    assert cache.lengths == [3 + count] * 3 and (cache.kv[..., 3 + count :, :] == 0).all()
 
 
 @pytest.mark.parametrize("position", POSITIONS)

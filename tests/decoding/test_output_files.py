@@ -6,7 +6,7 @@ import pytest
 
 from folio import UserError
 from folio.data.sources.music import events_of_file
-from folio.data.tokenizer import ByteTokenizer
+from folio.data.tokenizer import ByteTokenizer, MidiTokenizer
 from folio.decoding.output_files import output_paths, save_text
 from tests.support.music import SCORE
 
@@ -26,7 +26,11 @@ def test_several_texts_have_numbered_files(tmp_path):
     "name, tokenizer, message",
     [
         ("x.mid", ByteTokenizer(), r"this model writes text, not MIDI files; use \.txt"),
-        ("x.txt", SCORE.tokenizer(), r"this model writes music, which is saved as MIDI; use \.mid"),
+        (
+            "x.txt",
+            MidiTokenizer(["NoteOn_60"], {}),
+            r"this model writes music, which is saved as MIDI; use \.mid",
+        ),
         ("gone/x.txt", ByteTokenizer(), "the folder .*gone does not exist; make it"),
     ],
 )
@@ -48,6 +52,7 @@ def test_a_text_is_saved_as_it_is(tmp_path):
 
 def test_music_is_saved_as_the_notes_that_its_events_are(tmp_path):
     """Two notes of a beat each, at 80 beats per minute."""
+    pytest.importorskip("miditok")
     events = "NoteOn_60 TimeShift_1.0.4 NoteOff_60 NoteOn_62 TimeShift_1.0.4 NoteOff_62"
     line = save_text(tmp_path / "x.mid", events, SCORE.tokenizer())
     assert line == f"{tmp_path / 'x.mid'}: 2 notes, 1.5 s"

@@ -36,6 +36,7 @@ def test_a_midi_file_becomes_events(tmp_path):
         read_prompt("start", f"FILE:{path}", ByteTokenizer())
 
 
+@pytest.mark.needs("miditok", "symusic")
 def test_files_that_cannot_be_read_name_the_setting(tmp_path):
     (tmp_path / "latin.txt").write_bytes("abé".encode("latin-1"))
     (tmp_path / "damaged.mid").write_bytes(b"MThd")

@@ -2,14 +2,6 @@
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from folio.decoding.sampling import (
     Sampling,
@@ -43,20 +35,23 @@ def test_the_models_own_generate_samples_the_filtered_distribution(model, seed):
         Sampling(temperature=1.3, top_p=0.8),
         Sampling(temperature=0.5, top_k=9, top_p=0.6),
         Sampling(temperature=1.5, min_p=0.1),
+        Sampling(repetition_penalty=1.3),
         Sampling(repetition_penalty=1.3, temperature=0.9, top_k=20, top_p=0.9, min_p=0.05),
     ],
 )
 def test_probabilities_match_transformers(sampling, seed):
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
     logits, context = torch.randn(4, 30) * 3, torch.randint(30, (4, 6))
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
-    processors.append(TemperatureLogitsWarper(sampling.temperature))
+    processors = transformers.LogitsProcessorList()
+    processors.append(transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    processors.append(transformers.TemperatureLogitsWarper(sampling.temperature))
     if sampling.top_k:
-        processors.append(TopKLogitsWarper(sampling.top_k))
+        processors.append(transformers.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p:
-        processors.append(TopPLogitsWarper(sampling.top_p))
+        processors.append(transformers.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
-        processors.append(MinPLogitsWarper(sampling.min_p))
+        processors.append(transformers.MinPLogitsWarper(sampling.min_p))
     occurred = torch.zeros(4, 30, dtype=torch.bool).scatter(1, context, True)
     expected = processors(context, logits.clone()).softmax(-1)
     torch.testing.assert_close(next_token_probabilities(logits, sampling, occurred), expected)

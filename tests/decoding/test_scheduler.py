@@ -329,6 +329,23 @@ def test_a_row_does_not_depend_on_its_batch(case, model, runtime, seed):
             assert row == expected[(*prompt, k)]
 
 
+@pytest.mark.parametrize("max_new_tokens", [2, 5])
+@pytest.mark.parametrize("dtype", ["float32", "torch float32"])
+def test_a_prompt_may_continue_a_text_that_was_generated(dtype, max_new_tokens, seed):
+    """The last token of a text has no keys and values: nothing was computed after it."""
+    decoder = decoder_in(dtype, random_model(seed))
+    scheduler, text = Scheduler(decoder, rows=2), Completion([1, 2], GREEDY, max_new_tokens)
+    scheduler.add(text)
+    while len(text.tokens) < 2:
+        scheduler.step()
+    ours, alone = (Completion([1, 2, *text.tokens, 5], GREEDY, 2, logprobs=0) for _ in range(2))
+    run(scheduler, ours)
+    run(Scheduler(decoder, rows=1), alone)
+    assert ours.tokens == alone.tokens
+    for (logprob, _), (expected, _) in zip(ours.token_logprobs, alone.token_logprobs, strict=True):
+        assert logprob == pytest.approx(expected, abs=1e-5)
+
+
 def test_without_a_limit_each_row_fills_its_own_context(model, runtime):
     prompts = [[1], [2, 3, 4, 5, 6], list(range(12))]
     assert [len(row) for row in generate_tokens(model, prompts, runtime, max_new_tokens=None)] == [7, 3, 1]

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sacrebleu import corpus_bleu, corpus_chrf
-from sacrebleu.metrics import BLEU, CHRF
+
+sacrebleu = pytest.importorskip("sacrebleu")
 
 import sample
 from folio import UserError
@@ -67,7 +67,8 @@ def test_scores_and_intervals_are_those_of_sacrebleu(seed):
     """The score, what it would be without each pair, and about the interval of 1,000 bootstrap samples."""
     expected, answers = random_texts(np.random.default_rng(seed), 200, 0.3)
     measures = measured(expected, answers)
-    for name, function, metric in (("BLEU", corpus_bleu, BLEU()), ("chrF", corpus_chrf, CHRF())):
+    scores = [("BLEU", sacrebleu.corpus_bleu, sacrebleu.BLEU()), ("chrF", sacrebleu.corpus_chrf, sacrebleu.CHRF())]
+    for name, function, metric in scores:
         score = function(answers, [expected])
         assert measures[name].ratio == pytest.approx(score.score)
         without = [function([*answers[:i], *answers[i + 1 :]], [[*expected[:i], *expected[i + 1 :]]]).score

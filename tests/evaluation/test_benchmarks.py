@@ -21,6 +21,7 @@ def runtime() -> Runtime:
     return resolve_runtime("cpu", "float32", False)
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.architecture("this test, whose reference is transformers' GPT-2: use another one, or skip it")
 def test_endings_are_scored_as_one_by_one(runtime):
     """The other rows of a batch do not change a score; a context that is too long loses its beginning."""

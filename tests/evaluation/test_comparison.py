@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+
+stats = pytest.importorskip("scipy.stats")
 
 from folio import UserError
 from folio.checkpoints import foreign

@@ -13,6 +13,7 @@ from tests.support.tiny_tokenizers import bpe
 pytestmark = pytest.mark.architecture("folio/checkpoints/export_formats.py, which writes GPT-2's weights only")
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", export_formats.GELUS)
 @pytest.mark.parametrize("to", FORMATS)
@@ -21,6 +22,7 @@ def test_gpt2_itself_passes(to, bias, activation):
     check_computes_gpt2(loaded, with_position_table(loaded), to)
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize("to, activation", [("nanogpt", "gelu_new"), ("gguf", "gelu")])
 def test_the_other_gelu_is_close(to, activation, tmp_path, monkeypatch):
     """Exact GELU against GPT-2's approximation of it: the difference is measured."""

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
+
+stats = pytest.importorskip("scipy.stats")
 
 from folio.evaluation.intervals import (
     Estimate,

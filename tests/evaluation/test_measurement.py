@@ -56,6 +56,7 @@ def test_a_line_says_how_much_rounded_weights_change_the_loss(run, capsys):
     assert f"verse, validation: weights in int4 {change}" in capsys.readouterr().err
 
 
+@pytest.mark.needs("sacrebleu", "rouge_score")
 def test_tasks_are_measured_in_the_given_order(run, tmp_path, monkeypatch):
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "the king", "completion": " and"}) + "\n")
     passages = [{"text": text} for text in ("The king and his love", "fair crown")]

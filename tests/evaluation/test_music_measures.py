@@ -38,6 +38,8 @@ from tools.compare import CompareConfig
 from tools.evaluate import EvaluateConfig
 from train import train
 
+pytestmark = pytest.mark.needs("miditok", "symusic", "music21")
+
 SCORE = EventFormat("beats", steps=4, longest_shift=4, velocities=0, lowest=30, highest=90)
 TUNE = "X:1\nM:2/4\nL:1/8\nK:D\nA|d2 f>e|(3dcB A2|dfa|=f2 d2:|\nA|B2 [dF]2|d4|ABc|]\n"
 

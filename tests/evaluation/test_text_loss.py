@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import stats
+
+stats = pytest.importorskip("scipy.stats")
 
 from folio import UserError
 from folio.data.corpus import Corpus, find_sources

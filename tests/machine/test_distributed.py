@@ -91,8 +91,9 @@ def test_any_number_of_processes_can_resume_any_checkpoint(tiny, tmp_path):
     train(tiny(**settings, init_from="resume"))
     assert largest_difference(uninterrupted, tiny(**settings), "loss", "val_loss") < 1e-5
     state = checkpoint.load(Path(settings["out_dir"])).state
-    assert state["next_sequence"] == 40 * 8 and [resume["step"] for resume in state["resumes"]] == [10, 20, 30]
-    assert state["resumes"][0]["changes"]["parallel"] == ["ddp", "fsdp"] and not state["resumes"][0]["exact"]
+    assert state["next_sequence"] == 40 * 8 and [part["from_step"] for part in state["parts"]] == [0, 10, 20, 30]
+    assert [part["resolved"].get("processes") for part in state["parts"]] == [None, 2, 2, None]
+    assert state["parts"][1]["changes"]["parallel"] == ["ddp", "fsdp"] and not state["parts"][1]["exact"]
 
 
 def test_masked_targets_have_equal_weight_in_two_processes(tiny, masked_dir, tmp_path):
@@ -169,12 +170,12 @@ def test_several_processes_together_evaluate_each_validation_window_once(ranks):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
 def test_a_run_with_a_restarted_process_is_bitwise_identical(tiny, tmp_path):
-    settings = dict(LONG_RUN, max_iters=200, lr_decay_iters=200, eval_interval=20, eval_iters=1, dropout=0.1)
+    settings = dict(LONG_RUN, max_iters=60, lr_decay_iters=60, eval_interval=10, eval_iters=1, dropout=0.1)
     uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
     killed = tiny(**settings, out_dir=str(tmp_path / "killed"))
     run_ranks(2, uninterrupted)
     torchrun = start_torchrun(killed, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    wait_for_step(killed, 50)  # after the save of step 40 has waited for that of step 20
+    wait_for_step(killed, 25)  # after the save of step 20 has waited for that of step 10
     os.kill(worker_ids(torchrun)[1], signal.SIGKILL)
     assert torchrun.wait(timeout=300) == 0, output(killed)
     assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)
@@ -241,8 +242,9 @@ def test_a_node_can_join_a_run(tiny, tmp_path, monkeypatch):
     second = start_torchrun(cfg, *options)
     assert first.wait(timeout=300) == 0 and second.wait(timeout=300) == 0, output(cfg)
     assert "2 processes" in output(cfg) and "resuming from" in output(cfg)
-    (resume,) = checkpoint.load(Path(cfg.out_dir)).state["resumes"]
-    assert resume["after"] == "SIGTERM" and resume["step"] >= 120
+    first_part, second_part = checkpoint.load(Path(cfg.out_dir)).state["parts"]
+    assert first_part["init_from"] == "scratch" and second_part["init_from"] == "resume"
+    assert second_part["after"] == "SIGTERM" and second_part["from_step"] >= 120
     assert largest_difference(uninterrupted, cfg, "loss") < 1e-4
 
 
@@ -286,7 +288,7 @@ def test_two_processes_share_one_time_budget(tiny):
     out = run_torchrun(2, tiny(minutes=0.3, max_iters=100, eval_interval=20, sample_tokens=0, dropout=0.0))
     state = checkpoint.load(Path(tiny().out_dir)).state
     last_step = read_metrics(tiny().out_dir)[-1]["step"]
-    assert state["step"] == state["decisions"][-1][1] == last_step and "minutes, at" in out
+    assert state["step"] == state["parts"][-1]["decisions"][-1][1] == last_step and "minutes, at" in out
     assert 0.8 * 18 < state["budget"]["spent"] < 1.5 * 18  # other processes also use the machine
 
 

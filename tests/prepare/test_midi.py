@@ -100,6 +100,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path, capsys):
     assert "hello.mid (it is not a MIDI file)" in left_out["broken"][0]
 
 
+@pytest.mark.needs("miditok", "symusic", "music21")
 @pytest.mark.parametrize(
     "files, message",
     [
@@ -198,12 +199,14 @@ NOTES_OF_CHORALE = [  # in sixteenths; the tenor and the bass begin together on 
 ]
 
 
+@pytest.mark.needs("miditok", "symusic", "music21")
 def test_a_chorale_is_read_on_a_grid_of_sixteenths():
     notes = chorales.notes_of_chorale(music_xml(*CHORALE).encode())
     assert [note[:3] for note in notes] == NOTES_OF_CHORALE
     assert chorales.notes_of_chorale(music_xml(*CHORALE, CHORALE[3]).encode()) is None
 
 
+@pytest.mark.needs("miditok", "symusic", "music21")
 def test_chorales_become_a_data_set(tmp_path, monkeypatch, capsys):
     high = [(name.replace("C5", "F5"), *rest) for name, *rest in CHORALE[0]]
     files = {
@@ -239,6 +242,7 @@ def test_a_tokenizer_with_another_grid_is_refused(tmp_path, monkeypatch):
         chorales.main(ChoralesConfig(data_dir=str(tmp_path / "data"), num_workers=0, tokenizer=str(folder)))
 
 
+@pytest.mark.needs("miditok", "symusic", "music21")
 def test_settings_of_one_melody_are_in_one_split():
     """A held-out chorale had 74 % of its events in a training chorale: the same setting, with small differences."""
     format = EventFormat("beats", 4, longest_shift=4, velocities=0)

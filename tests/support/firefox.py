@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+import pytest
+
+websockets = pytest.importorskip("websockets.sync.client")
 
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 TIMEOUT = 120  # seconds, for a busy machine
@@ -19,7 +21,7 @@ TIMEOUT = 120  # seconds, for a busy machine
 class Firefox:
     """One tab of a running Firefox."""
 
-    def __init__(self, connection: ClientConnection):
+    def __init__(self, connection: websockets.ClientConnection):
         self.connection, self.sent = connection, 0
         self.command("session.new", capabilities={})
         self.tab = self.command("browsingContext.getTree")["contexts"][0]["context"]
@@ -60,7 +62,8 @@ def firefox(**preferences: bool | int | str) -> Iterator[Firefox]:
         process = subprocess.Popen([FIREFOX, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             port = listening_port(Path(profile))
-            with connect(f"ws://127.0.0.1:{port}/session", open_timeout=TIMEOUT, max_size=None) as connection:
+            address = f"ws://127.0.0.1:{port}/session"
+            with websockets.connect(address, open_timeout=TIMEOUT, max_size=None) as connection:
                 yield Firefox(connection)
         finally:
             process.kill()

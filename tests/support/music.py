@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import numpy as np
-import symusic
+import pytest
 
 from folio.data.shards import open_dataset
 from folio.data.sources.music import (
@@ -16,6 +16,7 @@ SCORE = EventFormat("beats", steps=4, longest_shift=4, velocities=0, lowest=30, 
 
 def write(path: Path, *tracks: list[tuple[int, int, int, int]], tpq: int = 480, drums: tuple[int, ...] = ()) -> Path:
     """A MIDI file of notes (start, duration, pitch, velocity) in ticks. drums: the numbers of tracks with drums."""
+    symusic = pytest.importorskip("symusic")
     score = symusic.Score(tpq)
     for number, notes in enumerate(tracks):
         track = symusic.Track(program=number, is_drum=number in drums)

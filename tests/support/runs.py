@@ -21,15 +21,36 @@ def blank_state(step: int, **changes: Any) -> dict[str, Any]:
     progress = dict(step=step, next_sequence=step, best_val_loss=1.0, best_step=step, evaluations_since_best=0)
     if not step:
         progress |= dict(best_val_loss=None)
+    about = dict(model={}, config={}, dataset=dict(folder="", hash=""), parts=[blank_part(0)])
+    return {"format_version": 2, **progress, "guard": {}, "grad_scaler": {}, **about, **changes}
+
+
+def blank_part(from_step: int, **changes: Any) -> dict[str, Any]:
+    """A part of a run, as state.json records it."""
     resolved = dict(device="cpu", dtype="float32", compile=False)
-    about = dict(model={}, config={}, resolved=resolved, dataset=dict(folder="", hash=""), versions={})
-    return {"format_version": 1, **progress, "guard": {}, "grad_scaler": {}, **about, **changes}
+    start = dict(init_from="resume", after="a kill") if from_step else dict(init_from="scratch", after=None)
+    about = dict(changes={}, exact=True, resolved=resolved, versions={}, threads=1, decisions=None)
+    return {"from_step": from_step, **start, **about, **changes}
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Write state.json of a checkpoint, and its entry in the manifest."""
     write_json(path / "state.json", state)
     edit_manifest(path)
+
+
+def write_as_version_1(folder: Path) -> None:
+    """Rewrite state.json of a run's checkpoints in the format that recorded resumes and no parts."""
+
+    def edit(state: dict[str, Any]) -> None:
+        first, *later = parts = state.pop("parts")
+        last = {name: parts[-1][name] for name in ("resolved", "versions", "threads", "decisions")}
+        names = ("after", "changes", "exact")
+        resumes = [{"step": part["from_step"], **{name: part[name] for name in names}} for part in later]
+        state.update(last, resumes=resumes, started_from=first["init_from"], format_version=1)
+
+    for path in folder.glob("step-*"):
+        edit_state(path, edit)
 
 
 def edit_manifest(path: Path) -> None:

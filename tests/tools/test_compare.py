@@ -18,6 +18,7 @@ def run_tool(*words: str) -> None:
     compare.main(load(CompareConfig, list(words)))
 
 
+@pytest.mark.needs("scipy")
 def test_two_checkpoints(tiny, tmp_path, capsys):
     cfg = tiny(max_iters=12, eval_interval=6)
     train(cfg)
@@ -34,6 +35,7 @@ def test_two_checkpoints(tiny, tmp_path, capsys):
     assert output["results"][0]["low"] < output["results"][0]["value"] < output["results"][0]["high"]
 
 
+@pytest.mark.needs("scipy")
 def test_two_settings(tiny, tmp_path, capsys):
     """Two runs per side with the same seeds, in another order: they are paired by their seeds."""
     runs = {}
@@ -57,6 +59,7 @@ def test_two_settings(tiny, tmp_path, capsys):
     assert output["comparisons"][0]["over"] == "runs" and output["comparisons"][0]["n"] == 4
 
 
+@pytest.mark.needs("scipy")
 def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_path, capsys):
     cfg = tiny(max_iters=2, warmup_iters=1)
     train(cfg)
@@ -69,6 +72,7 @@ def test_a_task_counts_the_characters_that_are_left_out(tiny, monkeypatch, tmp_p
     assert "lambada, accuracy: on this text, the checkpoints" in out and "| 1 passages |" in out
 
 
+@pytest.mark.needs("scipy")
 @pytest.mark.parametrize(
     "words, message",
     [

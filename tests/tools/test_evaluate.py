@@ -255,6 +255,7 @@ def test_the_command_of_another_script_is_named(words, expected, monkeypatch):
     assert str(error.value) == f"{words[0]} is a script of its own; use {expected}"
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 def test_a_model_without_a_recorded_data_set_needs_a_text(tmp_path, capsys):
     from folio.checkpoints.export_formats import write_hugging_face

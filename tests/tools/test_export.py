@@ -31,6 +31,7 @@ def test_a_wrong_number_of_paths_shows_the_command(paths):
         run_export("run", "output", "--to=h")
 
 
+@pytest.mark.needs("transformers")
 def test_the_command_writes_and_checks_and_removes_what_is_wrong(tiny, tmp_path, capsys, monkeypatch):
     cfg = tiny(max_iters=6)
     train(cfg)
@@ -55,6 +56,7 @@ class NoMean(torch.nn.RMSNorm):
         super().__init__(size, eps=1e-5)
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_model_py_with_gpt2s_parameters_that_computes_something_else_is_refused(to, tmp_path, monkeypatch):
     """Folio's own reader computed the same as the changed model.py, so the export was certified."""
@@ -125,6 +127,7 @@ def test_outputs_that_are_refused_for_html(random_run, tmp_path):
     refuse_html("cannot be written", random_run, tmp_path / "file" / "model.html")
 
 
+@pytest.mark.needs("transformers")
 def test_a_changed_model_is_refused_for_html(random_run, tmp_path, monkeypatch):
     """The engine would compute something else from its weights."""
     monkeypatch.setattr(model_py, "ACTIVATIONS", {**model_py.ACTIVATIONS, "gelu_new": F.relu})
@@ -165,6 +168,7 @@ def test_an_index_needs_the_training_data(random_run, tmp_path):
     assert not (tmp_path / "model.html").exists()
 
 
+@pytest.mark.needs("transformers")
 def test_without_transformers_html_and_nanogpt_files_are_written_and_others_name_the_package(
     random_run, tiny, tmp_path, monkeypatch, capsys
 ):

@@ -126,6 +126,7 @@ def test_training_data_that_cannot_be_searched_is_an_error(tiny, tmp_path, data_
         run_tool(cfg.out_dir)
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.architecture("folio/checkpoints/foreign.py, which reads GPT-2's weights only")
 def test_weights_without_recorded_data_are_an_error(tmp_path):
     from folio.checkpoints.export_formats import write_hugging_face

@@ -12,6 +12,7 @@ from folio import UserError
 from folio.base import settings
 from folio.experiments.report_page import report_page
 from folio.experiments.runs import Run
+from tests.support.runs import write_as_version_1
 from tests.support.viewers import in_browser
 from tools.report import ReportConfig, main
 from train import train
@@ -82,6 +83,13 @@ def test_files_that_cannot_be_read_or_written_are_an_error(runs, tmp_path):
 def test_differing_settings_are_shown_for_several_runs(runs):
     assert "Settings that differ" not in report_page([Run.of(runs[0])])
     assert "Settings that differ" in report_page([Run.of(run) for run in runs])
+
+
+def test_a_run_of_version_1_has_the_same_page(runs):
+    page = report_page([Run.of(run) for run in runs])
+    for run in runs:
+        write_as_version_1(run)
+    assert report_page([Run.of(run) for run in runs]) == page
 
 
 def test_without_a_run_the_command_is_shown():

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 
 import train
@@ -57,6 +56,7 @@ def results_of(tmp_path: Path) -> dict:
     return json.loads((tmp_path / "sweep" / "results.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.needs("scipy")
 def test_a_grid_runs_every_combination_with_every_seed(arguments, in_process, tmp_path, capsys):
     sweep.main(["learning_rate=1e-5,1e-2", "n_layer=1,2", "--seeds=2", *arguments])
     folders = [f"trial-{point:03d}-seed-{seed}" for seed in (1337, 1338) for point in range(4)]
@@ -103,6 +103,7 @@ def test_tokens_set_the_steps_of_each_trial_and_seeds_can_be_added(arguments, in
     assert [name for name, _ in in_process[2:]] == ["trial-000-seed-1338", "trial-001-seed-1338"]
 
 
+@pytest.mark.needs("optuna", "sqlalchemy", "scipy")
 def test_a_search_prunes_hopeless_trials_and_gives_the_others_all_seeds(arguments, in_process, tmp_path):
     sweep.main(["learning_rate=1e-6..1e-1:log", "--trials=7", "--seeds=2", *arguments])
     trials = results_of(tmp_path)["trials"]
@@ -116,6 +117,7 @@ def test_a_search_prunes_hopeless_trials_and_gives_the_others_all_seeds(argument
     assert again < len(in_process) <= again + 2
 
 
+@pytest.mark.needs("optuna", "sqlalchemy", "scipy")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -154,6 +156,7 @@ def test_wrong_input_gets_one_line_and_trains_nothing(words, message, arguments,
     assert not in_process
 
 
+@pytest.mark.needs("optuna", "sqlalchemy", "scipy")
 def test_a_study_is_continued_with_the_same_data_and_settings_only(arguments, in_process, tmp_path, data_dir, text):
     sweep.main(["n_layer=1", "--seeds=1", *arguments])
     with pytest.raises(UserError, match=r"sweep was started with n_embd=16, not 32: repeat its command"):
@@ -185,6 +188,7 @@ def test_a_folder_with_another_run_is_not_taken_for_the_trials(arguments, in_pro
     assert "failed" in (output := capsys.readouterr().out) and "holds another run; remove it" in output
 
 
+@pytest.mark.needs("optuna", "sqlalchemy", "scipy")
 def test_a_database_that_is_damaged_or_has_a_strange_path_is_named(arguments, in_process, tmp_path):
     """SQLAlchemy took a "?" for the end of the path, and the sweeps of "a?b" and "a?c" shared the file "a"."""
     folder = tmp_path / "a?b=%20#c d"
@@ -197,6 +201,7 @@ def test_a_database_that_is_damaged_or_has_a_strange_path_is_named(arguments, in
 
 def test_the_current_folder_has_a_name(arguments, in_process, tmp_path, monkeypatch):
     """All sweeps in their current folders had the empty name in a shared database."""
+    optuna = pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     sweep.main(["n_layer=1", "--trials=1", "--seeds=1", *arguments, "--out_dir=."])
     assert optuna.get_all_study_names(f"sqlite:///{tmp_path / 'study.db'}") == [tmp_path.name]
@@ -226,6 +231,7 @@ def test_a_config_file_may_be_edited_while_the_sweep_runs(arguments, in_process,
     assert {trial["tokens"] for trial in results_of(tmp_path)["trials"]} == {8 * 4 * 16}
 
 
+@pytest.mark.needs("optuna", "sqlalchemy", "scipy")
 def test_fewer_seeds_or_trials_train_no_more_than_these(arguments, in_process, tmp_path, monkeypatch):
     """All trials of an interrupted command were trained, and the bar showed -2/1 runs."""
     words = ["learning_rate=1e-3..1e-2", *arguments]

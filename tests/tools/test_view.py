@@ -211,6 +211,7 @@ def test_the_first_text_of_a_model_of_pairs_is_a_held_out_pair(tiny, tmp_path):
     assert choose_text(viewed) == pieces_of(tmp_path / "data" / "pairs", "val")[0].strip()
 
 
+@pytest.mark.needs("miditok", "symusic")
 def test_the_first_text_may_be_a_midi_file(monkeypatch, capsys, tmp_path):
     format = EventFormat("beats", steps=4, longest_shift=4)
     save_random_run(tmp_path / "run", format.tokenizer(), SEED, block_size=64)

@@ -1,5 +1,6 @@
 """Time budgets: planning a run's step counts, and keeping the run within its time."""
 
+import itertools
 import os
 import random
 import re
@@ -143,8 +144,10 @@ def test_a_run_with_a_time_budget_equals_a_run_with_its_step_counts(tiny, monkey
 SPEEDS = {"fast": (0.1, 0.002), "ordinary": (0.5, 0.01), "slow": (4.0, 0.08)}  # seconds: step, token of a sample
 
 
-@pytest.mark.parametrize("minutes", [0.1, 1, 5, 60])
-@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize(
+    "speed, minutes",
+    [("fast", 0.1), ("fast", 5), ("ordinary", 0.1), ("ordinary", 1), ("ordinary", 60), ("slow", 1), ("slow", 60)],
+)
 @pytest.mark.parametrize("val_batches", [1, 100])
 def test_a_run_of_any_length_keeps_its_minutes(tiny, monkeypatch, capsys, minutes, speed, val_batches):
     """Evaluations and samples took as long as they liked, or the budget was refused; short budgets were overrun.
@@ -242,10 +245,11 @@ def test_a_sample_that_was_cut_off_is_not_timed(seconds):
 # --- a run on a simulated machine -------------------------------------------------------------------------------------
 
 
+SLOWER_SOON = "three times slower soon"
 MACHINES = {  # seconds per step and per evaluation
     "constant speed": (lambda step: 0.1, lambda step: 0.5),
     "three times slower from the middle": (lambda step: 0.1 if step < 150 else 0.3, lambda step: 0.5),
-    "three times slower soon": (lambda step: 0.1 if step < 40 else 0.3, lambda step: 0.5 if step < 40 else 1.5),
+    SLOWER_SOON: (lambda step: 0.1 if step < 40 else 0.3, lambda step: 0.5 if step < 40 else 1.5),
     "twice as fast from the middle": (lambda step: 0.1 if step < 100 else 0.05, lambda step: 0.5),
     "a pause of five seconds": (lambda step: 5.0 if step == 100 else 0.1, lambda step: 0.5),
     "evaluations that take much longer than planned": (lambda step: 0.1, lambda step: 2.0),
@@ -253,8 +257,9 @@ MACHINES = {  # seconds per step and per evaluation
 SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=1, dropout=0.0)  # for runs of 600 steps
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name, runs_ahead", [*((name, True) for name in MACHINES), ("constant speed", False), (SLOWER_SOON, False)]
+)
 def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkeypatch, name, runs_ahead):
     """--minutes=2 took over 6 if the machine slowed down after the first two seconds, the only ones measured."""
     machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead)
@@ -263,7 +268,7 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
     train(cfg)
     assert 0.9 * 60 < machine.now < 1.1 * 60
     state = checkpoint.load(Path(cfg.out_dir)).state
-    decisions, metrics = state["decisions"], read_metrics(cfg.out_dir)
+    decisions, metrics = state["parts"][-1]["decisions"], read_metrics(cfg.out_dir)
     assert decisions[0][0] == 0 and len(decisions) < 12 and state["step"] == decisions[-1][1]
     evaluated_steps = [line["step"] for line in metrics if line["val_loss"] is not None]
     fewest, most = (2, 3) if "evaluations" in name else (4, 7)  # as many as in the recipe, or in a tenth of the time
@@ -278,7 +283,7 @@ def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkey
 
 
 def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
-    """The decisions are in the checkpoint. Those after it are made again, and `resumes` says so."""
+    """The decisions are in the checkpoint. Those after it are made again, so the resume is not exact."""
     SimulatedMachine(monkeypatch, lambda step: 0.1 if step < 60 else 0.4, lambda step: 0.2)
     settings = dict(**SMALLEST, max_iters=100, eval_interval=10, minutes=0.5, sample_tokens=0)
     decide, lost_decisions = Schedule.decide, []
@@ -296,13 +301,14 @@ def test_decisions_that_a_kill_lost_are_made_again(tiny, monkeypatch):
             train(tiny(**settings))
     before = checkpoint.load(Path(tiny().out_dir)).state
     assert before["config"]["eval_interval"] == 26 and 0 < before["step"] < lost_decisions[0]
-    assert all(step <= before["step"] for step, _ in before["decisions"])
+    assert all(step <= before["step"] for step, _ in before["parts"][-1]["decisions"])
     assert before["stopped_by"] is None and before["budget"]["spent"] > 0
     train(tiny(**settings, init_from="resume"))
     after = checkpoint.load(Path(tiny().out_dir)).state
-    assert after["decisions"][: len(before["decisions"])] == before["decisions"]
-    (resume,) = after["resumes"]
-    assert not resume["exact"] and f"decided again after step {before['step']:,}" in resume["decisions"]
+    assert after["parts"][-1]["decisions"][: len(before["parts"][-1]["decisions"])] == before["parts"][-1]["decisions"]
+    first, resumed = after["parts"]
+    assert first["decisions"] == before["parts"][0]["decisions"]
+    assert resumed["from_step"] == before["step"] and not resumed["exact"]
     assert before["budget"]["spent"] < after["budget"]["spent"] < 1.1 * 30
 
 
@@ -357,7 +363,10 @@ def test_a_run_whose_time_is_used_up_ends_at_once(tiny, monkeypatch):
     train(tiny(max_iters=100, eval_interval=100, minutes=1, sample_tokens=0))
     assert machine.now <= 60 + 20
     state = checkpoint.load(Path(tiny().out_dir)).state
-    assert state["step"] == state["decisions"][-1][1] and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
+    assert (
+        state["step"] == state["parts"][-1]["decisions"][-1][1]
+        and read_metrics(tiny().out_dir)[-1]["val_loss"] is not None
+    )
 
 
 def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, monkeypatch):
@@ -380,7 +389,26 @@ def test_a_run_resumed_after_its_time_is_used_up_is_evaluated_and_saved(tiny, mo
     monkeypatch.setattr(Budget, "plan", lambda self, step, schedule: (step, 0))  # no time is left
     result = train(tiny(**settings, init_from="resume"))
     assert result.step == result.max_iters == 5 and result.best_val_loss < 10
-    assert run_folder.last_state(Path(tiny().out_dir))["decisions"][-1] == [4, 5]
+    assert run_folder.last_state(Path(tiny().out_dir))["parts"][-1]["decisions"][-1] == [4, 5]
+
+
+def test_the_last_step_is_saved_if_a_sample_uses_up_the_time(tiny, monkeypatch):
+    """The run ended after an evaluation that was not saved, because it was not the best."""
+    machine = SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
+    losses, seconds = itertools.count(3), iter([0.1, 100.0])  # of evaluations, of samples
+
+    def sample(model, tokenizer, runtime, seed, tokens):
+        machine.now += next(seconds, 0.1)
+        yield "x"
+
+    monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(losses)})
+    monkeypatch.setattr(train_script, "sample_text", sample)
+    settings = dict(max_iters=100, eval_interval=20, minutes=1, sample_tokens=5, always_save_checkpoint=False)
+    result = train(tiny(**SMALLEST, **settings))
+    state = run_folder.last_state(Path(tiny().out_dir))
+    assert state["step"] == result.step == result.max_iters and state["stopped_by"] == "its end"
+    evaluated_steps = [line["step"] for line in read_metrics(tiny().out_dir) if line["val_loss"] is not None]
+    assert evaluated_steps[1:] == [result.step - 1, result.step]
 
 
 def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypatch):
@@ -391,7 +419,7 @@ def test_a_checkpoint_excludes_decisions_made_while_it_is_written(tiny, monkeypa
     def slow_save(out_dir, step, model, optimizer, tokenizer, state, *args):
         decided.clear()  # the decision of the evaluation before this save belongs in the checkpoint
         decided.wait(timeout=0.2)
-        assert all(decision_step <= step for decision_step, _ in state["decisions"])
+        assert all(decision_step <= step for decision_step, _ in state["parts"][-1]["decisions"])
         return save(out_dir, step, model, optimizer, tokenizer, state, *args)
 
     def decide_and_notify(self, step, max_iters):

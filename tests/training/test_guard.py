@@ -81,7 +81,8 @@ def test_a_streak_between_two_readings_stops_the_run():
         judge(guard, loss, 1.0)
     read(guard)
     model = torch.nn.Linear(1, 1)
-    assert guard.in_a_row == 0 and guard.streak == 4 and guard.can_continue(5, None)
+    assert guard.in_a_row == 0 and guard.streak == 4
+    assert guard.can_continue(5, None) and not guard.can_continue(4, None)
     assert guard.diagnose(model, 4, None, has_checkpoint=True).startswith("the loss is nan")
     judge(guard, 1.0, 1.0)
     assert read(guard).can_continue(4, None)

@@ -1,13 +1,10 @@
 import contextlib
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import train as train_script
 from folio.training.run_log import Metrics
 
 CONFIG = dict(wandb_log=False)
@@ -74,33 +71,22 @@ def test_damaged_lines_are_dropped(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
-def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path):
+def test_in_a_terminal_each_evaluation_leaves_a_line(tmp_path, monkeypatch):
     """The bar overwrote every evaluation."""
-    pty, code = (
-        pytest.importorskip("pty"),
-        """
-from pathlib import Path
-import sys
-from folio.base.files import is_locked, read_json
-from folio.training.run_log import Metrics
-line = dict(val_loss=None, tokens_per_second=None, mfu=None)
-with Metrics(Path(sys.argv[1]), 0, 3, dict(wandb_log=False), None) as metrics:
-    for step, val_loss in ((1, None), (2, 3.5), (3, None)):
-        metrics.advance()
-        metrics.log({**line, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
-""",
-    )
+    pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    root = Path(train_script.__file__).parent
-    process = subprocess.Popen(command, cwd=root, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    with open(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        patch.setattr(sys, "stderr", terminal)
+        with Metrics(tmp_path, 0, 3, CONFIG, None) as metrics:
+            for step, val_loss in ((1, None), (2, 3.5), (3, None)):
+                metrics.advance()
+                metrics.log({**LINE, "step": step, "loss": 4.0, "val_loss": val_loss}, " (best)")
     shown = b""
     with contextlib.suppress(OSError):  # the end of the terminal
         while chunk := os.read(ours, 4096):
             shown += chunk
     os.close(ours)
-    assert process.wait() == 0
     lasting = [line.rpartition(b"\r")[2] for line in shown.replace(b"\r\n", b"\n").split(b"\n")]
     assert [line for line in lasting if line.startswith(b"step ")] == [b"step 2/3: loss 4.0000, val 3.5000 (best)"]
     assert shown.count(b"(best)") == 1  # a remark in the bar took the space of the bar

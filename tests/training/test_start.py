@@ -22,10 +22,10 @@ from folio.decoding.scheduler import generate
 from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
-from folio.training.start import resumed
+from folio.training.start import resumed, versions
 from model import GPT
 from prepare import pairs as prepare_pairs
-from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors
+from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors, write_as_version_1
 from tests.support.simulated import SimulatedMachine
 from train import TrainConfig, main, train
 
@@ -111,16 +111,40 @@ def test_settings_that_change_on_resume_are_printed_and_recorded(tiny, capsys):
     assert "learning_rate 0.001 (was 0.003)" in capsys.readouterr().out
     train(tiny(max_iters=9, learning_rate=1e-3, init_from="resume", batch_size=2, gradient_accumulation_steps=2))
     assert "not bitwise identical" in capsys.readouterr().out
-    first, second = checkpoint.load(Path(tiny().out_dir)).state["resumes"]
+    new, first, second = checkpoint.load(Path(tiny().out_dir)).state["parts"]
+    machine = {
+        "resolved": {"device": "cpu", "dtype": "float32", "compile": False},
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+    start = {"from_step": 0, "init_from": "scratch", "after": None, "changes": {}, "exact": True}
+    assert new == {**start, **machine, "decisions": [[0, 3]]}
     assert first == {
-        "step": 3,
+        "from_step": 3,
+        "init_from": "resume",
         "after": "its end",
         "changes": {"max_iters": [3, 6], "learning_rate": [0.003, 0.001]},
         "exact": True,
+        **machine,
+        "decisions": [[0, 6]],
     }
-    assert second["step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
+    assert second["from_step"] == 6 and not second["exact"] and second["changes"]["batch_size"] == [4, 2]
     with pytest.raises(UserError, match=r"batch_size \* gradient_accumulation_steps: 4 before, 16 now"):
         train(tiny(init_from="resume", batch_size=8))
+
+
+def test_a_run_of_version_1_resumes_bitwise_identically(tiny, tmp_path):
+    """Its part is recorded like that of a newer run."""
+    train(tiny(max_iters=3, lr_decay_iters=6))
+    (first,) = checkpoint.load(Path(tiny().out_dir)).state["parts"]
+    write_as_version_1(Path(tiny().out_dir))
+    train(tiny(max_iters=6, lr_decay_iters=6, init_from="resume"))
+    before, resumed = checkpoint.load(Path(tiny().out_dir)).state["parts"]
+    assert before == first and resumed["from_step"] == 3 and resumed["exact"]
+    straight = tiny(max_iters=6, lr_decay_iters=6, out_dir=str(tmp_path / "straight"))
+    train(straight)
+    a, b = (checkpoint.load(Path(cfg.out_dir)) for cfg in (tiny(), straight))
+    assert same_tensors(a.model, b.model) and same_tensors(a.optimizer(), b.optimizer())
 
 
 def test_a_longer_run_does_not_repeat_a_warmup_that_is_over(tiny):
@@ -206,6 +230,16 @@ def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file,
         in out
     )
     assert "max_iters 8 (was 6)" in out
+
+
+def test_a_minimum_is_compared_with_the_learning_rate_of_the_checkpoint(run_file):
+    """--min_lr=1e-3 was compared with the default learning rate of 6e-4; the run's is 3e-3."""
+    run_file("x.py", "--out_dir=a")
+    resume = ["--init_from=resume", "--out_dir=a", "--max_iters=8"]
+    assert run_file(*resume, "--min_lr=1e-3")["min_lr"] == 1e-3
+    for change in (["--min_lr=4e-3"], ["--min_lr=2e-3", "--learning_rate=1e-3"], ["--learning_rate=5e-4"]):
+        with pytest.raises(UserError, match=r"min_lr=0\.00\d: it must be at most learning_rate"):
+            run_file(*resume, *change)
 
 
 def test_a_setting_that_excludes_another_replaces_it(run_file):

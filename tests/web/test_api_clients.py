@@ -22,6 +22,8 @@ from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
 from tests.support.waiting import in_thread
 
+pytestmark = pytest.mark.needs("openai", "llm", "langchain_openai", "lm_eval")
+
 SEED = 3  # of the weights
 KEY = "key-of-the-tests"
 PROMPT = "hello wör"

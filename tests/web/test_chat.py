@@ -170,6 +170,7 @@ def test_a_data_set_with_an_unknown_format_is_refused(tmp_path):
 # --- exports ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("gguf", "transformers")
 @pytest.mark.parametrize("prompt_format, count", [("chat", 2), ("chat", 4), ("pairs", 1)])
 def test_exports_have_the_template_for_other_programs(prompt_format, count, tmp_path):
     from gguf import GGUFReader

@@ -64,6 +64,7 @@ def test_biases_and_activations_are_traced(activation, bias, seed):
     assert_same_run(*traced(seed, activation=activation, bias=bias))
 
 
+@pytest.mark.needs("transformers")
 @pytest.mark.architecture("tests/support/numpy_gpt.py, and transformers_model in folio/checkpoints/export_formats.py")
 def test_a_trace_is_what_transformers_computes(seed):
     trace, _ = traced(seed)

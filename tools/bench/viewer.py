@@ -100,8 +100,9 @@ def write_run(folder: Path, shape: dict[str, Any], tokenizer: Tokenizer) -> Path
     weights = dict(GPT(config).named_parameters())
     best = dict(best_val_loss=None, best_step=0, evaluations_since_best=0)
     progress = dict(next_sequence=0, guard={}, grad_scaler={}, **best)
-    resolved = dict(device="cpu", dtype="float32", compile=False)
-    about = dict(config={}, resolved=resolved, dataset=dict(folder="", hash=""), versions={})
+    part = dict(from_step=0, init_from="scratch", after=None, changes={}, exact=True, versions={}, threads=1)
+    part |= dict(resolved=dict(device="cpu", dtype="float32", compile=False), decisions=None)
+    about = dict(config={}, dataset=dict(folder="", hash=""), parts=[part])
     state = {"model": asdict(config), **progress, **about}
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.save(folder, 0, weights, {"none": torch.zeros(1)}, tokenizer, state)

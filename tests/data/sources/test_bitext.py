@@ -21,6 +21,8 @@ from prepare.translation import TranslationConfig
 from tests.support.hub import serving
 from tests.support.processes import ROOT, run
 
+pytestmark = pytest.mark.needs("babel", "num2words")
+
 SENTENCES = [(f"{n} green bottles", f"{n} grüne Flaschen") for n in range(30)]
 EXPECTED = sorted((f"en: {en} | de:", f" {de}") for en, de in SENTENCES)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import symusic
+
+symusic = pytest.importorskip("symusic")
 
 from folio import UserError
 from folio.data import tokenizer
@@ -179,9 +180,8 @@ def test_a_models_events_need_not_make_sense():
 @pytest.mark.parametrize("format", [PERFORMANCE, SCORE, EventFormat(velocities=0, highest=60)])
 def test_events_in_any_order_are_the_notes_that_miditok_decodes(format, seed):
     """miditok takes any number after a note-on for its velocity, so here a velocity follows each one."""
-    from miditok import MIDILike, TokenizerConfig, TokSequence
-
-    config = TokenizerConfig(
+    miditok = pytest.importorskip("miditok")
+    config = miditok.TokenizerConfig(
         pitch_range=(format.lowest, format.highest),
         beat_res={(0, format.longest_shift): format.steps},
         num_velocities=format.velocities or 1,
@@ -199,7 +199,7 @@ def test_events_in_any_order_are_the_notes_that_miditok_decodes(format, seed):
         if kind == "NoteOn" and format.velocities:
             events.append(f"Velocity_{rng.randint(1, 127)}")
     ended = events + [f"NoteOff_{pitch}" for pitch in pitches] * len(events)
-    decoded = MIDILike(config).decode([TokSequence(tokens=ended)]).tracks[0].notes
+    decoded = miditok.MIDILike(config).decode([miditok.TokSequence(tokens=ended)]).tracks[0].notes
     expected = sorted((note.start, note.end, note.pitch, note.velocity) for note in decoded if note.duration)
     assert sorted(notes_of_events(" ".join(events), format)) == expected
     placed, times = place_notes(events, format)

@@ -53,6 +53,7 @@ def test_the_languages_of_a_translation_are_fields():
     assert make_pair({"prompt": "Question: a | b", "completion": ""}).fields.keys() == {"prompt", "completion"}
 
 
+@pytest.mark.needs("babel", "num2words")
 def test_held_out_phrases_keep_their_kinds(tmp_path):
     settings = dict(data_dir=str(tmp_path), languages="en,de,pl", pairs=300, held_out=40, tokenizer="byte")
     translation.main(TranslationConfig(**settings))
@@ -65,6 +66,7 @@ def test_held_out_phrases_keep_their_kinds(tmp_path):
     assert len(training) > 200 and not training & {pair.prompt for pair in pairs}
 
 
+@pytest.mark.needs("babel", "num2words")
 def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
     settings = dict(data_dir=str(tmp_path), languages="en,it", pairs=15, held_out=8, tokenizer="byte")
     translation.main(TranslationConfig(**settings))

@@ -5,7 +5,6 @@ from datetime import date, timedelta
 from decimal import Decimal
 
 import pytest
-from babel import Locale
 
 from folio import UserError
 from folio.data.sources.phrases import (
@@ -184,6 +183,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.needs("babel", "num2words")
 @pytest.mark.parametrize("item", EXPECTED, ids=lambda item: item.name)
 def test_phrases(item):
     assert [phrase(item, language) for language in LANGUAGES] == EXPECTED[item]
@@ -191,15 +191,17 @@ def test_phrases(item):
 
 def test_cldr_has_a_long_form_of_each_unit_in_each_language():
     """Babel writes "3 duration-day" or an uninflected name where CLDR has none."""
+    babel = pytest.importorskip("babel")
     samples = [0, 1, 2, 5, 22, Decimal("1.5")]
     for language in LANGUAGES:
-        locale = Locale(language)
+        locale = babel.Locale(language)
         for unit in UNITS:
             patterns = locale._data["unit_patterns"][unit]["long"]
             assert {locale.plural_form(value) for value in samples} <= set(patterns), (unit, language)
             assert all(unit not in phrase(Item("unit", value, unit), language) for value in samples)
 
 
+@pytest.mark.needs("babel", "num2words")
 def test_no_two_items_share_a_phrase(seed):
     """A text has one translation. (All cardinals, ordinals, and dates were compared once; these are samples.)"""
     rng = random.Random(seed)
@@ -235,6 +237,7 @@ def number_in(text: str) -> str | None:
     return match and match[0].replace(",", ".")
 
 
+@pytest.mark.needs("babel", "num2words")
 def test_what_is_held_out_never_occurs_in_training(seed):
     """In no language and as no kind: the cardinal, the ordinal, and a number with any unit are held out together."""
     validation = list(held_out_pairs(200, LANGUAGES, 0.1, seed))
@@ -258,6 +261,7 @@ def test_what_is_held_out_never_occurs_in_training(seed):
     assert all(languages == set(LANGUAGES) for languages in held_out.values())
 
 
+@pytest.mark.needs("babel", "num2words")
 def test_training_has_equal_parts_in_all_directions(seed):
     pairs = list(training_pairs(4000, ("en", "de", "pl"), 0.1, seed))
     kinds = Counter()
@@ -270,6 +274,7 @@ def test_training_has_equal_parts_in_all_directions(seed):
     assert pairs == list(training_pairs(4000, ("en", "de", "pl"), 0.1, seed))
 
 
+@pytest.mark.needs("babel", "num2words")
 def test_validation_has_equal_parts_and_different_items(seed):
     pairs = list(held_out_pairs(402, ("en", "fr"), 0.1, seed))
     assert Counter(pair["kind"] for pair in pairs) == {"date": 202, "cardinal": 202, "ordinal": 200, "unit": 200}

@@ -4,7 +4,8 @@ import json
 import sys
 
 import pytest
-from scipy import stats
+
+stats = pytest.importorskip("scipy.stats")
 
 from folio.experiments.sweep.outcome import Outcome
 from folio.experiments.sweep.results import as_json, format_table, heads, label, notes, summarize

@@ -4,8 +4,9 @@ import sys
 import threading
 from collections import Counter
 
-import optuna
 import pytest
+
+optuna = pytest.importorskip("optuna")
 
 from folio import UserError
 from folio.experiments.sweep.outcome import Outcome, Trial
