@@ -186,7 +186,7 @@ def test_several_processes_start_at_once(tmp_path):
     """Each has a function, whoever saved it."""
     code = """
 from folio.machine import compiled
-from folio.data.text_kernels import TEXT_STEP
+from folio.data.word_cache import TEXT_STEP
 print(compiled.address(TEXT_STEP, "add_to_filter", None) > 0)
 """
     settings = dict(os.environ, XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path))
