@@ -110,24 +110,15 @@ def hosts_of(cfg: ServeConfig, port: int) -> frozenset[str]:
 def main(cfg: ServeConfig) -> None:
     name = resolve(cfg.models[0])
     gpt = LanguageModel.load(name, cfg.checkpoint, cfg.device, cfg.dtype)
+    limits = Limits(cfg.max_choices, cfg.max_new_tokens, cfg.max_prompt_tokens)
     engine = Engine(gpt, cfg.rows, cfg.max_waiting)
-    try:
-        limits = Limits(cfg.max_choices, cfg.max_new_tokens, cfg.max_prompt_tokens)
-        served = Served(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
-        listener = listen(cfg.host, cfg.port)
-        port = listener.getsockname()[1]
-        server = make_server(
-            make_app(
-                served,
-                hosts_of(cfg, port),
-                frozenset(origin.lower() for origin in cfg.allowed_origins),
-                cfg.secret or None,
-            )
-        )
-        print_address(cfg, served, port)
-        server.run(sockets=[listener])
-    finally:
-        engine.close()
+    served = Served(engine, model_id(name, gpt), fingerprint(gpt), chat_template(gpt), limits, cfg.timeout)
+    listener = listen(cfg.host, cfg.port)
+    port = listener.getsockname()[1]
+    origins = frozenset(origin.lower() for origin in cfg.allowed_origins)
+    server = make_server(make_app(served, hosts_of(cfg, port), origins, cfg.secret or None))
+    print_address(cfg, served, port)
+    server.run(sockets=[listener])
 
 
 def print_address(cfg: ServeConfig, served: Served, port: int) -> None:

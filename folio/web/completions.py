@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
@@ -26,6 +26,8 @@ from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import Completion, TokenLogprobs
 from folio.decoding.text_stream import TextStream
 from folio.web.chat import ChatTemplate
+from folio.web.server import RequestError
+from folio.web.streaming import CompletionReader, ResponseFormat
 
 MOST_STOPS = 16  # OpenAI allows 4; lm-eval's tasks have more
 LONGEST_STOP = 1000  # characters; a longer one would take long to look for
@@ -36,14 +38,6 @@ LONGEST_MESSAGE = 400  # characters, of one with a value that a client gave
 SHOWN_CHARACTERS = 10  # of those that a tokenizer lacks
 
 
-class RequestError(UserError):
-    """A request that cannot be answered. status: of HTTP. param: the field. code: OpenAI's name of the problem."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
-
-
 @dataclass(frozen=True)
 class Limits:
     """The most that one request may ask for."""
@@ -52,6 +46,13 @@ class Limits:
     new_tokens: int = 2**16  # max_tokens * choices
     prompt_tokens: int = 2**18  # of all prompts
     log_probabilities: int = 2**20  # scored tokens * logprobs; each takes about 100 bytes
+
+
+def error_content(problem: RequestError) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    status = problem.status
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}}
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -270,12 +271,10 @@ class Request:
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
-def read_request(
-    body: Any, gpt: LanguageModel, limits: Limits, notify: Callable[[], None], chat: ChatTemplate | None = None
-) -> Request:
+def read_request(body: Any, gpt: LanguageModel, limits: Limits, chat: ChatTemplate | None = None) -> Request:
     """The request in the body of /v1/completions, or with a template in that of /v1/chat/completions.
 
-    notify: as in Completion. Raises RequestError.
+    Raises RequestError.
     """
     if not isinstance(body, dict):
         raise RequestError('the body must be an object, as {"prompt": "..."}')
@@ -312,7 +311,6 @@ def read_request(
                 context_stride=fields.context_stride,
                 logprobs=logprobs,
                 prompt_logprobs=scores_prompts,
-                notify=notify,
             ),
             TextStream(tokenizer, stop),
             echo=prompt.ids if echo and not prompt.is_empty else [],
@@ -374,57 +372,38 @@ class ChoiceDelta(NamedTuple):
 
     text: str
     tokens: list[Token]  # those that begin in the text, if log-probabilities were asked for
-    finish_reason: str | None
 
 
-class Choice:
+class Choice(CompletionReader):
     """One choice of an answer: the text of a completion and the log-probabilities of its tokens, as they arrive."""
 
     def __init__(self, index: int, completion: Completion, text: TextStream, echo: list[int], skip: str):
         """echo: the ids of the prompt if its text comes first. skip: a character that is left out at the beginning."""
-        self.index, self.completion, self.text, self.echo, self.skip = index, completion, text, echo, skip
-        self.tokens = 0  # that were read
+        super().__init__(completion, text)
+        self.index, self.echo, self.skip = index, echo, skip
         self.characters = 0  # of the text so far
         self.pending: deque[Token] = deque()  # tokens whose text is held back
-        self.finish_reason: str | None = None  # set with the last piece
+        self.deltas: list[ChoiceDelta] = []  # so far
 
-    @property
-    def has_news(self) -> bool:
-        return len(self.completion.tokens) > self.tokens or self.completion.finish_reason is not None
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether its first token or its end is new."""
-        return self.completion.finish_reason is not None or (not self.tokens and bool(self.completion.tokens))
-
-    def read(self) -> ChoiceDelta:
-        """What is new since the last call. Raises RequestError if the engine gave up."""
-        completion, ended = self.completion, self.completion.finish_reason  # before the tokens: it is set after them
-        if ended == "error":
-            raise RequestError(completion.error, code="engine_error", status=500)
-        if ended == "cancelled":
-            raise RequestError("the server is stopping", code="stopping", status=503)
-        text = self._read_echo() if self.echo and self.has_news else ""
-        for token in completion.tokens[self.tokens :]:
-            if completion.logprobs is not None:
-                offset = self.characters + len(text) + len(self.text.held_back)
-                self.pending.append(Token(token, offset, completion.token_logprobs[self.tokens]))
-            self.tokens += 1
-            text += self.text.push(token)
-            if self.text.ended:
-                break
-        stopped = self.text.ended  # by a stop string
-        if ended and not stopped:
-            text += self.text.push(None)
-        self.finish_reason = "stop" if stopped else ended
+    def delta(self) -> ChoiceDelta:
+        """What is new since the last call."""
+        text = self._read_echo() if self.echo else ""
+        held_back = self.text.held_back
+        for token in self.read():
+            if token.id is not None and self.completion.logprobs is not None:
+                self.pending.append(Token(token.id, self.characters + len(text) + len(held_back), token.logprobs))
+            text += token.text
+            held_back = self.text.held_back
         self.characters += len(text)
         if text and self.skip:
             text, self.skip = text.removeprefix(self.skip), ""
         tokens = []
         if text or self.finish_reason:
-            while self.pending and (self.pending[0].offset < self.characters or (ended and not stopped)):
+            has_all = self.finish_reason is not None and not self.stopped
+            while self.pending and (self.pending[0].offset < self.characters or has_all):
                 tokens.append(self.pending.popleft())
-        return ChoiceDelta(text, tokens, self.finish_reason)
+        self.deltas.append(ChoiceDelta(text, tokens))
+        return self.deltas[-1]
 
     def _read_echo(self) -> str:
         """The text of the prompt. Its log-probabilities are complete before the first token."""
@@ -445,55 +424,65 @@ def clip(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB)
 
 
-class CompletionAnswer:
-    """The JSON of the answer to a request of /v1/completions, as a whole or in the chunks of a stream."""
+class CompletionAnswer(ResponseFormat):
+    """The answer to a request of /v1/completions: one piece of JSON, or a stream of server-sent events."""
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"  # of the id; the values of "object"
 
     def __init__(self, request: Request, model: str, fingerprint: str, tokenizer: Tokenizer):
-        self.request, self.tokenizer = request, tokenizer
-        self.head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "object": self.whole, "created": int(time.time())}
+        self.request, self.tokenizer, self.readers = request, tokenizer, request.choices
+        self.media_type = "text/event-stream; charset=utf-8" if request.stream else "application/json"
+        self.head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
         self.head |= {"model": model, "system_fingerprint": fingerprint}
-        head = json.dumps({**self.head, "object": self.chunk}, separators=(",", ":"))
-        self.before = f'data: {head[:-1]},"choices":['.encode()
-        self.after = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
+        self.has_begun = False  # whether an event was sent
 
-    def to_json(self, pieces: Sequence[Sequence[ChoiceDelta]]) -> dict[str, Any]:
-        """pieces: those of each choice."""
+    def news(self) -> bytes:
+        changed = [(choice, choice.delta()) for choice in self.readers if choice.has_news]
+        if not self.request.stream:
+            return b""
+        parts = [self.part(c, self.delta(d.text), d.tokens) for c, d in changed if d.text or c.finish_reason]
+        if parts and not self.has_begun:
+            parts, self.has_begun = self.first_parts() + parts, True
+        return b"".join(self.event([part], None) for part in parts)
+
+    def end(self) -> bytes:
+        if not self.request.stream:
+            return json.dumps(self.to_json()).encode()
+        return (self.event([], self.request.usage()) if self.request.include_usage else b"") + b"data: [DONE]\n\n"
+
+    def error(self, problem: RequestError) -> bytes:
+        return b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(error_content(problem)).encode()
+
+    def to_json(self) -> dict[str, Any]:
         choices = []
-        for choice, parts in zip(self.request.choices, pieces, strict=True):
-            tokens = [token for part in parts for token in part.tokens]
-            content = self.content("".join(part.text for part in parts))
-            choices.append({"index": choice.index, **content, **self.rest(choice, tokens)})
-        return {**self.head, "choices": choices, "usage": self.request.usage()}
+        for choice in self.readers:
+            text, tokens = "".join(d.text for d in choice.deltas), [token for d in choice.deltas for token in d.tokens]
+            choices.append(self.part(choice, self.content(text), tokens))
+        return {**self.head, "object": self.whole, "choices": choices, "usage": self.request.usage()}
 
-    def begin(self, choice: Choice) -> bytes:
-        """The event before the first one of a choice, if the protocol has one."""
-        return b""
+    def event(self, parts: list[dict[str, Any]], usage: dict[str, int] | None) -> bytes:
+        """An event with parts of choices. usage: of the last one."""
+        chunk = {**self.head, "object": self.chunk, "choices": parts}
+        if self.request.include_usage:
+            chunk["usage"] = usage
+        return b"data: %b\n\n" % json.dumps(chunk).encode()
 
-    def event(self, choice: Choice, piece: ChoiceDelta) -> bytes:
-        """A piece of a choice as an event of a stream."""
-        text, rest = json.dumps(piece.text), json.dumps(self.rest(choice, piece.tokens))
-        return b"%b{%b,%b%b" % (self.before, self.delta(choice, text).encode(), rest[1:].encode(), self.after)
+    def part(self, choice: Choice, content: dict[str, Any], tokens: Sequence[Token]) -> dict[str, Any]:
+        """A choice, or a part of it."""
+        logprobs = None if choice.completion.logprobs is None else self.logprobs(tokens)
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
-    def usage_event(self) -> bytes:
-        """The last event, if the client asked for it."""
-        return b'%b],"usage":%b}\n\n' % (self.before, json.dumps(self.request.usage()).encode())
-
-    def error_event(self, content: dict[str, Any]) -> bytes:
-        """What ends a stream that fails."""
-        return b"data: %b\n\n" % json.dumps(content).encode()
-
-    def delta(self, choice: Choice, text: str) -> str:
-        """The beginning of a choice in an event. text: in JSON."""
-        return f'"index":{choice.index},"text":{text}'
+    def first_parts(self) -> list[dict[str, Any]]:
+        """What comes before the text of the choices."""
+        return []
 
     def content(self, text: str) -> dict[str, Any]:
+        """The text of a choice."""
         return {"text": text}
 
-    def rest(self, choice: Choice, tokens: Sequence[Token]) -> dict[str, Any]:
-        asked = choice.completion.logprobs is not None
-        return {"logprobs": self.logprobs(tokens) if asked else None, "finish_reason": choice.finish_reason}
+    def delta(self, text: str) -> dict[str, Any]:
+        """A part of the text of a choice."""
+        return {"text": text}
 
     def logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         return {
@@ -516,12 +505,12 @@ class ChatAnswer(CompletionAnswer):
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begin(self, choice: Choice) -> bytes:
-        role = f'{{"index":{choice.index},"delta":{{"role":"assistant","content":""}},"finish_reason":null}}'
-        return b"%b%b%b" % (self.before, role.encode(), self.after)
+    def first_parts(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": choice.index, "delta": delta, "finish_reason": None} for choice in self.readers]
 
-    def delta(self, choice: Choice, text: str) -> str:
-        return f'"index":{choice.index},"delta":{{"content":{text}}}'
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
 
     def content(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}

@@ -1,21 +1,21 @@
 """The samples of the viewer's playground, token by token, with the tokens that could have been sampled instead."""
 
-import itertools
+import json
 import math
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from folio import UserError
 from folio.base.settings import NonNegativeInt
 from folio.data.tokenizer import Tokenizer
 from folio.decoding.language_model import GenerationConfig
 from folio.decoding.scheduler import Completion
 from folio.decoding.text_stream import TextStream
-from folio.web.engine import Engine
+from folio.web.server import RequestError
+from folio.web.streaming import CompletionReader, NewToken, ResponseFormat
 
 MOST_SAMPLES = 16  # at a time
 MOST_NEW_TOKENS = 4096
@@ -34,75 +34,52 @@ class GenerationQuestion(GenerationConfig):
     begun: NonNegativeInt = 0  # how many of the ids, the last ones, are the beginning of the samples' text
 
 
-def stream_samples(engine: Engine, question: GenerationQuestion) -> Iterator[dict[str, Any]]:
-    """The events of TraceProvider.generate. Raises UserError if the model computes NaN, and QueueFull."""
-    rows = [SampledRow(engine.gpt.tokenizer, question.stop) for _ in range(question.num_samples)]
-    beginning = question.ids[max(0, len(question.ids) - question.begun) :]
-    begun = [[row.text.push(token) for token in beginning] for row in rows]
-    yield {"begun": begun[0]}
-    progress = threading.Event()
-    completions = [
-        Completion(
-            question.ids,
-            question.sampling,
-            question.max_new_tokens,
-            question.seed,
-            sample,
-            question.context_stride,
-            logprobs=RUNNERS_UP + 1,  # one of them may be the token itself
-            notify=progress.set,
-        )
-        for sample in range(question.num_samples)
-    ]
-    engine.submit([completion for row, completion in zip(rows, completions, strict=True) if not row.text.ended])
-    try:
-        for step in itertools.count():
-            wait_for_step(completions, rows, step, progress)
-            entries = [row.entry(completion, step) for row, completion in zip(rows, completions, strict=True)]
-            yield {"samples": entries}
-            engine.cancel([c for row, c in zip(rows, completions, strict=True) if row.text.ended])
-            if all(row.reported for row in rows):
-                return
-    finally:
-        engine.cancel(completions)
+class SampleLines(ResponseFormat):
+    """Samples as lines of JSON, which TraceProvider.sampler describes."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, tokenizer: Tokenizer, question: GenerationQuestion):
+        texts = [TextStream(tokenizer, question.stop) for _ in range(question.num_samples)]
+        beginning = question.ids[max(0, len(question.ids) - question.begun) :]
+        begun = [[text.push(token) for token in beginning] for text in texts]
+        self.begun = begun[0]
+        self.readers = [
+            CompletionReader(
+                Completion(
+                    question.ids,
+                    question.sampling,
+                    0 if text.ended else question.max_new_tokens,  # the stop text may be in the beginning
+                    question.seed,
+                    sample,
+                    question.context_stride,
+                    logprobs=RUNNERS_UP + 1,  # one of them may be the token itself
+                ),
+                text,
+            )
+            for sample, text in enumerate(texts)
+        ]
+
+    def begin(self) -> bytes:
+        return write_line({"begun": self.begun})
+
+    def news(self) -> bytes:
+        news = [map(partial(entry, reader), reader.read()) if reader.has_news else [] for reader in self.readers]
+        return b"".join(write_line({"samples": entries}) for entries in zip_longest(*news))
+
+    def error(self, problem: RequestError) -> bytes:
+        return write_line({"error": str(problem)})
 
 
-def wait_for_step(
-    completions: list[Completion], rows: list["SampledRow"], step: int, progress: threading.Event
-) -> None:
-    """Wait until each sample has the token of that step, or has ended. Raises UserError if the engine failed before it.
-
-    The engine may be some steps ahead: what it sampled before an error is shown.
-    """
-    while True:
-        progress.clear()
-        waiting = [c for row, c in zip(rows, completions, strict=True) if not row.text.ended]
-        if all(len(c.tokens) > step or c.finish_reason for c in waiting):
-            break
-        progress.wait()
-    for completion in waiting:
-        if completion.finish_reason == "error" and len(completion.tokens) <= step:
-            raise UserError(completion.error)
+def write_line(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, allow_nan=False).encode() + b"\n"
 
 
-class SampledRow:
-    """A sample as a page gets it."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: str | None):
-        self.text = TextStream(tokenizer, stop)
-        self.reported = False  # whether its end has been
-
-    def entry(self, completion: Completion, step: int) -> list[Any] | None:
-        """The sample's token of a step, or its end, which there is only once."""
-        if len(completion.tokens) > step and not self.text.ended:
-            token, (logprob, top) = completion.tokens[step], completion.token_logprobs[step]
-            if not math.isfinite(logprob):
-                raise UserError("the model computes NaN or infinity: use another checkpoint")
-            others = [(other, math.exp(value)) for other, value in top if other != token]
-            return [token, self.text.push(token), math.exp(logprob), others[:RUNNERS_UP]]
-        if self.reported:
-            return None
-        self.reported = True
-        length = "max_new_tokens" if len(completion.tokens) == completion.max_new_tokens else "end of text"
-        why = "stop" if self.text.ended else length
-        return [None, self.text.push(None), why]
+def entry(reader: CompletionReader, token: NewToken) -> list[Any]:
+    """A token as a page gets it, with the most likely others; or the end of a sample."""
+    if token.id is None:
+        length = "max_new_tokens" if reader.finish_reason == "length" else "end of text"
+        return [None, token.text, "stop" if reader.stopped else length]
+    logprob, top = token.logprobs
+    others = [(other, math.exp(value)) for other, value in top if other != token.id]
+    return [token.id, token.text, math.exp(logprob), others[:RUNNERS_UP]]

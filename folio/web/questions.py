@@ -9,7 +9,7 @@ Dimensions: T time, C channels, H heads, D head size, V vocabulary, L layers.
 import json
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from folio.decoding.prompts import encode_prompt
 from folio.evaluation.memorization import TrainingSearch, covering_lengths
 from folio.evaluation.overlap import open_training_data
 from folio.web.engine import Engine
-from folio.web.playground import MOST_SAMPLES, GenerationQuestion, stream_samples
+from folio.web.playground import MOST_SAMPLES, GenerationQuestion, SampleLines
 from folio.web.trace import HEAD_SCORES, Heads, Switches, Trace, head_scores, repeated_random_ids
 from folio.web.viewed_model import Cache, ViewedModel
 from model import GPT, angles, sinusoids
@@ -152,13 +152,14 @@ class TraceProvider:
             facts, tensors = self.questions[question.kind](question)
             return Answer(facts, {name: tensor.cpu() for name, tensor in tensors.items()})  # before others use the GPU
 
-    def generate(self, asked: Any) -> Iterator[dict[str, Any]]:
-        """Samples that continue the token ids of a question, while they are generated. Raises UserError.
+    def sampler(self, asked: Any) -> tuple[Engine, SampleLines]:
+        """What generates samples that continue the token ids of a question, and how they are sent. Raises UserError.
 
-        First yields {"begun": [text, ...]}, the text that each of the last `begun` ids completes. For each step:
-        {"samples": [[id, text, probability, [[id, probability], ...]], ...]}: the token, the text that it completes,
-        and the most likely of the other tokens. Probabilities are the model's own, before temperature and filters.
-        When a sample has ended, it is once [null, the rest of its text, why it ended], and null afterwards.
+        First comes {"begun": [text, ...]}, the text that each of the last `begun` ids completes; then
+        {"samples": [[id, text, probability, [[id, probability], ...]], ...]}, the next token of each sample: the token,
+        the text that it completes, and the most likely of the other tokens. Probabilities are the model's own, before
+        temperature and filters. A sample without a new token is null. When it has ended, it is once [null, the rest of
+        its text, why it ended].
         """
         question = self._read(GenerationQuestion, asked)
         viewed = self._viewed(question)
@@ -168,7 +169,12 @@ class TraceProvider:
                 self._version(question),
                 lambda: Engine(LanguageModel(viewed.at(question.step), viewed.tokenizer, str(viewed.device)), ROWS),
             )
-        yield from stream_samples(engine, question)
+        return engine, SampleLines(viewed.tokenizer, question)
+
+    def close(self) -> None:
+        """End what generates samples."""
+        for engine in self.engines.values.values():
+            engine.close()
 
     # --- what is asked about ------------------------------------------------------------------------------------------
 

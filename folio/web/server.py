@@ -1,24 +1,27 @@
-"""What the project's servers share: who may ask, bounded JSON bodies, errors of one shape, time-outs, the socket.
+"""What the project's servers share: the application, who may ask, bounded JSON bodies, errors of one shape, the socket.
 
 A server gives the shape of its errors as an ErrorContent, which all parts of this file use.
 """
 
-import asyncio
+import hmac
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from folio import UserError
 
@@ -26,12 +29,27 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LARGEST_BODY = 2**20  # bytes of a request
 REQUEST_SECONDS = 10.0  # for a request to arrive as a whole
 STALL_SECONDS = 60.0  # until a client that reads nothing of an answer is disconnected
-LARGEST_PIPELINED = 2**16  # bytes that a client may send while a request is answered
 KEEP_ALIVE_SECONDS = 5  # until a connection without a request is closed
 MOST_CONNECTIONS = 1000
 FAILURE = "the server could not answer; its terminal shows why"
 
-ErrorContent = Callable[[int, str], Any]  # (status, message) -> the JSON that says it
+
+class RequestError(UserError):
+    """A request that cannot be answered. status: of HTTP. param: the field. code: OpenAI's name of the problem."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.param, self.code, self.status, self.headers = param, code, status, headers or {}
+
+
+ErrorContent = Callable[[RequestError], Any]  # the JSON that says it
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -51,9 +69,6 @@ class Guard:
         self.app, self.error, self.hosts, self.origins = app, error, hosts, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"the server has no {scope['type']}")
-
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
@@ -61,21 +76,41 @@ class Guard:
                     message["headers"] += [(b"connection", b"close")]
             await send(message)
 
-        problem = self.problem(scope)
-        app = json_response(self.error(*problem), problem[0]) if problem else self.app
+        problem = self.problem(scope) if scope["type"] == "http" else None
+        app = json_response(self.error(problem), problem.status) if problem else self.app
         await app(scope, receive, send_with_headers)
 
-    def problem(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the message for a request that is refused."""
+    def problem(self, scope: Scope) -> RequestError | None:
+        """Why a request is refused."""
         hosts, origins = header_values(scope, b"host"), header_values(scope, b"origin")
         if len(hosts) != 1 or hosts[0] not in self.hosts:
-            return 403, "the header Host does not name this server"
+            return RequestError("the header Host does not name this server", status=403)
         if not {*origins} <= {f"http://{hosts[0]}"} and not (len(origins) == 1 and origins[0] in self.origins):
-            return 403, "this server does not answer pages of other sites"
+            return RequestError("this server does not answer pages of other sites", status=403)
         types = [value.split(";")[0].strip() for value in header_values(scope, b"content-type")]
         if scope["method"] == "POST" and types != ["application/json"]:
-            return 415, "the body must be application/json"
+            return RequestError("the body must be application/json", status=415)
         return None
+
+
+class KeyRequired:
+    """Refuses requests without the key, except for /health."""
+
+    def __init__(self, app: ASGIApp, error: ErrorContent, key: str):
+        self.app, self.error, self.key = app, error, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app
+        if scope["type"] == "http" and scope["path"] != "/health" and not self.has_key(scope):
+            message = "give the key of this server, as in the header Authorization: Bearer KEY"
+            content = self.error(RequestError(message, code="invalid_api_key", status=401))
+            app = json_response(content, 401, {"www-authenticate": "Bearer"})
+        await app(scope, receive, send)
+
+    def has_key(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (given[0] if len(given) == 1 else b"").partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self.key)
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
@@ -84,12 +119,12 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 async def read_json(request: Request) -> Any:
-    """The body of a request. Raises UserError, or HTTPException for one that is too large."""
+    """The body of a request. Raises RequestError."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise HTTPException(413, f"a request must not be larger than {LARGEST_BODY:,} bytes")
+            raise RequestError(f"a request must not be larger than {LARGEST_BODY:,} bytes", status=413)
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
@@ -97,16 +132,30 @@ async def read_json(request: Request) -> Any:
     try:
         return json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
-        raise UserError("the body is not JSON") from None
+        raise RequestError("the body is not JSON") from None
 
 
-def make_app(routes: Iterable[Route], error: ErrorContent) -> Starlette:
-    """An application whose errors all have one shape. A UserError is the client's mistake."""
+# --- the application --------------------------------------------------------------------------------------------------
+
+
+def make_app(
+    routes: Iterable[Route],
+    error: ErrorContent,
+    hosts: frozenset[str],
+    origins: frozenset[str] = frozenset(),
+    key: str | None = None,
+    close: Callable[[], None] = lambda: None,
+) -> Guard:
+    """An application whose errors all have one shape. A UserError is the client's mistake.
+
+    hosts, origins: as in Guard. key: what clients must give; None: nothing. close: what the end of the server calls.
+    """
     routes = [*routes]
     paths = ", ".join(dict.fromkeys(route.path.partition("/{")[0] for route in routes))
 
-    async def refuse(request: Request, problem: Exception) -> Response:
-        return json_response(error(400, str(problem)), 400)
+    async def refuse(request: Request, problem: UserError) -> Response:
+        problem = problem if isinstance(problem, RequestError) else RequestError(str(problem))
+        return json_response(error(problem), problem.status, problem.headers)
 
     async def refuse_request(request: Request, problem: HTTPException) -> Response:
         status, headers = problem.status_code, problem.headers or {}
@@ -115,31 +164,44 @@ def make_app(routes: Iterable[Route], error: ErrorContent) -> Starlette:
             message = f"there is no such path; there are {paths}"
         elif "Allow" in headers:
             message = f"the method must be {headers['Allow']}"
-        return json_response(error(status, message), status, headers)
+        return await refuse(request, RequestError(message, status=status, headers=headers))
 
     async def ignore(request: Request, problem: Exception) -> Response:
         return Response()  # to nobody: the client has gone
 
     async def fail(request: Request, problem: Exception) -> Response:
-        return json_response(error(500, FAILURE), 500)  # uvicorn prints the traceback
+        return await refuse(request, RequestError(FAILURE, status=500))  # uvicorn prints the traceback
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        close()
 
     handlers = {UserError: refuse, HTTPException: refuse_request, ClientDisconnect: ignore, Exception: fail}
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    cors = dict(allow_origins=[*origins], allow_methods=["GET", "POST"], allow_headers=["*"])
+    middleware = [Middleware(CORSMiddleware, **cors)] if origins else []
+    middleware += [Middleware(KeyRequired, error=error, key=key)] if key else []
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    return app
+    return Guard(app, error, hosts, origins)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens to the port, or to a free one if that cannot be used. Raises UserError."""
+def listen(host: str, port: int, stall_seconds: float = STALL_SECONDS) -> socket.socket:
+    """A socket that listens to the port, or to a free one if that cannot be used. Raises UserError.
+
+    On Linux, a client that reads nothing for stall_seconds is disconnected: an answer would wait for it forever.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem: OSError | None = None
     for wanted in (port, 0):
         listener = socket.socket(family, socket.SOCK_STREAM)
         if os.name == "posix":  # elsewhere, it would share the port of another server
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * stall_seconds))
         try:
             listener.bind((host, wanted))
             listener.listen()
@@ -162,106 +224,41 @@ def address_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection, with a time-out for each request, a limit on their number, and errors of one shape."""
-
-    error: ErrorContent
-    request_seconds: float
-    most_connections: int
-    stall_seconds: float
-    deadline: asyncio.TimerHandle | None = None  # runs while a request arrives
-    stalled: asyncio.TimerHandle | None = None  # runs while the client does not read
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # pause_writing is called whenever the client does not read
-        if len(self.connections) > self.most_connections:
-            self.refuse(503, "the server has too many connections; try again later")
-        else:
-            self.deadline = self.loop.call_later(self.request_seconds, self.time_out)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        self.end_deadline()
-        self.resume_writing()
-
-    def handle_events(self) -> None:
-        """Called whenever data may have arrived."""
-        super().handle_events()
-        state = self.conn.their_state
-        if state is h11.SEND_BODY or (state is h11.IDLE and self.conn.trailing_data[0]):  # a part of a request
-            self.deadline = self.deadline or self.loop.call_later(self.request_seconds, self.time_out)
-        else:
-            self.end_deadline()
-        pipelined = len(self.conn.trailing_data[0]) if state is h11.DONE else 0
-        if pipelined > LARGEST_PIPELINED:
-            self.transport.abort()
-        elif pipelined:  # uvicorn has stopped to read, and would not notice that the client disconnects
-            self.flow.resume_reading()
-
-    def end_deadline(self) -> None:
-        if self.deadline:
-            self.deadline.cancel()
-            self.deadline = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.watch_reader(self.transport.get_write_buffer_size())
-
-    def watch_reader(self, unsent: int) -> None:
-        """Disconnect the client if it reads none of so many bytes for too long."""
-        self.stalled = self.loop.call_later(self.stall_seconds, self.check_reader, unsent)
-
-    def check_reader(self, unsent: int) -> None:
-        if (size := self.transport.get_write_buffer_size()) < unsent:
-            self.watch_reader(size)
-        else:
-            self.transport.abort()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.stalled:
-            self.stalled.cancel()
-            self.stalled = None
-
-    def time_out(self) -> None:
-        self.refuse(408, f"the request did not arrive within {self.request_seconds:g} seconds")
-
-    def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "this is not an HTTP request")
-
-    def refuse(self, status: int, message: str) -> None:
-        """Answer without the application, if the answer has not begun, and close the connection."""
-        if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = json.dumps(self.error(status, message)).encode()
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
-        self.transport.close()
-
-
 class Server(uvicorn.Server):
-    """uvicorn, which closes connections when it stops instead of waiting for streams to end."""
+    """uvicorn with a time-out for requests, which ends streams when it stops."""
+
+    def __init__(self, config: uvicorn.Config, request_seconds: float):
+        super().__init__(config)
+        self.request_seconds = request_seconds
+        self.waiting: dict[tuple, float] = {}  # since when: connections with their newest requests
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called every 0.1 s. uvicorn waits forever for the rest of a request, so that clients which send a part of one
+        would take all connections.
+        """
+        now, before = time.monotonic(), self.waiting
+        connections = [c for c in self.server_state.connections if is_waiting(c.cycle)]
+        self.waiting = {(c, c.cycle): before.get((c, c.cycle), now) for c in connections}
+        for (connection, _), since in self.waiting.items():
+            if now > since + self.request_seconds:
+                connection.transport.close()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections first: uvicorn waits for streams to end."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         await super().shutdown(sockets)
 
 
-def make_server(
-    app: Guard,
-    request_seconds: float = REQUEST_SECONDS,
-    stall_seconds: float = STALL_SECONDS,
-    most_connections: int = MOST_CONNECTIONS,
-) -> Server:
+def is_waiting(cycle: RequestResponseCycle | None) -> bool:
+    """Whether the connection whose newest request this is waits for a request, or for the rest of this one."""
+    return cycle is None or cycle.more_body or cycle.response_complete
+
+
+def make_server(app: Guard, request_seconds: float = REQUEST_SECONDS) -> Server:
     """The server of an application; Server.run(sockets=[...]) runs it until Ctrl-C."""
-    limits = dict(request_seconds=request_seconds, stall_seconds=stall_seconds, most_connections=most_connections)
-    protocol = type("Connection", (Connection,), {"error": staticmethod(app.error), **limits})
-    settings = dict(ws="none", lifespan="off", proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    limits = dict(limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE_SECONDS)
+    settings = dict(http="h11", ws="none", lifespan="on", proxy_headers=False, **limits)
     logs = dict(log_config=None, log_level="error")  # its own configuration closes every handler of the process
-    return Server(uvicorn.Config(app, http=protocol, **settings, **logs))
+    return Server(uvicorn.Config(app, **settings, **logs), request_seconds)

@@ -7,29 +7,22 @@
 A page of another site cannot ask: requests need the server's own Host, an Origin that is the server or none, and JSON.
 """
 
-import asyncio
-import json
 import re
-import time
-import traceback
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from folio import UserError
 from folio.experiments.static_page import hash_source
 from folio.web import server
 from folio.web.questions import TraceProvider
-from folio.web.server import FAILURE, Guard, read_json
+from folio.web.server import Guard, RequestError, read_json
+from folio.web.streaming import GenerationResponse, Responses
 
 PAGE = Path(__file__).resolve().parent / "page"
-SENDING_INTERVAL = 0.01  # seconds: tokens that are generated in this time are sent together
-GENERATING_THREADS = 20  # that may wait for tokens; starlette has 40, and the others answer questions
 
 
 def read_scripts(paths: Iterable[Path]) -> str:
@@ -78,34 +71,16 @@ def content_security_policy(page: str) -> str:
     )
 
 
-def error_content(status: int, message: str) -> dict[str, str]:
+def error_content(problem: RequestError) -> dict[str, str]:
     """The JSON of every error."""
-    return {"error": message}
-
-
-def next_lines(events: Iterator[dict[str, Any]]) -> tuple[str, bool]:
-    """The next events as lines of JSON, and whether more may follow. An exception is the last line, {"error": ...}."""
-    lines, until = [], time.monotonic() + SENDING_INTERVAL
-    more = False
-    try:
-        for event in events:
-            lines.append(json.dumps(event, allow_nan=False))
-            if time.monotonic() >= until:
-                more = True
-                break
-    except UserError as problem:
-        lines.append(json.dumps({"error": str(problem)}))
-    except Exception:
-        traceback.print_exc()
-        lines.append(json.dumps({"error": FAILURE}))
-    return "".join(f"{line}\n" for line in lines), more
+    return {"error": str(problem)}
 
 
 def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
     """The application. hosts: as in Guard."""
     page = read_page()
     policy = content_security_policy(page)
-    generating = asyncio.Semaphore(GENERATING_THREADS)
+    responses = Responses()
 
     async def send_page(request: Request) -> Response:
         return HTMLResponse(page, headers={"content-security-policy": policy})
@@ -115,23 +90,10 @@ def make_app(provider: TraceProvider, hosts: frozenset[str]) -> Guard:
         answer = await run_in_threadpool(lambda: provider.answer(question).to_bytes())
         return Response(answer, media_type="application/octet-stream")
 
-    async def generate(request: Request) -> Response:
-        events = provider.generate(await read_json(request))
-        first = await run_in_threadpool(next, events)  # raises UserError before the response begins
-
-        async def lines() -> AsyncIterator[str]:
-            try:
-                yield json.dumps(first) + "\n"
-                more = True
-                while more:
-                    async with generating:
-                        text, more = await run_in_threadpool(next_lines, events)
-                    yield text
-            finally:
-                events.close()  # the page may have gone
-
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
+    async def generate(request: Request) -> GenerationResponse:
+        engine, format = await run_in_threadpool(provider.sampler, await read_json(request))
+        return GenerationResponse(responses, engine, format)
 
     post = ["POST"]
     routes = [Route("/", send_page), Route("/ask", ask, methods=post), Route("/generate", generate, methods=post)]
-    return Guard(server.make_app(routes, error_content), error_content, hosts)
+    return server.make_app(routes, error_content, hosts, close=provider.close)

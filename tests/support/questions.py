@@ -1,10 +1,18 @@
 """The answers of the viewer, read, and questions with a mistake."""
 
+import asyncio
 import json
 import math
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+
+from folio.web.engine import Engine
+from folio.web.playground import SampleLines
+from folio.web.questions import TraceProvider
+from folio.web.streaming import GenerationResponse, Responses
 
 MISTAKES = [  # a question, and what its error says
     (None, "a question is a JSON object"),
@@ -58,3 +66,28 @@ def read(content: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         at += -(-count * dtype.itemsize // 4) * 4
     assert at == len(content)
     return facts, tensors
+
+
+def sample_lines(engine: Engine, format: SampleLines) -> list[dict]:
+    """The lines that a page gets when it asks for samples."""
+    sent: list[bytes] = []
+
+    async def receive() -> None:
+        await asyncio.Event().wait()
+
+    async def send(message: dict) -> None:
+        sent.append(message.get("body", b""))
+
+    with ThreadPoolExecutor() as pool:  # playwright has an event loop in this one
+        pool.submit(asyncio.run, GenerationResponse(Responses(), engine, format)({}, receive, send)).result()
+    return [json.loads(line) for line in b"".join(sent).splitlines()]
+
+
+def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
+    return sample_lines(*provider.sampler(fields))
+
+
+def entries_of(events: list[dict]) -> list[list]:
+    """The tokens and the end of each sample."""
+    by_sample = zip(*(event["samples"] for event in events if "samples" in event), strict=True)
+    return [[entry for entry in entries if entry] for entries in by_sample]

@@ -1,7 +1,6 @@
 import json
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +10,7 @@ from folio.decoding.sampling import Sampling
 from folio.decoding.scheduler import TokenLogprobs
 from folio.web import completions
 from folio.web.chat import ChatTemplate
-from folio.web.completions import ChatAnswer, ChoiceDelta, CompletionAnswer, Limits, Request, RequestError, read_request
+from folio.web.completions import ChatAnswer, CompletionAnswer, Limits, Request, RequestError, read_request
 from tests.support.decoding import random_model
 from tests.support.tiny_tokenizers import bpe, trained
 
@@ -32,7 +31,7 @@ MESSAGES = [{"role": "user", "content": "b"}]
 
 
 def read(body: dict, gpt: LanguageModel = GPT, chat: ChatTemplate | None = None, **limits: int) -> Request:
-    return read_request(body, gpt, Limits(**limits), print, chat)
+    return read_request(body, gpt, Limits(**limits), chat)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ def test_the_defaults_are_openais():
     request = read({"prompt": "abc"})
     (completion,) = request.completions
     assert completion.sampling == Sampling() and completion.max_new_tokens == 16 and completion.logprobs is None
-    assert completion.prompt == [1, 2, 3] and completion.notify is print
+    assert completion.prompt == [1, 2, 3]
     assert not request.stream and not request.include_usage
     null = read(dict.fromkeys([*completions.TextFields.__dataclass_fields__, "stop", "logit_bias", "stream_options"]))
     assert null.completions[0].sampling == Sampling() and null.completions[0].max_new_tokens == 16
@@ -224,29 +223,27 @@ def logprobs_of(token: int, gpt: LanguageModel) -> TokenLogprobs:
     return TokenLogprobs(-token / 7, [(other, -other / 7) for other in range(min(2, most))])
 
 
-def generate(
-    request: Request, tokens: list[int], gpt: LanguageModel, rng: random.Random
-) -> Iterator[list[ChoiceDelta]]:
-    """Let a completion have these tokens, a few at a time, and yield the pieces of its choice."""
-    (choice,) = request.choices
-    completion = choice.completion
+def generate(answer: CompletionAnswer, tokens: list[int], gpt: LanguageModel, rng: random.Random) -> bytes:
+    """Let the completion of an answer have these tokens, a few at a time. Returns what is sent."""
+    (completion,) = answer.request.completions
     if completion.prompt_logprobs:
         completion.prompt_token_logprobs += [None, *(logprobs_of(token, gpt) for token in completion.prompt[1:])]
-    remaining = list(tokens)
-    while not choice.finish_reason:
-        for _ in range(rng.randint(1, 3)):
-            if remaining:
-                if completion.logprobs is not None:
-                    completion.token_logprobs.append(logprobs_of(remaining[0], gpt))
-                completion.tokens.append(remaining.pop(0))
+    remaining, sent = list(tokens), b""
+    while not answer.readers[0].has_ended:
+        for token in remaining[: rng.randint(1, 3)]:
+            if completion.logprobs is not None:
+                completion.token_logprobs.append(logprobs_of(token, gpt))
+            completion.tokens.append(remaining.pop(0))
         if not remaining and rng.random() < 0.5:
             completion.finish_reason = "length"
-        if choice.has_news:
-            yield choice.read()
+        sent += answer.news()
+    return sent + answer.end()
 
 
-def events_of(data: bytes) -> list[dict]:
-    return [json.loads(line.removeprefix("data: ")) for line in data.decode().split("\n\n")[:-1]]
+def events_of(sent: bytes) -> list[dict]:
+    *events, done, nothing = sent.decode().split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -258,12 +255,11 @@ def test_text_and_log_probabilities_however_the_tokens_arrive(echo, seed):
         stop = rng.choice([None, "é", "a ", "日🎉"])
         prompt = rng.choice(["é", "a日", ""])
         body = {"prompt": prompt, "echo": echo, "logprobs": 2, "stop": stop, "stream_options": {"include_usage": True}}
-        requests = [read({**body, "max_tokens": 1}, GPT_BYTES) for _ in range(2)]
+        requests = [read({**body, "max_tokens": 1, "stream": stream}, GPT_BYTES) for stream in (False, True)]
         tokens = [*text.encode()]
-        pieces = [list(generate(request, tokens, GPT_BYTES, rng)) for request in requests]
         answers = [CompletionAnswer(request, "m", "fp_1", GPT_BYTES.tokenizer) for request in requests]
-        whole, streamed = (answer.to_json([parts]) for answer, parts in zip(answers, pieces, strict=True))
-        assert whole["choices"] == streamed["choices"]
+        whole, events = (generate(answer, tokens, GPT_BYTES, rng) for answer in answers)
+        whole = json.loads(whole)
         (choice,) = whole["choices"]
         expected = (prompt if echo else "") + (text.split(stop)[0] if stop else text)
         assert choice["text"] == expected
@@ -288,12 +284,13 @@ def test_text_and_log_probabilities_however_the_tokens_arrive(echo, seed):
         assert usage["completion_tokens"] == read_tokens[0]
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
-        events = [answers[1].event(requests[1].choices[0], piece) for piece in pieces[1]]
-        chunks = [event["choices"][0] for event in events_of(b"".join(events))]
+        *parts, last = events_of(events)
+        chunks = [part["choices"][0] for part in parts]
         assert "".join(chunk["text"] for chunk in chunks) == expected
         assert [offset for chunk in chunks for offset in chunk["logprobs"]["text_offset"]] == positions
-        (last,) = events_of(answers[1].usage_event())
-        assert last["choices"] == [] and last["usage"] == answers[1].to_json([pieces[1]])["usage"]
+        assert [chunk["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+        assert last["choices"] == [] and last["usage"] == usage
 
 
 def token_text(byte: int) -> str:
@@ -301,39 +298,38 @@ def token_text(byte: int) -> str:
 
 
 def test_the_shape_of_an_answer():
-    request = read({"prompt": "ab", "max_tokens": 2, "stream_options": {"include_usage": True}})
-    answer = CompletionAnswer(request, "the model", "fp_0", CHARACTERS)
-    request.completions[0].tokens += [3, 4]
-    request.completions[0].finish_reason = "stop"
-    piece = request.choices[0].read()
-    whole = answer.to_json([[piece]])
+    body = {"prompt": "ab", "max_tokens": 2, "stream_options": {"include_usage": True}}
+    whole, events = (answer_all(read({**body, "stream": stream}), [3, 4]) for stream in (False, True))
+    whole = json.loads(whole)
     assert whole.pop("id").startswith("cmpl-") and isinstance(whole.pop("created"), int)
     assert whole == {
         "object": "text_completion",
         "model": "the model",
         "system_fingerprint": "fp_0",
-        "choices": [{"index": 0, "text": "cd", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "text": "cd", "logprobs": None, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
     }
-    (event,) = events_of(answer.event(request.choices[0], piece))
+    event, _ = events_of(events)
     assert {name for name in event if name not in ("id", "created")} == {*whole}
     assert event["usage"] is None and event["choices"] == whole["choices"] and event["object"] == "text_completion"
 
 
 def test_the_shape_of_a_chat_answer():
-    request = read({"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}, GPT_BYTES, CHATS)
-    (choice,) = request.choices
-    answer = ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer)
-    piece = generate_all(request, [*" é".encode()])  # " " ends "Assistant:", and does not belong to the answer
-    whole = answer.to_json([[piece]])
+    body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    tokens = [*" é".encode()]  # " " ends "Assistant:", and does not belong to the answer
+    whole, events = (
+        answer_all(read({**body, "stream": stream}, GPT_BYTES, CHATS), tokens, GPT_BYTES, ChatAnswer)
+        for stream in (False, True)
+    )
+    whole = json.loads(whole)
     assert whole["id"].startswith("chatcmpl-") and whole["object"] == "chat.completion"
     (message,) = whole["choices"]
     assert message["message"] == {"role": "assistant", "content": "é", "refusal": None}
     _, first, second = message["logprobs"]["content"]
     assert first["token"] == "bytes:\\xc3" and first["bytes"] == [0xC3] and first["logprob"] == -0xC3 / 7
     assert [top["token"] for top in second["top_logprobs"]] == ["\x00", "\x01"]
-    begin, event = events_of(answer.begin(choice) + answer.event(choice, piece))
-    assert begin["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    begin, event = events_of(events)
+    assert begin["choices"] == [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
     assert event["choices"][0]["delta"] == {"content": "é"} and event["object"] == "chat.completion.chunk"
     assert event["choices"][0]["finish_reason"] == "length"
 
@@ -347,52 +343,48 @@ def test_log_probabilities_of_a_chat_however_the_tokens_arrive(stop, seed):
         for _ in range(20):
             body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "stop": stop}
             request = read(body, GPT_BYTES, CHATS)
-            pieces = list(generate(request, [*answer.encode()], GPT_BYTES, rng))
-            (choice,) = ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer).to_json([pieces])["choices"]
+            sent = generate(ChatAnswer(request, "m", "fp_0", GPT_BYTES.tokenizer), [*answer.encode()], GPT_BYTES, rng)
+            (choice,) = json.loads(sent)["choices"]
             assert choice["message"]["content"] == text.removeprefix(" ")
+            deltas = request.choices[0].deltas
             assert [token["bytes"] for token in choice["logprobs"]["content"]] == [[byte] for byte in text.encode()]
-            assert all(piece.text or piece.finish_reason for piece in pieces if piece.tokens)  # others are not sent
+            assert all(delta.text or delta is deltas[-1] for delta in deltas if delta.tokens)  # others are not sent
 
 
-def generate_all(request: Request, tokens: list[int]) -> ChoiceDelta:
+def answer_all(
+    request: Request, tokens: list[int], gpt: LanguageModel = GPT, kind: type[CompletionAnswer] = CompletionAnswer
+) -> bytes:
+    """What is sent for a completion of these tokens."""
     completion = request.completions[0]
-    completion.token_logprobs += [logprobs_of(token, GPT_BYTES) for token in tokens]
+    completion.token_logprobs += [logprobs_of(token, gpt) for token in tokens]
     completion.tokens += tokens
     completion.finish_reason = "length"
-    return request.choices[0].read()
+    answer = kind(request, "the model", "fp_0", gpt.tokenizer)
+    return answer.news() + answer.end()
 
 
 def test_tokens_with_the_same_text_do_not_hide_the_chosen_one():
     """Keys of top_logprobs would collide, and lm-eval compares the largest with the chosen token's."""
     tokenizer = CharTokenizer("a?\ud800")  # both are written as ?
     request = read({"prompt": "a", "logprobs": 2, "max_tokens": 1}, language_model(tokenizer))
-    completion = request.completions[0]
-    completion.token_logprobs.append(TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]))
-    completion.tokens.append(2)
-    completion.finish_reason = "length"
-    answer = CompletionAnswer(request, "m", "fp_0", tokenizer).to_json([[request.choices[0].read()]])
-    assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"?": -0.5}]
+    assert score(request, 2, TokenLogprobs(-0.5, [(1, -0.25), (2, -0.5)]), tokenizer)["top_logprobs"] == [{"?": -0.5}]
 
 
 def test_log_probabilities_of_impossible_tokens_are_numbers():
     request = read({"prompt": "a", "logprobs": 1, "max_tokens": 1})
-    completion = request.completions[0]
-    completion.token_logprobs.append(TokenLogprobs(-math.inf, [(1, -math.inf)]))
-    completion.tokens.append(1)
-    completion.finish_reason = "length"
-    answer = CompletionAnswer(request, "m", "fp_0", CHARACTERS).to_json([[request.choices[0].read()]])
-    logprobs = json.loads(json.dumps(answer, allow_nan=False))["choices"][0]["logprobs"]
+    logprobs = score(request, 1, TokenLogprobs(-math.inf, [(1, -math.inf)]), CHARACTERS)
     assert logprobs["token_logprobs"] == [-9999] and logprobs["top_logprobs"] == [{"a": -9999}]
 
 
-def test_an_error_of_the_engine_ends_an_answer():
-    for reason, error, status in (("error", "the model computes NaN", 500), ("cancelled", "stopping", 503)):
-        request = read({"prompt": "a"})
-        completion = request.completions[0]
-        completion.error, completion.finish_reason = error, reason
-        with pytest.raises(RequestError, match=error) as caught:
-            request.choices[0].read()
-        assert caught.value.status == status
+def score(request: Request, token: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict:
+    """The log-probabilities of an answer with one token."""
+    completion = request.completions[0]
+    completion.token_logprobs.append(logprobs)
+    completion.tokens.append(token)
+    completion.finish_reason = "length"
+    answer = CompletionAnswer(request, "m", "fp_0", tokenizer)
+    answer.news()
+    return json.loads(answer.end())["choices"][0]["logprobs"]
 
 
 def test_texts_and_ids_are_each_others_inverse(seed):

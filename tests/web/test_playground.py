@@ -9,13 +9,12 @@ from folio import UserError
 from folio.checkpoints.snapshots import write_snapshot
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import LanguageModel
-from folio.web import playground
 from folio.web.questions import TraceProvider
 from folio.web.viewed_model import ViewedModel
 from tests.support.decoding import random_model
+from tests.support.questions import entries_of, generate
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
-from tests.support.waiting import wait_until
 
 SEED = 5  # of the weights
 CHARACTERS = "\n abcdefghijklmnopqr.,é日"
@@ -40,19 +39,8 @@ def provider(runs: list[Path]) -> TraceProvider:
     return TraceProvider([ViewedModel(str(run), "best", torch.device("cpu")) for run in runs], "abc")
 
 
-def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
-    return list(provider.generate(fields))
-
-
 def texts_of(events: list[dict]) -> list[str]:
-    """The text of each sample, as the page shows it."""
-    steps = [event["samples"] for event in events[1:]]
-    return ["".join(entry[1] for entry in entries if entry) for entries in zip(*steps, strict=True)]
-
-
-def endings_of(events: list[dict]) -> list[list[str]]:
-    steps = [event["samples"] for event in events[1:]]
-    return [[entry[2] for entry in entries if entry and entry[0] is None] for entries in zip(*steps, strict=True)]
+    return ["".join(entry[1] for entry in entries) for entries in entries_of(events)]
 
 
 SETTINGS = [
@@ -99,15 +87,10 @@ def test_ends_of_samples(provider, runs, model):
     for stop in (f"{held_back}☃", texts[1][5:8], None):
         events = generate(provider, ids=ids, model=model, stop=stop, **settings)
         assert texts_of(events) == gpt.generate("a", stop=stop, **settings)
-        for text, (ending,), entries in zip(
-            texts, endings_of(events), zip(*(event["samples"] for event in events[1:]), strict=True), strict=True
-        ):
-            tokens = [entry for entry in entries if entry and entry[0] is not None]
-            if stop and stop in text:
-                assert ending == "stop"
-            else:
-                assert ending == ("max_new_tokens" if len(tokens) == 40 else "end of text")
-            assert all(entry is None for entry in entries[len(tokens) + 1 :])
+        for text, (*tokens, ending) in zip(texts, entries_of(events), strict=True):
+            length = "max_new_tokens" if len(tokens) == 40 else "end of text"
+            assert ending[::2] == [None, "stop" if stop and stop in text else length]
+            assert all(token is not None for token, *_ in tokens)
 
 
 def test_a_row_ends_before_the_end_of_text(tmp_path):
@@ -119,7 +102,7 @@ def test_a_row_ends_before_the_end_of_text(tmp_path):
     settings = {"num_samples": 8, "max_new_tokens": 60, "temperature": 2.0, "top_k": None}
     events = generate(TraceProvider([viewed], ""), ids=gpt.encode_prompt("a").ids, **settings)
     assert texts_of(events) == gpt.generate("a", **settings)
-    assert {ending for (ending,) in endings_of(events)} == {"end of text", "max_new_tokens"}
+    assert {entries[-1][2] for entries in entries_of(events)} == {"end of text", "max_new_tokens"}
 
 
 def test_probabilities_and_runners_up_are_those_of_the_model(provider, runs):
@@ -127,10 +110,10 @@ def test_probabilities_and_runners_up_are_those_of_the_model(provider, runs):
     viewed = ViewedModel(str(runs[0]), "best", torch.device("cpu"))
     size = viewed.tokenizer.vocab_size
     events = generate(provider, ids=[3, 4], num_samples=2, max_new_tokens=12, temperature=1.5, top_k=3)
-    for row in range(2):
+    for *tokens, _ in entries_of(events):
         ids = [3, 4]
-        for event in events[1:-1]:
-            token, _, probability, runners_up = event["samples"][row]
+        assert len(tokens) == 12
+        for token, _, probability, runners_up in tokens:
             logits = viewed.opened(torch.tensor([ids]))[0][0, -1].detach().double().numpy()
             expected = (np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum())[:size]
             assert probability == pytest.approx(expected[token], abs=1e-6)
@@ -159,25 +142,14 @@ def test_a_branch_begins_with_its_text(provider, runs):
     assert generate(provider, ids=ids, begun=99, max_new_tokens=1)[0] == {"begun": list("ab" + text[:6])}
 
 
-def test_a_model_that_computes_nan_samples_until_then(tmp_path, monkeypatch):
-    """If the engine was some steps ahead of the page, the error came before the tokens that it had sampled."""
-    wait_for_step = playground.wait_for_step
-
-    def wait_for_end(completions, *arguments):
-        wait_until(lambda: completions[0].finish_reason)
-        wait_for_step(completions, *arguments)
-
-    monkeypatch.setattr(playground, "wait_for_step", wait_for_end)
-    """If the engine was some steps ahead, the error came before the tokens that had been sampled."""
-    for index, value, steps in ((0, torch.nan, 0), (3 * 16, torch.nan, 3)):  # the first position, and the fourth
+def test_a_model_that_computes_nan_samples_until_then(tmp_path):
+    """An error came before the tokens that had been sampled if the engine was some steps ahead of the page."""
+    for index, steps in ((0, 0), (3 * 16, 3)):  # the first position, and the fourth
         save_random_run(tmp_path / str(steps), CharTokenizer(CHARACTERS), SEED)
         viewed = ViewedModel(str(tmp_path / str(steps)), "best", torch.device("cpu"))
-        viewed.opened.transformer.wpe.weight.flatten()[index] = value
-        events = TraceProvider([viewed], "").generate({"ids": [1]})
-        for _ in range(1 + steps):
-            next(events)
-        with pytest.raises(UserError, match=r"^the model computes NaN"):
-            next(events)
+        viewed.opened.transformer.wpe.weight.flatten()[index] = torch.nan
+        *tokens, last = generate(TraceProvider([viewed], ""), ids=[1])[1:]
+        assert len(tokens) == steps and last["error"].startswith("the model computes NaN")
 
 
 @pytest.mark.parametrize(
@@ -194,5 +166,5 @@ def test_a_model_that_computes_nan_samples_until_then(tmp_path, monkeypatch):
 )
 def test_a_mistake_in_sampling_is_one_line(provider, asked, message):
     with pytest.raises(UserError) as raised:
-        next(provider.generate(asked))
+        provider.sampler(asked)
     assert message in str(raised.value) and "\n" not in str(raised.value)

@@ -13,7 +13,7 @@ from folio.web.questions import Answer, TraceProvider
 from folio.web.viewed_model import ViewedModel
 from model import GPT, GPTConfig
 from tests.support.numpy_gpt import NumpyGPT, assert_same, assert_same_ranks
-from tests.support.questions import MISTAKES, read
+from tests.support.questions import MISTAKES, generate, read
 from tests.support.viewed_models import SHAPES, STRANGE, TEXT, TOKENIZERS, N, build_model, planted_model, save_run
 
 CPU = torch.device("cpu")
@@ -331,7 +331,7 @@ def test_no_answer_is_about_a_checkpoint_that_was_replaced(provider, seed):
 
     def everything() -> list:
         tensors = [ask(provider, kind, step=10, **options)[1] for kind, options in asked]
-        samples = list(provider.generate({"ids": IDS, "step": 10, "max_new_tokens": 9, "temperature": 0}))
+        samples = generate(provider, ids=IDS, step=10, max_new_tokens=9, temperature=0)
         return [tensors[0]["loss"], tensors[0]["score_prefix"], tensors[1]["logits"], tensors[2]["map"], samples]
 
     before = everything()

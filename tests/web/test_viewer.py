@@ -5,10 +5,8 @@ import json
 import re
 import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,13 +17,12 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from folio import UserError
 from folio.data.tokenizer import CharTokenizer
 from folio.decoding.language_model import LanguageModel
 from folio.web import viewer
 from folio.web.playground import GenerationQuestion
-from folio.web.questions import Answer, Question, TraceProvider
-from folio.web.server import LARGEST_BODY, make_server
+from folio.web.questions import Question, TraceProvider
+from folio.web.server import FAILURE, LARGEST_BODY, make_server
 from folio.web.viewed_model import ViewedModel
 from folio.web.viewer import make_app, read_page
 from tests.support.servers import running
@@ -137,80 +134,17 @@ def test_two_streams_and_questions_at_once(client, run):
     assert [texts_of(stream) for stream in events] == expected
 
 
-class Scripted:
-    """A provider whose streams wait for the test before each step, or pause, and may fail after two of them."""
-
-    MOST = 500  # steps
-
-    def __init__(self, problem: Exception | None = None, pause: float | None = None):
-        self.problem, self.pause = problem, pause
-        self.step, self.closed, self.steps = threading.Semaphore(0), threading.Event(), 0
-
-    def answer(self, asked: Any) -> Answer:
-        raise self.problem or RuntimeError("no answer")
-
-    def generate(self, asked: Any) -> Iterator[dict]:
-        try:
-            yield {}
-            while self.steps < self.MOST:
-                if self.problem and self.steps == 2:
-                    raise self.problem
-                if self.pause is None:
-                    self.step.acquire()
-                else:
-                    time.sleep(self.pause)
-                self.steps += 1
-                yield {"step": self.steps}
-        finally:
-            self.closed.set()
-
-
-def test_a_stream_stops_within_a_step_when_the_page_goes_away(monkeypatch):
-    monkeypatch.setattr(viewer, "SENDING_INTERVAL", 0)
-    provider = Scripted()
-    with serving(provider) as client:
-        with client.connect() as connection:
-            connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
-            provider.step.release()
-            received = b""
-            while b'{"step": 1}' not in received:
-                received += connection.recv(4096)
-        assert client.request("GET", "/").status == 200  # the server has noticed both
-        provider.step.release(1)
-        assert provider.closed.wait(60) and provider.steps == 2
-
-
-def test_questions_are_answered_while_many_streams_wait():
-    """Each stream kept one of the 40 threads that answer questions, also while it waited for a row."""
-    provider = Scripted(UserError("the answer"))
-    with serving(provider) as client, ExitStack() as streams:
-        streams.callback(provider.step.release, 41 * Scripted.MOST)
-        for _ in range(41):
-            connection = streams.enter_context(client.connect())
-            connection.sendall(client.post_head("/generate", "Content-Length: 2") + b"{}")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        assert client.ask(kind="positions") == (400, {"error": "the answer"})
-
-
-def test_stopping_the_server_ends_streams():
-    """It waited for them, and for requests that were not complete."""
-    provider = Scripted(pause=0.02)
+def test_stopping_the_server_ends_streams_and_requests_that_are_not_complete(run):
+    provider = TraceProvider([ViewedModel(str(run), "best", torch.device("cpu"))], "")
+    question = b'{"ids": [1], "max_new_tokens": 4096, "num_samples": 16}'
     with socket.socket() as stream, socket.socket() as unfinished:
         with serving(provider) as client:
-            for connection, path, body in ((stream, "/generate", b"{}"), (unfinished, "/ask", b"{")):
+            for connection, path, body in ((stream, "/generate", question), (unfinished, "/ask", question[1:])):
                 connection.connect(("127.0.0.1", client.port))
-                connection.sendall(client.post_head(path, "Content-Length: 2") + body)
+                connection.sendall(client.post_head(path, f"Content-Length: {len(question)}") + body)
             assert stream.recv(4096).startswith(b"HTTP/1.1 200")
-        assert provider.closed.is_set() and provider.steps < Scripted.MOST
-
-
-def test_an_error_in_the_middle_is_the_last_line(capfd):
-    for problem, message in ((UserError("the reason"), "the reason"), (RuntimeError("a secret"), viewer.FAILURE)):
-        provider = Scripted(problem)
-        provider.step.release(2)
-        with serving(provider) as client:
-            assert client.generate() == [{}, {"step": 1}, {"step": 2}, {"error": message}]
-        assert ("RuntimeError: a secret" in capfd.readouterr().err) == isinstance(problem, RuntimeError)
+        (engine,) = provider.engines.values.values()
+        assert engine.closed and engine.active == 0
 
 
 # --- who may ask, and what --------------------------------------------------------------------------------------------
@@ -294,11 +228,11 @@ def test_headers_of_every_answer(client, provider, monkeypatch):
     assert statuses == [200, 200, 400, 404, 200, 500]
 
 
-def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(terminal):
-    with serving(Scripted(RuntimeError("a secret"))) as client:
-        assert client.ask(kind="models") == (500, {"error": viewer.FAILURE})
+def test_an_unexpected_exception_shows_its_traceback_in_the_terminal_only(client, provider, monkeypatch, terminal):
+    monkeypatch.setitem(provider.questions, "positions", lambda question: {}["a secret"])
+    assert client.ask(kind="positions") == (500, {"error": FAILURE})
     printed = terminal.readouterr().err
-    assert "RuntimeError: a secret" in printed and "Traceback" in printed
+    assert "KeyError: 'a secret'" in printed and "Traceback" in printed
 
 
 def test_the_policy_allows_what_the_page_contains(client):
@@ -488,22 +422,21 @@ def test_slow_senders_do_not_block_others(client):
         connection.close()
 
 
-def test_connections_that_break_leave_nothing_in_the_terminal(terminal):
+def test_connections_that_break_leave_nothing_in_the_terminal(client, terminal):
     """A page that is closed while it sends or receives is not an error, nor are requests of other programs.
 
     A page of another server that was on this port may ask for a WebSocket every second.
     """
-    provider = Scripted(pause=0.001)
-    with serving(provider) as client:
-        whole = client.post_head("/generate", "Content-Length: 2") + b"{}"
-        for beginning in (client.post_head("/ask", "Content-Length: 100") + b'{"kind": ', whole, whole[:-1]):
-            for resets in (False, True):
-                with client.connect() as connection:
-                    connection.sendall(beginning)
-                    if resets:
-                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert client.request("GET", "/", Upgrade="websocket", Connection="Upgrade").status == 200
-        with client.connect() as connection:
-            connection.sendall(b"\x16\x03\x01\x02\r\n\r\n")  # TLS
-            assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    question = b'{"ids": [1], "max_new_tokens": 4096}'
+    whole = client.post_head("/generate", f"Content-Length: {len(question)}") + question
+    for beginning in (client.post_head("/ask", "Content-Length: 100") + b'{"kind": ', whole, whole[:-1]):
+        for resets in (False, True):
+            with client.connect() as connection:
+                connection.sendall(beginning)
+                if resets:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert client.request("GET", "/", Upgrade="websocket", Connection="Upgrade").status == 200
+    with client.connect() as connection:
+        connection.sendall(b"\x16\x03\x01\x02\r\n\r\n")  # TLS
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
     assert terminal.readouterr().err == ""

@@ -1,0 +1,226 @@
+"""Generated text over HTTP: how a client gets the results of completions while they are generated, in any format.
+
+A route returns a GenerationResponse. It submits completions to an engine, sends what is new of them, and cancels them
+when the client disconnects, when the time is over, and when a stop text has ended them. The API's formats are in
+folio/web/completions.py, the playground's is in folio/web/playground.py.
+"""
+
+import asyncio
+import math
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from folio.decoding.scheduler import NAN, Completion, TokenLogprobs
+from folio.decoding.text_stream import TextStream
+from folio.web.engine import Engine, QueueFull
+from folio.web.server import FAILURE, RequestError
+
+SENDING_INTERVAL = 0.02  # seconds: tokens that are generated in this time are sent together
+MOST_EVENTS = 2000  # per second, of all responses: if there are many, more tokens are sent together
+RETRY_AFTER = 1  # seconds, when the queue is full
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat a request twice after an error of the server
+
+
+class NewToken(NamedTuple):
+    """A token of a completion that was read, or the end of its text."""
+
+    id: int | None  # None: the end
+    text: str  # what can be shown after it
+    logprobs: TokenLogprobs | None = None  # if they were asked for
+
+
+class CompletionReader:
+    """Reads a completion while it is generated, up to a stop text."""
+
+    def __init__(self, completion: Completion, text: TextStream):
+        self.completion, self.text = completion, text
+        self.tokens = 0  # that were read
+        self.finish_reason: str | None = None  # set when everything was read
+        self.problem: RequestError | None = None  # set instead when the engine gave up
+        self.stopped = False  # by a stop text
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finish_reason is not None or self.problem is not None
+
+    @property
+    def has_news(self) -> bool:
+        is_new = len(self.completion.tokens) > self.tokens or self.completion.finish_reason is not None
+        return is_new and not self.has_ended
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether its first token or its end is new."""
+        return self.has_news and (self.tokens == 0 or self.completion.finish_reason is not None)
+
+    def read(self) -> Iterator[NewToken]:
+        """What is new since the last call. What the engine generated before it gave up is read, too."""
+        completion, ended = self.completion, self.completion.finish_reason  # before the tokens: it is set after them
+        for token in completion.tokens[self.tokens :]:
+            if self.text.ended:
+                break
+            logprobs = None if completion.logprobs is None else completion.token_logprobs[self.tokens]
+            if logprobs and math.isnan(logprobs.logprob):
+                self.problem = engine_error(NAN)
+                return
+            self.tokens += 1
+            yield NewToken(token, self.text.push(token), logprobs)
+        self.stopped = self.text.ended
+        if self.stopped:
+            self.finish_reason = "stop"
+        elif ended == "error":
+            self.problem = engine_error(completion.error)
+        elif ended == "cancelled":
+            self.problem = RequestError("the server is stopping", code="stopping", status=503)
+        elif ended:
+            self.finish_reason = ended
+        if self.finish_reason:
+            yield NewToken(None, self.text.push(None))
+
+
+def engine_error(message: str) -> RequestError:
+    return RequestError(message, code="engine_error", status=500, headers=NO_RETRY)
+
+
+class ResponseFormat:
+    """How completions are written. What is empty is not sent, and the response begins with what is sent first."""
+
+    media_type: str
+    readers: Sequence[CompletionReader]
+
+    def begin(self) -> bytes:
+        """What is sent before there is a token. An error of the engine has a status of its own if this is empty."""
+        return b""
+
+    def news(self) -> bytes:
+        """What is new of the readers that have news."""
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, problem: RequestError) -> bytes:
+        """What ends a response that has begun."""
+
+
+class Responses:
+    """The responses of an application that are being generated."""
+
+    def __init__(self) -> None:
+        self.open: set[GenerationResponse] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.is_notified = False  # whether the loop will look at what is new
+        self.timer: asyncio.TimerHandle | None = None  # of the next time when all are woken
+        self.last = 0.0  # when they were
+
+    def notify(self) -> None:
+        """Called by an engine's thread after a step that has news."""
+        if not self.is_notified:
+            self.is_notified = True
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self.look)
+
+    def look(self) -> None:
+        """Wake those with a first token or an end, and soon all others."""
+        self.is_notified = False  # before looking, so that nothing is missed
+        for response in self.open:
+            if any(reader.is_urgent for reader in response.format.readers):
+                response.news.set()
+        if self.timer is None:
+            interval = max(SENDING_INTERVAL, len(self.open) / MOST_EVENTS)
+            self.timer = self.loop.call_at(self.last + interval, self.wake_all)
+
+    def wake_all(self) -> None:
+        self.timer, self.last = None, self.loop.time()
+        for response in self.open:
+            if any(reader.has_news for reader in response.format.readers):
+                response.news.set()
+
+
+class GenerationResponse:
+    """An ASGI application: the response to a request for completions, sent while they are generated."""
+
+    def __init__(self, responses: Responses, engine: Engine, format: ResponseFormat, timeout: float | None = None):
+        """timeout: seconds until it ends with an error."""
+        self.responses, self.engine, self.format, self.timeout = responses, engine, format, timeout
+        self.news = asyncio.Event()
+        self.problem: RequestError | None = None  # why it ends early
+        self.has_begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = self.responses.loop = asyncio.get_running_loop()
+        completions = [reader.completion for reader in self.format.readers]
+        for completion in completions:
+            completion.notify = self.responses.notify
+        try:
+            self.engine.submit(completions)
+        except QueueFull as problem:
+            retry = {"retry-after": str(RETRY_AFTER)}
+            raise RequestError(str(problem), code="queue_full", status=429, headers=retry) from None
+        self.responses.open.add(self)
+        watcher = loop.create_task(self.watch(receive))
+        expiry = None if self.timeout is None else loop.call_later(self.timeout, self.expire)
+        try:
+            await self.send(send)
+        finally:
+            self.responses.open.discard(self)
+            watcher.cancel()
+            if expiry:
+                expiry.cancel()
+            self.cancel(self.format.readers)
+
+    async def watch(self, receive: Receive) -> None:
+        """Wait for the client to disconnect."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.fail(RequestError("the client has disconnected"))  # nobody gets it
+
+    def expire(self) -> None:
+        message = f"the answer was not complete within {self.timeout:,g} s; lower max_tokens or n"
+        self.fail(RequestError(message, code="timeout", status=503, headers=NO_RETRY))
+
+    def fail(self, problem: RequestError) -> None:
+        """End early, and free the rows now: `send` may be waiting for a client that does not read."""
+        self.problem = problem
+        self.cancel(self.format.readers)
+        self.news.set()
+
+    def cancel(self, readers: Iterable[CompletionReader]) -> None:
+        """Free the rows of completions that the engine has not ended."""
+        if unfinished := [reader.completion for reader in readers if reader.completion.finish_reason is None]:
+            self.engine.cancel(unfinished)
+
+    async def send(self, send: Send) -> None:
+        format, readers = self.format, self.format.readers
+        try:
+            await self.write(send, format.begin())
+            while not all(reader.has_ended for reader in readers):
+                await self.news.wait()
+                self.news.clear()
+                if self.problem is None:
+                    await self.write(send, format.news())
+                self.cancel(reader for reader in readers if reader.stopped)
+                if problem := self.problem or next((reader.problem for reader in readers if reader.problem), None):
+                    raise problem
+            last = await run_in_threadpool(format.end)  # the JSON of many log-probabilities takes long
+        except Exception as problem:
+            if not self.has_begun:
+                raise
+            if not isinstance(problem, RequestError):
+                traceback.print_exc()
+                problem = RequestError(FAILURE, status=500)
+            last = format.error(problem)
+        await self.write(send, last)
+        await send({"type": "http.response.body"})
+
+    async def write(self, send: Send, content: bytes) -> None:
+        if content and not self.has_begun:
+            headers = [(b"content-type", self.format.media_type.encode()), (b"x-accel-buffering", b"no")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self.has_begun = True
+        if content:
+            await send({"type": "http.response.body", "body": content, "more_body": True})
