@@ -72,25 +72,13 @@ def ask(port: int, method: str, path: str, body: dict | None = None, **headers: 
         ([], "models: give one: python tools/serve.py out-shakespeare-char"),
         (["a", "b"], "command line: models=a b: give one"),
         (
-            ["a", "--host=0.0.0.0", "--allowed_hosts=x"],
-            "command line: host=0.0.0.0: anyone could use the server; set a",
-        ),
-        (
             ["a", "--host=192.168.1.2"],
             "command line: host=192.168.1.2: anyone could use the server; set a key: FOLIO_KEY",
         ),
-        (["a", "--host=0.0.0.0", "--key=b"], "command line: host=0.0.0.0: name what clients call this computer"),
         (["a", "--host=::", "--key=b"], "command line: host=::: name what clients call this computer"),
-        (["a", "--key=é"], "command line: key=é: it must consist of visible ASCII"),
         (["a", "--key=b "], "command line: key=b : it must consist of visible ASCII"),
-        (
-            ["a", "--allowed_hosts=http://b"],
-            "command line: allowed_hosts=http://b: give names without http:// or a path",
-        ),
-        (["a", "--allowed_origins=*"], "command line: allowed_origins=*: write * as browsers do: https://example.org"),
+        (["a", "--allowed_hosts=http://b"], "command line: allowed_hosts=http://b: give names without http://"),
         (["a", "--allowed_origins=https://b.c/"], "command line: allowed_origins=https://b.c/: write https://b.c/ as"),
-        (["a", "--rows=0"], "command line: rows=0: it must be at least 1"),
-        (["a", "--timeout=0"], "command line: timeout=0.0: it must be above 0"),
         (["no-such-run"], "no-such-run holds no checkpoint: "),
     ],
 )

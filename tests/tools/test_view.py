@@ -82,12 +82,8 @@ def ask(connection: http.client.HTTPConnection, kind: str, **headers: str) -> di
         ([], "models: give one, or two to compare: python tools/view.py out-shakespeare-char"),
         (["a", "b", "c"], "command line: models=a b c: give one, or two to compare"),
         (["a", "--host=0.0.0.0"], "command line: host=0.0.0.0: it must be one of 127.0.0.1, localhost, ::1, because"),
-        (["a", "--host=192.168.1.2"], "command line: host=192.168.1.2: it must be one of"),
-        (["a", "--port=65536"], "command line: port=65536: it must be at least 0 and at most 65535"),
-        (["a", "--checkpoint=first"], "command line: checkpoint=first: it takes 'best' or 'last'"),
         (["a", "--models=b"], "command line: name the models without --models"),
         (["no-such-run"], "no-such-run holds no checkpoint: "),
-        (["no-such-run.pt"], "no-such-run.pt holds no checkpoint: "),
     ],
 )
 def test_mistakes_are_one_line(arguments, message):

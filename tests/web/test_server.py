@@ -73,11 +73,15 @@ def head(port: int, length: int = 2) -> bytes:
 
 def test_the_body_must_be_json_of_a_bounded_size(port):
     assert request(port, "POST", "/echo", '{"a": [1]}') == (200, {"a": [1]})
-    for body in ("", "{", "NaN", "[" * 100_000, b"\xff"):
+    nested = '{"a":' * 50_000 + "1" + "}" * 50_000
+    for body in ("", "{", "NaN", '{"a": -Infinity}', "[" * 100_000, nested, b"\xff", b'{"a": "\xff"}'):
         assert request(port, "POST", "/echo", body) == (400, {"problem": [400, "the body is not JSON"]})
     largest = json.dumps("x" * (server.LARGEST_BODY - 2))
     assert request(port, "POST", "/echo", largest)[0] == 200
     assert request(port, "POST", "/echo", largest + " ")[0] == 413
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # a body without an end
+        connection.sendall(head(port).replace(b"Content-Length: 2", b"Transfer-Encoding: chunked"))
+        assert is_closed(connection, b"10000\r\n" + b"x" * 2**16 + b"\r\n")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +106,29 @@ def test_pages_of_other_sites_are_refused_unless_they_are_allowed(port):
     own = f"http://127.0.0.1:{port}"
     for origin in (own, ALLOWED):
         assert request(port, "POST", "/echo", "1", origin=origin) == (200, 1)
-    for origin in ("http://example.com", "null", f"{own}0", f"{ALLOWED}.example.com", f"{ALLOWED}/"):
+    foreign = ["http://example.com", "null", f"{own}0", own.replace("http", "https"), f"http://localhost:{port}"]
+    for origin in (*foreign, f"{ALLOWED}.example.com", f"{ALLOWED}/"):
         assert request(port, "POST", "/echo", "1", origin=origin)[0] == 403
-    assert request(port, "POST", "/echo", "1", host="example.com")[0] == 403
-    assert request(port, "POST", "/echo", "1", **{"content-type": "text/plain"})[0] == 415
+    for host in ("example.com", "127.0.0.1", "", f"example.com:{port}"):
+        assert request(port, "POST", "/echo", "1", host=host)[0] == 403
+        assert request(port, "POST", "/echo", "1", host=host, origin=f"http://{host}")[0] == 403  # DNS rebinding
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""):
+        assert request(port, "POST", "/echo", "1", **{"content-type": kind})[0] == 415
+    assert request(port, "POST", "/echo", "1", **{"content-type": "Application/JSON; charset=utf-8"})[0] == 200
+
+
+@pytest.mark.parametrize("doubled", ["Host: example.com", "Origin: null", None])
+def test_a_header_that_is_doubled_or_missing(port, doubled):
+    lines = head(port).decode().splitlines()
+    if doubled == "Origin: null":
+        lines.insert(1, f"Origin: http://127.0.0.1:{port}")
+    if doubled:
+        lines.insert(2, doubled)
+    else:
+        lines = [lines[0].replace("1.1", "1.0"), *lines[2:]]  # HTTP/1.0 does without Host
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n12")
+        assert connection.recv(4096).split()[1] in (b"400", b"403")
 
 
 def test_what_is_not_http_is_refused(port):

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from folio.web.trace import Heads, Switches, Trace, captured, head_scores, repeated_random_ids
 from model import ACTIVATIONS, GPT, POSITIONS
 from tests.support.decoding import random_model
 from tests.support.numpy_gpt import NumpyGPT, NumpyRun, assert_same, assert_same_ranks
 from tests.support.viewed_models import N, planted_model
-from tools.bench.baselines import transformers_model
 
 T = 70  # more than the tokens whose logits are computed together
 
@@ -48,49 +46,15 @@ def assert_same_run(trace: Trace, run: NumpyRun) -> None:
 def test_a_trace_is_what_the_model_and_numpy_compute(position, seed):
     trace, run = traced(seed, position=position)
     assert_same_run(trace, run)
-    ids = trace.ids[None]
-    _, loss = trace.model(ids[:, :-1], ids[:, 1:])
-    assert_same(trace.logits(trace.stream[-1]), trace.model.logits(ids)[0])
-    assert trace.predictions.loss.mean().item() == pytest.approx(loss.item(), rel=1e-5)
+    assert_same(trace.logits(trace.stream[-1]), trace.model.logits(trace.ids[None])[0])
     for index in range(3):
-        weights = trace.layer(index).heads.weights
-        assert_close(weights.sum(-1), torch.ones(3, T), atol=1e-6, rtol=0)
-        assert not weights.triu(1).any()  # exactly 0
+        assert not trace.layer(index).heads.weights.triu(1).any()  # exactly 0
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_biases_and_activations_are_traced(activation, bias, seed):
     assert_same_run(*traced(seed, activation=activation, bias=bias))
-
-
-@pytest.mark.architecture("tests/support/numpy_gpt.py, and transformers_model in folio/checkpoints/export_formats.py")
-def test_a_trace_is_what_transformers_computes(seed):
-    trace, _ = traced(seed)
-    theirs = transformers_model(trace.model).eval()
-    theirs.set_attn_implementation("eager")
-    with torch.no_grad():
-        output = theirs(trace.ids[None], output_attentions=True, output_hidden_states=True)
-    *states, last = output.hidden_states  # the last one after the last norm
-    assert len(states) == len(output.attentions) == 3
-    assert_same(trace.stream[0:-1:2], torch.cat(states))
-    assert_same(trace.model.transformer.ln_f(trace.stream[-1]), last[0])
-    for index, weights in enumerate(output.attentions):
-        assert_same(trace.layer(index).heads.weights, weights[0])
-    assert_same(trace.logits(trace.stream[-1]), output.logits[0])
-
-
-def test_the_parts_of_a_layer_add_up(seed):
-    trace, _ = traced(seed)
-    before, between = trace.stream[0:-1:2], trace.stream[1::2]
-    for index, block in enumerate(trace.model.transformer.h):
-        layer = trace.layer(index)
-        assert_close(before[index] + layer.attention, between[index])
-        assert_close(between[index] + layer.mlp, trace.stream[2 * index + 2])
-        heads = torch.stack([trace.head_outputs(index, token) for token in range(T)], dim=1)  # (H, T, C)
-        assert_same(heads.sum(0) + block.attn.c_proj.bias, layer.attention)
-        assert_same(layer.hidden @ block.mlp.c_proj.weight.T + block.mlp.c_proj.bias, layer.mlp)
-        assert_close(layer.heads.weights @ layer.heads.v, layer.heads.z)
 
 
 def test_heads_are_given_once_for_each_layer_and_layers_are_computed_again(seed, monkeypatch):
@@ -119,8 +83,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("position", ["learned", "rotary", "relative", "alibi"])
-@pytest.mark.parametrize("switches", CHANGES, ids=str)
+@pytest.mark.parametrize(
+    "position, switches",
+    [("learned", switches) for switches in CHANGES]
+    + [(position, switches) for position in ("rotary", "relative", "alibi") for switches in (CHANGES[0], CHANGES[-1])],
+    ids=str,
+)
 def test_switches_change_what_numpy_changes(position, switches, seed):
     trace, run = traced(seed, switches, position=position)
     assert_same_run(trace, run)
@@ -167,19 +135,6 @@ def test_direct_effects_add_up_to_the_logits(seed):
     effects = trace.effect(torch.cat(parts), token)
     rest = model.lm_head(model.transformer.ln_f.bias)
     assert_same(effects.sum(0) + rest, trace.logits(trace.stream[-1, token]))
-
-
-def test_a_small_change_has_its_direct_effect(seed):
-    """A change that keeps the mean and the deviation of the final state, to first order, has exactly this effect."""
-    trace, run = traced(seed)
-    token, step = 4, 1e-6
-    final = run.stream[-1, token]
-    centered = final - final.mean()
-    change = np.random.default_rng(seed).normal(size=final.shape)
-    change -= change.mean() + centered * (change @ centered) / (centered @ centered)
-    difference = run.logits_of(final + step * change) - run.logits_of(final - step * change)
-    effect = trace.effect(torch.from_numpy(change).float(), token)
-    assert_same(effect, difference / (2 * step))
 
 
 # --- a trace changes nothing ------------------------------------------------------------------------------------------
