@@ -49,7 +49,7 @@ class SampleLines(ResponseFormat):
                 Completion(
                     question.ids,
                     question.sampling,
-                    0 if text.ended else question.max_new_tokens,  # the stop text may be in the beginning
+                    question.max_new_tokens,
                     question.seed,
                     sample,
                     question.context_stride,

@@ -250,7 +250,8 @@ def test_a_key_is_needed_for_everything_but_health(gpt):
     with serving(gpt, key="sécret") as client:
         right = "Bearer sécret".encode().decode("latin-1")
         paths = ["/v1/models", "/tokenizer_info", "/nothing", "/health/", "//health"]
-        for headers in ({}, {"authorization": "Bearer "}, {"authorization": right + "x"}, {"authorization": "sécret"}):
+        wrong = ["Bearer ", right + "x", "sécret", right.replace("Bearer", "Basic")]
+        for headers in ({}, *({"authorization": value} for value in wrong)):
             for path in paths:
                 response = client.request("GET", path, **headers)
                 assert response.status == 401 and response.error()["code"] == "invalid_api_key"

@@ -154,7 +154,7 @@ class Exchange:
                 await task
             task.cancel()
 
-        asyncio.run(run_both())
+        asyncio.run(asyncio.wait_for(run_both(), 60))
 
     async def generate(self, reader: CompletionReader, *tokens: int, finish_reason: str | None = None) -> None:
         """Generate tokens of a completion, and wait until they are read."""
@@ -197,10 +197,17 @@ def test_only_first_tokens_and_ends_are_sent_at_once(monkeypatch):
     assert exchange.parts == [b"a", b"bc", b"."]
 
 
-def test_a_stop_text_frees_the_row():
-    exchange, reader = Exchange(), new_reader(stop="b")
-    exchange.run(Letters(reader), lambda: exchange.generate(reader, 0, 1, 2))
-    assert exchange.parts == [b"a", b"."] and reader.completion in exchange.engine.cancelled
+def test_a_stop_text_frees_the_row_while_others_are_generated():
+    exchange, first, second = Exchange(), new_reader(stop="b"), new_reader()
+
+    async def script() -> None:
+        await exchange.generate(first, 0, 1, 2)
+        while first.completion not in exchange.engine.cancelled:
+            await asyncio.sleep(0.001)
+        await exchange.generate(second, 3, finish_reason="length")
+
+    exchange.run(Letters(first, second), script)
+    assert exchange.parts == [b"a", b"d", b"."]
 
 
 def test_an_error_before_the_first_token_has_a_status_and_a_later_one_is_the_last_part(capfd):
@@ -208,9 +215,9 @@ def test_an_error_before_the_first_token_has_a_status_and_a_later_one_is_the_las
     with pytest.raises(RequestError, match="stopping"):
         exchange.run(Letters(reader), lambda: exchange.generate(reader, finish_reason="cancelled"))
     assert exchange.status is None
-    exchange, reader = Exchange(), new_reader()
-    exchange.run(Letters(reader), lambda: exchange.generate(reader, 0, finish_reason="cancelled"))
-    assert exchange.parts == [b"a", b"!the server is stopping"]
+    exchange, reader, other = Exchange(), new_reader(), new_reader()
+    exchange.run(Letters(reader, other), lambda: exchange.generate(reader, 0, finish_reason="cancelled"))
+    assert exchange.parts == [b"a", b"!the server is stopping"] and exchange.engine.cancelled == [other.completion]
     assert capfd.readouterr().err == ""
 
 

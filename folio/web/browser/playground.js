@@ -96,7 +96,7 @@ class Sample {
   }
 }
 
-// The events of samples that continue the ids of a question, as TraceProvider.generate describes them; and nothing
+// The events of samples that continue the ids of a question, as TraceProvider.sampler describes them; and nothing
 // (undefined) where the caller may pause.
 function* generate(gpt, tokenizer, question) {
   const settings = readSettings(question, tokenizer.vocabSize), {ids, begun, context_stride: stride} = settings;
