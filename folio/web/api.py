@@ -6,8 +6,8 @@
     POST /tokenize, /detokenize         and GET /tokenizer_info: the tokenizer, as vLLM and lm-eval have it
     GET  /health                        the rows that are in use; needs no key
 
-docs/serving.md describes it. The protocol is in folio/web/completions.py, the batch in folio/web/engine.py, and what
-both need to stream in folio/web/streaming.py.
+docs/serving.md describes it. The protocol is in folio/web/completions.py, the batch in folio/web/engine.py, and how
+results are sent in folio/web/streaming.py.
 """
 
 import time

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from folio.web.engine import Engine
+from folio.web.playground import SampleLines
 from folio.web.questions import TraceProvider
 from folio.web.streaming import GenerationResponse, Responses
+from tests.support.waiting import in_thread
 
 MISTAKES = [  # a question, and what its error says
     (None, "a question is a JSON object"),
@@ -65,7 +68,7 @@ def read(content: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     return facts, tensors
 
 
-def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
+def sample_lines(engine: Engine, format: SampleLines) -> list[dict]:
     """The lines that a page gets when it asks for samples."""
     sent: list[bytes] = []
 
@@ -75,5 +78,15 @@ def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
     async def send(message: dict) -> None:
         sent.append(message.get("body", b""))
 
-    asyncio.run(GenerationResponse(Responses(), *provider.sampler(fields))({}, receive, send))
+    in_thread(asyncio.run, GenerationResponse(Responses(), engine, format)({}, receive, send))
     return [json.loads(line) for line in b"".join(sent).splitlines()]
+
+
+def generate(provider: TraceProvider, **fields: Any) -> list[dict]:
+    return sample_lines(*provider.sampler(fields))
+
+
+def entries_of(events: list[dict]) -> list[list]:
+    """The tokens and the end of each sample."""
+    by_sample = zip(*(event["samples"] for event in events if "samples" in event), strict=True)
+    return [[entry for entry in entries if entry] for entries in by_sample]

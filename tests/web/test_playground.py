@@ -12,7 +12,7 @@ from folio.decoding.language_model import LanguageModel
 from folio.web.questions import TraceProvider
 from folio.web.viewed_model import ViewedModel
 from tests.support.decoding import random_model
-from tests.support.questions import generate
+from tests.support.questions import entries_of, generate
 from tests.support.tiny_tokenizers import trained
 from tests.support.viewed_models import save_random_run
 
@@ -37,12 +37,6 @@ def early_model() -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def provider(runs: list[Path]) -> TraceProvider:
     return TraceProvider([ViewedModel(str(run), "best", torch.device("cpu")) for run in runs], "abc")
-
-
-def entries_of(events: list[dict]) -> list[list]:
-    """The tokens and the end of each sample."""
-    by_sample = zip(*(event["samples"] for event in events if "samples" in event), strict=True)
-    return [[entry for entry in entries if entry] for entries in by_sample]
 
 
 def texts_of(events: list[dict]) -> list[str]:
