@@ -12,6 +12,7 @@ from folio.base import packages
 from folio.base.packages import describe_missing, require
 from folio.checkpoints import onnx_export
 from folio.checkpoints.export_formats import FORMATS
+from folio.data.sources import music
 from folio.data.tokenizer import MidiTokenizer
 from folio.decoding.output_files import output_paths
 from tests.support.processes import ROOT
@@ -108,6 +109,7 @@ def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path
     script, *arguments = command.split()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
+    music._miditok.cache_clear()  # it holds an object of the package
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a script replaces
     with pytest.raises(SystemExit) as ended:

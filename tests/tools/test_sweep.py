@@ -272,7 +272,7 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(arguments, 
 
 
 def test_two_processes_share_a_grid_and_one_resumes_the_trial_of_the_other_that_is_killed(arguments, tmp_path):
-    words = ["learning_rate=1e-3,2e-3", "--seeds=1", *arguments, "--max_iters=3000", "--eval_interval=1500"]
+    words = ["learning_rate=1e-3,2e-3", "--seeds=1", *arguments, "--max_iters=1000", "--eval_interval=500"]
     words += ["--keep_last=1", "--log_interval=20"]
     folders = [tmp_path / "sweep" / f"trial-{point:03d}-seed-1337" for point in range(2)]
     first, second = (start_sweep(words, tmp_path / name, OMP_NUM_THREADS="1") for name in ("first", "second"))
@@ -286,7 +286,7 @@ def test_two_processes_share_a_grid_and_one_resumes_the_trial_of_the_other_that_
     assert sorted(output.count("resuming from") for output in outputs) == [0, 1]
     for folder in folders:  # each step was trained once
         steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert steps == sorted(set(steps)) and steps[-1] == 3000
+        assert steps == sorted(set(steps)) and steps[-1] == 1000
 
 
 @in_browser
