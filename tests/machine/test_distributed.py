@@ -168,14 +168,33 @@ def test_several_processes_together_evaluate_each_validation_window_once(ranks):
 # --- failed processes, signals, restarts ------------------------------------------------------------------------------
 
 
+RESTARTED = dict(LONG_RUN, max_iters=60, lr_decay_iters=60, eval_interval=10, eval_iters=1, dropout=0.1)
+
+
+def test_processes_that_are_started_again_continue_bitwise_identically(tiny, tmp_path):
+    """As torchrun starts them: with the same command and id, and a higher count."""
+    uninterrupted = tiny(**RESTARTED, out_dir=str(tmp_path / "uninterrupted"))
+    killed = tiny(**RESTARTED, out_dir=str(tmp_path / "killed"))
+    run_ranks(2, uninterrupted)
+    ranks = start_ranks(2, killed, TORCHELASTIC_RUN_ID="job", TORCHELASTIC_RESTART_COUNT="0")
+    wait_for_step(killed, 25)  # after the save of step 20 has waited for that of step 10
+    for rank in reversed(ranks):
+        rank.kill()
+        wait(rank)
+    again = start_ranks(2, killed, TORCHELASTIC_RUN_ID="job", TORCHELASTIC_RESTART_COUNT="1")
+    assert [wait(rank) for rank in again] == [0, 0], output(killed)
+    assert "resuming from" in output(killed)
+    assert_same_run(uninterrupted.out_dir, killed.out_dir)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc")
-def test_a_run_with_a_restarted_process_is_bitwise_identical(tiny, tmp_path):
-    settings = dict(LONG_RUN, max_iters=60, lr_decay_iters=60, eval_interval=10, eval_iters=1, dropout=0.1)
-    uninterrupted = tiny(**settings, out_dir=str(tmp_path / "uninterrupted"))
-    killed = tiny(**settings, out_dir=str(tmp_path / "killed"))
+def test_torchrun_restarts_a_process_that_was_killed(tiny, tmp_path):
+    uninterrupted = tiny(**RESTARTED, out_dir=str(tmp_path / "uninterrupted"))
+    killed = tiny(**RESTARTED, out_dir=str(tmp_path / "killed"))
     run_ranks(2, uninterrupted)
     torchrun = start_torchrun(killed, "--standalone", "--nproc_per_node=2", "--max-restarts=1")
-    wait_for_step(killed, 25)  # after the save of step 20 has waited for that of step 10
+    wait_for_step(killed, 25)
     os.kill(worker_ids(torchrun)[1], signal.SIGKILL)
     assert torchrun.wait(timeout=300) == 0, output(killed)
     assert "resuming from" in output(killed) and "rank 0 of 2, step " in output(killed)

@@ -55,19 +55,22 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start_ranks(processes: int, cfg: TrainConfig) -> list[BaseProcess]:
+def start_ranks(processes: int, cfg: TrainConfig, **env: str) -> list[BaseProcess]:
     """Start train.py in this number of processes with the variables that torchrun sets. Returns them by rank."""
     Path(cfg.out_dir).parent.mkdir(parents=True, exist_ok=True)
-    return start_script_ranks(processes, train_command(cfg), f"{cfg.out_dir}.log")
+    return start_script_ranks(processes, train_command(cfg), f"{cfg.out_dir}.log", **env)
 
 
-def start_script_ranks(processes: int, words: list[str], log: str) -> list[BaseProcess]:
-    """Start `python WORDS` in this number of processes with the variables that torchrun sets. Returns them by rank."""
+def start_script_ranks(processes: int, words: list[str], log: str, **env: str) -> list[BaseProcess]:
+    """Start `python WORDS` in this number of processes with the variables that torchrun sets. Returns them by rank.
+
+    env: other variables.
+    """
     files = [os.devnull, log, log]
     address = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
     sizes = dict(WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     ranks = map(str, range(processes))
-    return [start(words, files, **address, **sizes, RANK=rank, LOCAL_RANK=rank) for rank in ranks]
+    return [start(words, files, **address, **sizes, **env, RANK=rank, LOCAL_RANK=rank) for rank in ranks]
 
 
 def run_ranks(processes: int, cfg: TrainConfig) -> str:
