@@ -113,6 +113,7 @@ def test_data_tables_are_printed(tmp_path, capsys):
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("transformers", "gguf")
 def test_all_methods_of_sampling_are_measured(capsys, monkeypatch, tmp_path):
     small = dict(block_size=16, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
     monkeypatch.setattr(sampling, "MODELS", {"small": (small, 12)})
@@ -152,6 +153,7 @@ def greedy(seed):
     return model.eval(), ids[0, len(PROMPT) :].tolist()
 
 
+@pytest.mark.needs("transformers", "gguf")
 def test_all_methods_generate_the_same(greedy):
     """What is compared is the same work."""
     model, expected = greedy
@@ -206,6 +208,7 @@ def test_the_model_of_a_checkout_is_measured(tmp_path):
     assert theirs.asked == (1.0, 1)  # nanoGPT divides by the temperature
 
 
+@pytest.mark.needs("transformers", "gguf")
 @pytest.mark.architecture("tools/bench/baselines.py: transformers_model")
 def test_transformers_gets_the_same_weights():
     ours = GPT(GPTConfig(block_size=16, vocab_size=30, n_layer=2, n_head=2, n_embd=16, bias=False), 5).eval()
@@ -227,6 +230,7 @@ def test_the_server_is_measured(tmp_path, capsys, monkeypatch):
     assert "| after 40 requests | " in out and "| after 50 requests | " in out and "| errors | 0 | 0 |" in out
 
 
+@pytest.mark.needs("transformers", "gguf")
 def test_the_server_is_compared_with_llama_cpp(tmp_path, capsys, monkeypatch):
     small = dict(block_size=32, vocab_size=30, n_layer=1, n_head=2, n_embd=32)
     monkeypatch.setattr(serving, "LLAMA_SHAPE", small)
@@ -361,6 +365,7 @@ def test_races_are_compared(peer, data_dir, capsys, monkeypatch, forked):
     assert "3.2500 |" in rows["| Folio, in nanoGPT's time"]
 
 
+@pytest.mark.needs("scipy")
 def test_a_sweeps_false_and_true_differences_are_counted(tmp_path, capsys):
     rng = np.random.default_rng(0)
     losses = {0.1: rng.normal(1.0, 0.01, 60), 0.2: rng.normal(2.0, 0.01, 60)}
