@@ -5,8 +5,6 @@ import json
 import pickle
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from folio.checkpoints.export_formats import FORMATS
 from folio.data.shards import nanogpt_tokenizer, open_dataset
 from folio.data.tokenizer import EOT_TEXT, CharTokenizer
 from model import GPT, GPTConfig
-from tests.support.processes import ROOT
+from tests.support.processes import run_code
 from tests.support.tiny_tokenizers import bpe
 from train import TrainConfig, train
 
@@ -291,9 +289,8 @@ def test_a_small_file_with_a_huge_array_ends(tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(GGUF_HEADER + gguf_field(9, struct.pack("<IQ", 4, 2**62)))
     assert path.stat().st_size == 49
-    program = "import sys; from folio import UserError\nfrom folio.checkpoints import foreign\n"
-    program += "try: foreign.load(sys.argv[1])\nexcept UserError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    program = "from folio import UserError\nfrom folio.checkpoints import foreign\n"
+    done = run_code(f"{program}try: foreign.load({str(path)!r})\nexcept UserError as error: print(error)")
     assert "is not a GGUF file of GPT-2: it ends at byte 49, in the middle of a value" in done.stdout, done.stderr
 
 

@@ -16,7 +16,7 @@ from folio.decoding import decode_step
 from folio.decoding.cpu_decoder import DECODE_STEP, CPUDecoder
 from folio.machine import compiled
 from tests.support.decoding import generate_tokens, random_model
-from tests.support.repository import ROOT
+from tests.support.processes import ROOT, run_code
 
 FUNCTIONS = [(name, None) for name in ("step", "help", "run_part")] + [
     (name, format) for name in ("linear", "widen") for format in ("float32", "bfloat16", "int8", "int4")
@@ -45,11 +45,6 @@ def count_compiled(monkeypatch) -> list[str]:
     return names
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess:
-    settings = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **environment}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=settings, capture_output=True, text=True)
-
-
 def test_a_process_that_reads_the_cache_does_not_import_numba():
     code = """
 import sys
@@ -58,7 +53,7 @@ from folio.decoding.cpu_decoder import CPUDecoder
 print(len(generate_tokens(CPUDecoder(random_model(1), "float32"), [[1]])[0]), "numba" in sys.modules)
 """
     generate_tokens(CPUDecoder(random_model(1), "float32"), [[1]])  # fills the cache
-    assert run(code).stdout == "20 False\n"
+    assert run_code(code).stdout == "20 False\n"
 
 
 def test_machine_code_is_read_from_the_cache(cache, monkeypatch):
@@ -117,7 +112,7 @@ try:
 except UserError as error:
     print(error)
 """
-    done = run(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
+    done = run_code(HIDE.format(package=package, error=error) + code, XDG_CACHE_HOME=str(tmp_path))
     reason = f"{package} cannot be imported (numba needs NumPy 2.3 or less): pip install -r requirements.txt"
     refusal = f"dtype=int4: torch decodes, which cannot compute in it, because {reason}; use --dtype=auto"
     assert done.stdout.splitlines() == ["TorchDecoder", "TorchDecoder", refusal]
@@ -139,7 +134,9 @@ for asked in (dict(dedup="near"), dict(check_leakage=True)):
     except UserError as error:
         print(error)
 """
-    done = run(HIDE.format(package="numba", error='ImportError("gone")') + code, XDG_CACHE_HOME=str(tmp_path / "c"))
+    done = run_code(
+        HIDE.format(package="numba", error='ImportError("gone")') + code, XDG_CACHE_HOME=str(tmp_path / "c")
+    )
     reason = "numba cannot be imported (gone): pip install -r requirements.txt"
     assert f"what validation shares with training was not counted, because {reason}" in done.stdout
     assert done.stdout.splitlines()[-2:] == [reason, reason] and not done.stderr

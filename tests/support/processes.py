@@ -62,6 +62,14 @@ def run_in_turn(commands: list[list], **env: str) -> CompletedProcess[str]:
         return run([script], **env)
 
 
+def run_code(code: str, **env: str) -> CompletedProcess[str]:
+    """Run Python code that may import the project and its tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{code}", encoding="utf-8")
+        return run([script], **env)
+
+
 def _run_script(words: list[str], files: list[str], cwd: str, env: dict[str, str]) -> None:
     """What `python WORDS` does, in a forked process, which has not imported anything of the project."""
     for number, path in enumerate(files):

@@ -1,7 +1,9 @@
 import signal
+import sys
 
 import pytest
 
+from folio.experiments.sweep import trial
 from folio.experiments.sweep.trial import reason_of_failure, run_training
 
 
@@ -21,8 +23,9 @@ def test_a_failure_has_a_reason(code, output, reason):
     assert reason_of_failure(code, output.encode()) == reason
 
 
-def test_a_failure_has_not_the_reason_of_an_earlier_attempt(tmp_path):
+def test_a_failure_has_not_the_reason_of_an_earlier_attempt(tmp_path, monkeypatch):
     (tmp_path / "output.txt").write_text("error: out of memory\n")
-    reason = run_training(tmp_path, ["--n_layer=none"], {}, lambda step, evaluations: "train")
-    assert reason.startswith("command line: n_layer=none")
+    failing = [sys.executable, "-c", "raise SystemExit('error: too much')"]
+    monkeypatch.setattr(trial, "train_command", lambda *_: failing)
+    assert run_training(tmp_path, [], {}, lambda step, evaluations: "train") == "too much"
     assert "out of memory" in (tmp_path / "output.txt").read_text()
