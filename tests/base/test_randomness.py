@@ -12,13 +12,17 @@ def test_permute_is_a_permutation_for_every_key(seed):
 
 
 def test_permutations_are_uniform(seed):
-    """Over many keys, each element is at each position about equally often."""
+    """Over many keys, each element is at each position about equally often, and each pair at the first two."""
     n, keys = 7, np.random.default_rng(seed).integers(2**63, size=1400, dtype=np.uint64)
     orders = np.array([permute(np.arange(n, dtype=np.uint64), n, keys[[k]]) for k in range(len(keys))]).astype(int)
     for i in range(n):
         counts = np.bincount(orders[:, i], minlength=n)
         chi_square = ((counts - 200) ** 2 / 200).sum()
         assert chi_square < 40  # 6 degrees of freedom: exceeded in fewer than 1 of 1,000,000 tests
+    pairs = np.bincount(n * orders[:, 0] + orders[:, 1], minlength=n * n)
+    expected = 1400 / (n * (n - 1))
+    chi_square = sum((pairs[n * i + j] - expected) ** 2 / expected for i in range(n) for j in range(n) if i != j)
+    assert chi_square < 110  # 41 degrees of freedom: as rarely
 
 
 def test_derived_seeds_are_distinct():
