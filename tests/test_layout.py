@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from folio.base.packages import packages_in
 from tests.support.processes import run
 from tests.support.repository import ROOT, shipped
 
@@ -58,12 +59,6 @@ def parsed(path: Path) -> ast.Module:
 @cache
 def nodes(path: Path) -> list[ast.AST]:
     return [*ast.walk(parsed(path))]
-
-
-@cache
-def packages_in(file: Path) -> set[str]:
-    """The packages that a requirements file lists, by the names of their modules."""
-    return set(re.findall(r"^([\w-]+)", file.read_text(encoding="utf-8").replace("-", "_"), re.MULTILINE))
 
 
 def modules_of(root: Path) -> dict[str, Path]:

@@ -37,7 +37,12 @@ def describe_missing(module: str | None) -> str | None:
     """
     package = (module or "").partition(".")[0]
     for path in sorted(ROOT.glob("requirements*.txt"), key=lambda path: (len(path.name), path.name)):
-        names = re.findall(r"^[\w-]+", path.read_text(encoding="utf-8"), re.MULTILINE)
-        if package in [name.replace("-", "_") for name in names]:
+        if package in packages_in(path):
             return f"the package {package} is not installed: pip install -r {os.path.relpath(path)}"
     return None
+
+
+def packages_in(requirements: Path) -> set[str]:
+    """The packages that a requirements file lists itself, by the names of their modules."""
+    lines = requirements.read_text(encoding="utf-8").replace("-", "_")
+    return {*re.findall(r"^[a-z]\w*", lines, re.MULTILINE)}

@@ -9,7 +9,7 @@ import pytest
 
 from folio import UserError
 from folio.base import packages
-from folio.base.packages import describe_missing, require
+from folio.base.packages import describe_missing, packages_in, require
 from folio.checkpoints import onnx_export
 from folio.checkpoints.export_formats import FORMATS
 from folio.data.sources import music
@@ -43,7 +43,7 @@ def test_a_file_that_differs_is_written_or_reported(tmp_path, monkeypatch):
 
 
 def test_a_package_is_in_one_file():
-    names = [name for file in FILES for name in names_in(file)]
+    names = [name for file in FILES for name in packages_in(ROOT / file)]
     assert len(names) == len(set(names))
 
 
@@ -103,7 +103,7 @@ COMMANDS = {  # what needs optional packages, and their modules
 )
 def test_a_missing_package_is_one_line_before_the_work(command, module, tmp_path, monkeypatch, capsys):
     """Runs were measured, answers and music generated, and whole sweeps trained, and then lost to a missing package."""
-    (extra,) = [file for file in FILES if module in names_in(file)]
+    (extra,) = [file for file in FILES if module in packages_in(ROOT / file)]
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(20))
     (tmp_path / "a.mid").write_bytes(b"MThd")
     script, *arguments = command.split()
@@ -128,11 +128,6 @@ def test_a_file_of_music_needs_its_packages_before_it_is_generated(monkeypatch):
 
 
 def test_each_optional_package_is_hidden_from_a_command():
-    extras = set().union(*map(names_in, FILES)) - names_in("requirements.txt") - names_in("requirements-dev.txt")
+    others = {"requirements.txt", "requirements-dev.txt"}
+    extras = set().union(*(packages_in(ROOT / file) for file in {*FILES} - others))
     assert extras == {*set().union(*COMMANDS.values())}
-
-
-def names_in(file: str) -> set[str]:
-    """The packages that a requirements file lists itself, by the names of their modules."""
-    lines = (ROOT / file).read_text(encoding="utf-8").replace("-", "_")
-    return {*re.findall(r"^[a-z]\w*", lines, re.MULTILINE)}
