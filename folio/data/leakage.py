@@ -179,7 +179,7 @@ class SimilarDocuments:
         self._allocate(signatures, max(self.count, expected))
 
     def _allocate(self, signatures: np.ndarray, documents: int) -> None:
-        """Make room for so many documents, or more, and add those with these signatures."""
+        """Make room for at least `documents` documents, and add those with these signatures."""
         capacity = max(1024, 1 << (documents - 1).bit_length())
         self.signatures = np.zeros((capacity, PERMUTATIONS), np.uint32)
         self.signatures[: len(signatures)] = signatures

@@ -177,7 +177,7 @@ class GenerationResponse:
         """Wait for the client to disconnect."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.fail(RequestError("the client has disconnected"))  # nobody gets it
+        self.fail(RequestError("the client has disconnected"))  # uvicorn drops it
 
     def expire(self) -> None:
         message = f"the answer was not complete within {self.timeout:,g} s; lower max_tokens or n"

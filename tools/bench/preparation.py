@@ -199,7 +199,7 @@ def bench_batches(folder: Path, repeats: int) -> None:
 
 
 def sequence_rate(draw: Callable[[], object], B: int, batches: int) -> float:
-    """Sequences per second of drawing so many batches."""
+    """Sequences per second of drawing this number of batches."""
     return B * batches / time_calls(draw, batches)
 
 
