@@ -1,7 +1,6 @@
 """Which file may import which, that nothing runs at import, and that the tests mirror the packages."""
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -237,10 +236,30 @@ def test_a_planted_violation_is_found(case, tmp_path):
     assert layout_problems(tmp_path) == ([problem] if case else [])
 
 
-def test_data_needs_no_torch():
-    """The prepare scripts would take a second longer to start, and so would each of their worker processes."""
+def test_torch_and_its_compiler_are_imported_by_those_that_need_them():
+    """The prepare scripts, training and sampling would each start a second later, and so would worker processes.
+
+    torch._dynamo was imported by methods of torch's optimizers, and by filling tensors on the meta device.
+    """
     names = [name for name in modules_of(ROOT) if name.startswith(("folio.base", "folio.data"))]
-    code = f"import sys, {', '.join(names)}; assert 'torch' not in sys.modules"
+    code = f"""
+import sys, {", ".join(names)}
+from folio import UserError, load
+assert "torch" not in sys.modules
+import torch
+from folio.training.optim import OPTIMIZERS, load_state_tensors, make_optimizer, state_tensors
+from model import GPT, GPTConfig
+config = GPTConfig(8, 9, 1, 1, 4)
+for kind in OPTIMIZERS:
+    model = GPT.from_tensors(config, dict(GPT(config).named_parameters()))
+    optimizer = make_optimizer(model, kind, 1e-3, (0.9, 0.95), 0.1)
+    idx = torch.zeros(1, 8, dtype=torch.long)
+    model(idx, idx)[1].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    load_state_tensors(model, optimizer, state_tensors(model, optimizer))
+    assert "torch._dynamo" not in sys.modules, kind
+"""
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -387,25 +406,36 @@ COMPUTING = [  # scripts with large batches
 ]
 
 
-@pytest.mark.parametrize("path", COMPUTING, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_computing_scripts_configure_openmp_before_importing_torch(path, tmp_path):
+def test_computing_scripts_configure_openmp_before_importing_torch(tmp_path):
     """torch reads OpenMP's variables when it is imported. A variable that the user has set is not changed."""
-    code = """
+    code = f"""
 import os, runpy, sys
+class TorchImported(BaseException):
+    pass
 class ImportObserver:
     def find_spec(self, name, *args):
         if name == "torch":
-            print(os.environ["OMP_WAIT_POLICY"], flush=True)
-            os._exit(0)
+            raise TorchImported
 sys.meta_path.insert(0, ImportObserver())
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-runpy.run_path(sys.argv[1])
+own_path = [*sys.path]
+for script in sys.argv[1:]:
+    for value in None, "ACTIVE":
+        os.environ.pop("OMP_WAIT_POLICY", None)
+        if value:
+            os.environ["OMP_WAIT_POLICY"] = value
+        try:
+            sys.path[:] = [os.path.dirname(script), *own_path]
+            runpy.run_path(script)
+        except TorchImported:
+            print(os.path.basename(script), os.environ.get("OMP_WAIT_POLICY"))
+        for name, module in [*sys.modules.items()]:  # the next script imports the project's modules again
+            if str(getattr(module, "__file__", "")).startswith({str(ROOT)!r}):
+                del sys.modules[name]
 """
-    for variables, expected in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
-        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | variables
-        command = [sys.executable, "-c", code, str(path)]
-        result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert result.returncode == 0 and result.stdout.split() == [expected], result.stderr
+    command = [sys.executable, "-c", code, *map(str, COMPUTING)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    expected = [f"{path.name} {value}" for path in COMPUTING for value in ("PASSIVE", "ACTIVE")]
+    assert result.stdout.splitlines() == expected, result.stderr
 
 
 def test_a_users_own_files_are_not_tested(tmp_path):

@@ -74,8 +74,8 @@ class Exported(NamedTuple):
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Exported]:
     """A model of each position method, exported by the command, which checks it. One is as a large model's export."""
     make_tokenizer, bias = CASES[request.param]
-    activation = "gelu_new" if bias else "gelu"
-    loaded = checkpoint_of(make_tokenizer(), position=request.param, bias=bias, activation=activation)
+    shape = dict(bias=bias, activation="gelu_new" if bias else "gelu", n_layer=2 if request.param == "learned" else 1)
+    loaded = checkpoint_of(make_tokenizer(), position=request.param, **shape)
     folder = tmp_path_factory.mktemp(request.param) / "exported"
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "alibi":
@@ -161,7 +161,7 @@ def test_the_folder_has_what_other_programs_expect(exported):
         for value in (*graph.input, *graph.output)
     }
     past, present = "past_sequence_length", "past_sequence_length + sequence_length"
-    parts = [f"{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+    parts = [f"{layer}.{part}" for layer in range(exported.loaded.config().n_layer) for part in ("key", "value")]
     assert shapes == {
         "input_ids": ["batch_size", "sequence_length"],
         "attention_mask": ["batch_size", "total_sequence_length"],

@@ -270,10 +270,10 @@ def test_a_node_can_join_a_run(tiny, tmp_path, monkeypatch):
 def test_torchrun_does_not_restart_after_a_user_error(tiny):
     cfg = tiny(max_iters=5)
     train(cfg)  # so that a new run in its folder is refused
-    torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=2", "--max-restarts=3")
+    torchrun = start_torchrun(cfg, "--standalone", "--nproc_per_node=1", "--max-restarts=3")
     assert torchrun.wait(timeout=300) != 0
     out = output(cfg)
-    assert "holds the checkpoints of an earlier run" in out and 1 <= out.count("error: ") <= 2
+    assert "holds the checkpoints of an earlier run" in out and out.count("error: ") == 1
     assert run_folder.last_state(Path(cfg.out_dir))["step"] == 5
 
 

@@ -1,8 +1,6 @@
 import itertools
 import math
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,7 +21,6 @@ from folio.training.optim import (
     state_tensors,
 )
 from model import GPT, GPTConfig
-from tests.support.repository import ROOT
 
 CONFIG = GPTConfig(block_size=8, vocab_size=20, n_layer=1, n_head=2, n_embd=16, bias=True)
 BASE = dict(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, wsd_decay_iters=20)
@@ -289,22 +286,3 @@ def test_muon_gathers_contiguous_tensors(monkeypatch, seed, shape):
     weight.grad = torch.randn(shape)
     muon.step()
     assert len(gathered) == 1
-
-
-def test_a_step_does_not_import_the_compiler():
-    """Training started a second later, because methods of torch's optimizers imported torch._dynamo."""
-    code = """
-import sys, torch
-from folio.training.optim import OPTIMIZERS, load_state_tensors, make_optimizer, state_tensors
-from model import GPT, GPTConfig
-for kind in OPTIMIZERS:
-    model = GPT(GPTConfig(8, 9, 1, 1, 4))
-    optimizer = make_optimizer(model, kind, 1e-3, (0.9, 0.95), 0.1)
-    idx = torch.zeros(1, 8, dtype=torch.long)
-    model(idx, idx)[1].backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    load_state_tensors(model, optimizer, state_tensors(model, optimizer))
-    assert "torch._dynamo" not in sys.modules, kind
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
