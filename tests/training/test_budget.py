@@ -262,7 +262,7 @@ SMALLEST = dict(n_layer=1, n_head=1, n_embd=8, block_size=8, batch_size=1, dropo
 )
 def test_a_run_takes_its_minutes_even_if_the_machines_speed_changes(tiny, monkeypatch, name, runs_ahead):
     """--minutes=2 took over 6 if the machine slowed down after the first two seconds, the only ones measured."""
-    machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead)
+    machine = SimulatedMachine(monkeypatch, *MACHINES[name], runs_ahead, trains=False)
     recipe = dict(max_iters=100, eval_interval=20, lr_schedule="wsd", wsd_decay_iters=50, warmup_iters=5)
     cfg = tiny(**recipe, **SMALLEST, minutes=1, sample_tokens=0, log_interval=7 if runs_ahead else 1)
     train(cfg)
