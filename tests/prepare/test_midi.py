@@ -59,7 +59,7 @@ def test_the_same_command_again_prepares_nothing_and_other_settings_are_refused(
     meta = prepared(tmp_path, pieces, **BEATS) / "meta.json"
     before = meta.stat().st_mtime_ns
     prepared(tmp_path, pieces, **BEATS)
-    assert "is prepared already" in capsys.readouterr().out and meta.stat().st_mtime_ns == before
+    assert "is already prepared" in capsys.readouterr().out and meta.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="contains another data set"):
         prepared(tmp_path, pieces, transpose_up=0, **BEATS)
 

@@ -126,7 +126,7 @@ def test_the_default_name_is_that_of_the_input_or_of_the_folder_of_all(
         (folder / file).write_text("text")
     monkeypatch.chdir(folder)
     assert default_name([text.format(folder=folder) for text in inputs]) == name
-    printed = f"several inputs: the name of the data set is {name}; --name=NAME sets another\n" if is_printed else ""
+    printed = f"several inputs: the data set is named {name}; to change it: --name=NAME\n" if is_printed else ""
     assert capsys.readouterr().out == printed
 
 
@@ -156,7 +156,7 @@ def test_the_same_files_from_another_folder_are_prepared_already(tmp_path, monke
     for cwd, inputs in ("verses", ["a.txt", "b.txt"]), ("", ["verses/a.txt", str(tmp_path / "verses" / "b.txt")]):
         monkeypatch.chdir(tmp_path / cwd)
         prepare_text.main(TextConfig(inputs=tuple(inputs), data_dir=str(tmp_path / "data")))
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
 
 
 def printed_runs(out: str) -> dict[str, list[str]]:
@@ -276,7 +276,7 @@ def test_a_file_whose_name_is_not_utf8(tmp_path, capsys):
     """Writing meta.json raised UnicodeEncodeError."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("It was a dark and stormy night. " * 10)
-    for line in ("--dataset=caf_ ", "is prepared already"):
+    for line in ("--dataset=caf_ ", "is already prepared"):
         prepare_text.main(load(TextConfig, [path, f"--data_dir={tmp_path / 'data'}"]))
         assert line in capsys.readouterr().out
     assert read_json(tmp_path / "data" / "caf_" / "meta.json")["source"]["first"][0]["name"] == path
@@ -307,8 +307,7 @@ def test_many_small_files_with_the_default_settings(tmp_path, capsys):
             ["--val_fraction=1.5"],
             "val_fraction=1.5: it must be above 0 and less than 1",
         ),
-        ("x.txt", b"some text", ["--name=a,b"], "name=a,b: --dataset must be able to name it"),
-        ("x.txt", b"some text", ["--name="], "name=: --dataset must be able to name it"),
+        ("x.txt", b"some text", ["--name=a,b"], "name=a,b: for use with --dataset"),
         ("x.txt", b"some text", ["--tokenizer=word"], "tokenizer=word: use char, byte, gpt2, bpe, or the folder"),
         ("x.txt", b"some text", ["--tokenizer=" + "x" * 300], "use char, byte, gpt2, bpe, or the folder"),
         ("x.txt", b"some text", ["--tokenizer=."], "has no tokenizer"),

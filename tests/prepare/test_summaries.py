@@ -128,7 +128,7 @@ def test_preparing_the_same_files_again_does_nothing(tmp_path, monkeypatch, caps
     write_files(tmp_path)
     for _ in range(2):
         run_script(tmp_path, "s.jsonl")
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
     with pytest.raises(UserError, match="contains another data set"):
         run_script(tmp_path, "s.jsonl", "--document_length=10")
 

@@ -80,7 +80,7 @@ def test_preparing_the_same_files_again_does_nothing(tmp_path, monkeypatch, caps
     settings = dict(inputs=("s.tsv",), languages="en,de", tokenizer="byte", data_dir=str(tmp_path / "data"))
     for _ in range(2):
         translation.main(TranslationConfig(**settings))
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
     with pytest.raises(UserError, match="contains another data set"):
         translation.main(TranslationConfig(**{**settings, "languages": "de,en"}))
 

@@ -74,7 +74,7 @@ def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
     assert "train on it: python train.py config/translate.py --dataset=translation " in out and "--split_on" not in out
     before = open_dataset(tmp_path / "translation").hash
     translation.main(TranslationConfig(**settings))
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
     translation.main(TranslationConfig(**settings, seed=2, overwrite=True))
     assert open_dataset(tmp_path / "translation").hash != before
 

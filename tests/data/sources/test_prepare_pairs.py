@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from folio import UserError
+from folio.data.corpus import SizeLimits
 from folio.data.shards import open_dataset
 from folio.data.sources.pairs import split_pairs
 from folio.data.sources.prepare_pairs import choose_validation
@@ -83,13 +84,13 @@ def test_a_table_is_the_same_by_another_path(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for path in (str(tmp_path / "a.csv"), "a.csv"):
         prepare_pairs.main(PairsConfig(inputs=(path,), tokenizer="byte", data_dir=str(tmp_path)))
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
 
 
 def test_an_interrupted_preparation_is_resumed_for_the_same_pairs_only(tmp_path, monkeypatch, capsys):
     """Also if the file has been written again. Shards of other pairs must not be mixed with the new ones."""
     (tmp_path / "a.csv").write_text(CSV)
-    monkeypatch.setattr("folio.data.corpus.BLOCK_BYTES", 100)
+    monkeypatch.setattr("folio.data.corpus.DEFAULT_LIMITS", SizeLimits(block=100))
     settings = dict(inputs=(str(tmp_path / "a.csv"),), tokenizer="byte", data_dir=str(tmp_path), shard_tokens=100)
     prepare_pairs.main(PairsConfig(name="straight", **settings))
     with interrupted_after(4, monkeypatch):
