@@ -144,7 +144,7 @@ def find_sources(
     sources: dict[Path, Source] = {}
     for name in inputs:
         for path in _find_files(name, format, suffixes):
-            sources.setdefault(path.resolve(), Source(path, format or format_of(path) or "text", str(path), limits))
+            sources.setdefault(path.resolve(), Source(path, format or detect_format(path) or "text", str(path), limits))
     return list(sources.values())
 
 
@@ -156,7 +156,7 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
         if suffixes:
             files = [p for p in files if p.suffix.lower() in suffixes]
         elif not format:
-            files = [p for p in files if format_of(p)]
+            files = [p for p in files if detect_format(p)]
         if not files:
             if suffixes:
                 raise CorpusError(f"{name}: this folder has no {', '.join(suffixes)}")
@@ -210,7 +210,7 @@ def _files_under(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def format_of(path: Path) -> Format | None:
+def detect_format(path: Path) -> Format | None:
     """Return the format of a file by its suffix, or None."""
     suffixes = path.suffixes
     if suffixes and suffixes[-1].lower() in COMPRESSIONS:
