@@ -11,6 +11,7 @@ from folio.data import builder
 from folio.data.builder import DatasetBuilder, describe_unknown, split_by_number
 from folio.data.prepare import prepare
 from tests.support.prepared import (
+    SMALL_BLOCKS,
     config,
     content,
     corpus_of,
@@ -200,7 +201,7 @@ def test_a_changed_source_is_not_resumed(lines, tmp_path, monkeypatch):
     assert (tmp_path / "data" / ".a.part" / "progress.json").exists()
     path = lines.sources[0].path
     path.write_text(path.read_text().replace("alpha", "omega"))
-    folder = prepare(config(tmp_path, shard_tokens=700), corpus_of(path), "a")
+    folder = prepare(config(tmp_path, shard_tokens=700), corpus_of(path, limits=SMALL_BLOCKS), "a")
     assert "alpha" not in "".join(read_back(folder, "train"))
 
 

@@ -165,11 +165,16 @@ def test_a_record_that_is_too_long_for_memory_is_refused(name, content, message,
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=message):
         documents_of(corpus_of(tmp_path / name, limits=limits))
-    (tmp_path / name).write_bytes(content.replace(b"a" * 2000, b"a" * 900).replace(b"a\n" * 2000, b"a\n" * 20))
-    assert len(documents_of(corpus_of(tmp_path / name, limits=limits))) == 2  # the limit is per record, not per file
 
 
-def test_folders_patterns_and_files_are_found_once_in_order(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, head, record", [("x.jsonl", "", '{{"text": "{0}"}}\n'), ("x.csv", "text\n", '"{0}"\n')])
+def test_the_limit_of_a_record_is_not_a_limit_of_the_file(name, head, record, tmp_path):
+    text = "\n".join("a" * 400) if name == "x.csv" else "a" * 900
+    (tmp_path / name).write_bytes((head + 3 * record.format(text)).encode())
+    assert documents_of(corpus_of(tmp_path / name, limits=SizeLimits(block=100, record=1000))) == [text] * 3
+
+
+def test_files_in_folders_and_patterns_are_returned_once_in_order(tmp_path, monkeypatch):
     for name in ("b.txt", "a.md", "sub/c.jsonl.gz", "sub/picture.png", "code.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")

@@ -261,7 +261,7 @@ def test_a_vocabulary_too_large_for_the_text_is_reported(kind, lines, tmp_path, 
 
 
 def test_a_large_document_in_the_validation_split_is_reported(tmp_path, capsys):
-    """Of three files, the largest was for validation: 46 % of the tokens instead of the requested 1 %."""
+    """The largest of three files was for validation: 46 % of the tokens instead of the requested 1 %."""
     for name, size in (("a", 100), ("b", 200), ("c", 300)):
         (tmp_path / f"{name}.txt").write_text("".join(f"words {i} of {name}\n" for i in range(size)))
     sources = find_sources([str(tmp_path / f"{name}.txt") for name in "abc"])

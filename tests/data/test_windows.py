@@ -203,6 +203,7 @@ def test_parse_mixture_returns_names_and_weights(text, expected):
     [
         ("a:1e308,b:1e308", "weights is infinite; use smaller"),
         ("a:1,b:0.95e-6", "b .*less than 1 of 1,048,576.*larger weight"),
+        ("a:0.95e-6,b:1", "a .*less than 1"),
     ],
 )
 def test_weights_without_a_share_are_refused(text, message):
