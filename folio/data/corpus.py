@@ -347,12 +347,8 @@ class Documents(Corpus):
         **settings: Any,
     ):
         super().__init__(sources, split_rule=None if val is None else split_by_number(val), **settings)
-        self.documents, self.report_entries, self.augment, self.recipe = (
-            documents,
-            report_entries or {},
-            augment,
-            recipe,
-        )
+        self.documents, self.augment, self.recipe = documents, augment, recipe
+        self.report_entries = report_entries or {}
         self.n_val = None if val is None else len(val)
         self.file = sources[0].name if len(sources) == 1 else "the input"  # for messages
 

@@ -82,7 +82,7 @@ class PrepareConfig(Settings):
     num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
 
     def problems(self) -> list[tuple[str, str]]:
-        """A name that --dataset cannot refer to."""
+        """Return an error for a name that --dataset does not accept."""
         if self.name is None or (self.name and self.name == name_from(self.name)):
             return []
         rule = (
@@ -137,7 +137,7 @@ def prepare(
     selected by their hash. If this leaves a split empty, a second pass selects the documents with the smallest hashes.
 
     tokenizer: None: the one that cfg.tokenizer names. max_checked_bytes: the largest text that is checked for leakage
-    by default. max_compared_documents: the most documents whose near duplicates are counted by default.
+    by default. max_compared_documents: the maximum number of documents for counting near duplicates by default.
     Raises UserError. After an error, nothing remains on disk except full shards to resume from.
     """
     assert name and name == name_from(name)
@@ -199,7 +199,7 @@ class _Job:
 
     @property
     def checks_leakage(self) -> bool:
-        """Whether to count text that validation shares with training."""
+        """Whether to count text shared by validation and training."""
         check = self.cfg.check_leakage
         return self.reason_to_skip_check is None if check is None else check
 
@@ -239,12 +239,12 @@ def _is_prepared(job: _Job) -> bool:
         if meta.get("recipe") == job.recipe:
             print(f"{job.folder} is already prepared; --overwrite=True prepares it again")
             return True
-        what = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
+        content = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        what = "other files"
+        content = "other files"
     raise UserError(
-        f"{job.folder} contains {what}, and the new data set would use the tokenizer {job.cfg.tokenizer}: set another "
-        f"--name, or replace it with --overwrite=True"
+        f"{job.folder} contains {content}, and the new data set would use the tokenizer {job.cfg.tokenizer}: set "
+        f"another --name, or replace it with --overwrite=True"
     )
 
 
