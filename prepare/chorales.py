@@ -102,7 +102,7 @@ def main(cfg: ChoralesConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     path = music21_wheel()
-    chorales, others = [], 0
+    chorales, n_skipped = [], 0
     with zipfile.ZipFile(path) as wheel:
         names = score_names(wheel)
         scores = [music_xml(wheel.read(name)) for name in names]
@@ -110,10 +110,10 @@ def main(cfg: ChoralesConfig) -> None:
     results = map_in_order(notes_of_chorale, scores, workers)
     for _, notes in progress_bar(iterable=results, total=len(names), leave=False):
         if notes is None:
-            others += 1
+            n_skipped += 1
         else:
             chorales.append(notes)
-    print(f"{len(chorales)} chorales of {VOICES} parts; {others} scores have another number of parts")
+    print(f"{len(chorales)} chorales of {VOICES} parts; {n_skipped} scores have another number of parts")
     pitches = [note.pitch for notes in chorales for note in notes]
     lowest, highest = min(pitches) - cfg.transpose_down, max(pitches) + cfg.transpose_up
     format = EventFormat("beats", STEPS, longest_shift=4, velocities=0, lowest=lowest, highest=highest, tempo=TEMPO)

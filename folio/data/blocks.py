@@ -149,7 +149,7 @@ def _parse_json_object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"this line is not JSON: {error}; fix it or remove it") from None
     if not isinstance(value, dict):
-        raise CorpusError("it is not an object {...}")
+        raise CorpusError("this line is not an object {...}")
     return value
 
 

@@ -367,7 +367,7 @@ def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -
         )
     if digest is not None and sha256(path) != digest:
         raise DatasetError(
-            f"{path} has changed since it was written: its sha256 is not that in meta.json; prepare the data set again"
+            f"{path} has changed since it was written: its sha256 does not match meta.json; prepare the data set again"
         )
     return array
 
@@ -511,7 +511,9 @@ def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
         problem = "missing, or not a file" if size is None else "empty"
         raise DatasetError(f"{path} is {problem}; prepare the data set again")
     if size % dtype.itemsize:
-        raise DatasetError(f"{path} has {size:,} bytes, not a whole number of {dtype.name} tokens; it is truncated")
+        raise DatasetError(
+            f"{path} is truncated: it has {size:,} bytes, not a multiple of {dtype.itemsize} ({dtype.name})"
+        )
     return _map(path, dtype)
 
 
@@ -534,7 +536,7 @@ def _raise_open_file_limit(folder: Path) -> None:
     larger = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
     if larger == soft:
         raise DatasetError(
-            f"{folder} has more shards than the {hard:,} files that a process may open here: prepare it again with a "
+            f"{folder} has more shards than the limit of {hard:,} open files per process: prepare it again with a "
             f"larger --shard_tokens, or raise the limit with ulimit -Hn"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (larger, hard))

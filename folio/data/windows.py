@@ -314,6 +314,6 @@ def parse_mixture(dataset: str) -> list[tuple[str, float]]:
     if smallest * SHARE_UNITS < total:
         raise DatasetError(
             f"dataset={dataset}: {name} would have less than 1 of {SHARE_UNITS:,} sequences, the minimum share; "
-            f"use a larger weight, or leave it out"
+            f"use a larger weight, or remove it"
         )
     return mixture

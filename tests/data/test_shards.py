@@ -278,7 +278,7 @@ def flip_a_bit(path: Path) -> None:
     [
         (lambda f: truncate(f / "train.bin", 0), r"train\.bin is empty"),
         (lambda f: truncate(f / "train.bin", 1000), r"train\.bin is truncated .* 500"),
-        (lambda f: truncate(f / "train.bin", 1001), "not a whole number of uint16"),
+        (lambda f: truncate(f / "train.bin", 1001), "not a multiple of 2"),
         (lambda f: (f / "val.bin").unlink(), r"val\.bin is missing"),
         (lambda f: flip_a_bit(f / "val.bin"), "sha256"),
         (lambda f: (f / "meta.json").write_text("{"), r"not a valid meta\.json"),
@@ -330,7 +330,7 @@ try:
 except UserError as error:
     print(error)
 """
-    for hard, expected in (("400", "186"), ("100", "more shards than the 100 files")):
+    for hard, expected in (("400", "186"), ("100", "more shards than the limit of 100 open files")):
         words = [sys.executable, "-c", program, str(tmp_path / "many"), hard]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
         assert expected in done.stdout, done.stderr

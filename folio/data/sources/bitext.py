@@ -88,18 +88,18 @@ def language_columns(languages: Texts, path: Path, schema: Any) -> list[Column]:
     The texts are in a column "translation", by language, or in "english" and "non_english". Raises CorpusError.
     """
     if "translation" in schema.names and (kind := schema.field("translation").type).num_fields:
-        known = [kind.field(i).name for i in range(kind.num_fields)]
+        available = [kind.field(i).name for i in range(kind.num_fields)]
         columns: list[Column] = [("translation", name) for name in languages]
     elif set(TATOEBA_COLUMNS) <= set(schema.names) and "en" in languages:
-        known = list(languages)
+        available = list(languages)
         columns = [(TATOEBA_COLUMNS[name != "en"], None) for name in languages]
     else:
         raise CorpusError(
             f'{path} has the columns {", ".join(schema.names)}; texts must be in "translation", by language, or in '
             f'"english" and "non_english" with en in --languages'
         )
-    if missing := [name for name in languages if name not in known]:
-        raise CorpusError(f"{path} has no texts in {missing[0]!r}, only in {', '.join(known)}; set --languages")
+    if missing := [name for name in languages if name not in available]:
+        raise CorpusError(f"{path} has no texts in {missing[0]!r}, only in {', '.join(available)}; set --languages")
     return columns
 
 

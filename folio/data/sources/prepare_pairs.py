@@ -185,9 +185,9 @@ def prepare_pairs(
     inputs = [*(source.path for source in sources), *([Path(cfg.source)] if cfg.source else [])]
     refuse_inputs_inside(data_root(cfg.data_dir) / folder_name, inputs)
     print(f"making the pairs of {name}", flush=True)
-    made = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
-    usable = [pair for pair in made if pair is not None]
-    if left_out := len(made) - len(usable):
+    results = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
+    usable = [pair for pair in results if pair is not None]
+    if left_out := len(results) - len(usable):
         print(f"left out: {counted(left_out, 'pair')} with an empty text")
     if validation is None:
         groups = [f"{cfg.seed} {pair.get('item', pair['prompt'])}".encode("utf-8", "replace") for pair in usable]
