@@ -582,9 +582,7 @@ def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segme
 
 
 def _record_too_long(source: Source, record: str) -> CorpusError:
-    return CorpusError(
-        f"{record} has more than {source.limits.record:,} bytes; save a text of this size as a .txt file"
-    )
+    return CorpusError(f"{record} has more than {source.limits.record:,} bytes; save such a text as a .txt file")
 
 
 def read_lines(source: Source) -> Iterator[str]:
@@ -662,9 +660,7 @@ def open_parquet(source: Source, field: str) -> Any:
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(
-            source.path, buffer_size=source.limits.block
-        )  # the default reads whole columns ahead
+        file = parquet.ParquetFile(source.path, buffer_size=source.limits.block)  # default: complete columns in memory
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     schema = file.schema_arrow
