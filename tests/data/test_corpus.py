@@ -110,8 +110,8 @@ def test_large_documents_between_separators_are_split_into_parts(separator, bloc
     for block in corpus_of(path, limits=limits, split_on=separator).blocks():
         if isinstance(block, TextBlock):
             assert not pending
-            for content, _, at in block.content:
-                assert at == offset
+            for content, _, start in block.content:
+                assert start == offset
                 contents.append(content)
                 offset += len(content) + len(separator.encode())
             continue

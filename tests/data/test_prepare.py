@@ -338,8 +338,8 @@ def planted_documents(rng: random.Random) -> list[str]:
     near = []
     for text in texts[:20]:
         near.append(list(text))
-        at = rng.randrange(78)
-        near[-1][at : at + 3] = rng.choices(words, k=3)
+        start = rng.randrange(78)
+        near[-1][start : start + 3] = rng.choices(words, k=3)
     documents = [" ".join(text) for text in texts + near] + [", ".join(text).upper() for text in texts[20:25]]
     rng.shuffle(documents)
     return documents
@@ -370,9 +370,9 @@ def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, c
     settings = dict(val_fraction=0.3, shard_tokens=2500)
     plain = prepare(config(tmp_path, **settings), documents, "plain")
     out = capsys.readouterr().out
-    twins = {(a, b) for a in texts for b in texts if a != b and similarity(a, b) > 0.5}
+    near_duplicates = {(a, b) for a in texts for b in texts if a != b and similarity(a, b) > 0.5}
     val, train = read_back(plain, "val"), read_back(plain, "train")
-    leaked = sum(any((text, other) in twins for other in train) for text in val)
+    leaked = sum(any((text, other) in near_duplicates for other in train) for text in val)
     counts = read_json(plain / "report.json")["near_duplicates"]
     if not in_parts:  # a document in parts has the signature of its first part
         assert counts == {"repeated": 25, "val_in_train": leaked, "left_out": 0}
@@ -380,9 +380,11 @@ def test_near_duplicates_are_counted_and_left_out(form, tmp_path, monkeypatch, c
 
     straight = prepare(config(tmp_path, dedup="near", num_workers=0, **settings), documents, "straight")
     remaining = read_back(straight, "val") + read_back(straight, "train")
-    assert len(remaining) >= 60 and (in_parts or not any(a in remaining and b in remaining for a, b in twins))
+    assert len(remaining) >= 60 and (in_parts or not any(a in remaining and b in remaining for a, b in near_duplicates))
     if not in_parts:
-        expected = [text for i, text in enumerate(texts) if not any((text, other) in twins for other in texts[:i])]
+        expected = [
+            text for i, text in enumerate(texts) if not any((text, other) in near_duplicates for other in texts[:i])
+        ]
         assert sorted(remaining) == sorted(expected)
         assert "25 near duplicates were left out" in capsys.readouterr().out
     counts = read_json(straight / "report.json")["near_duplicates"]

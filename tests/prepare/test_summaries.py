@@ -31,17 +31,17 @@ def run_script(folder: Path, *words: str) -> Path:
     options = [f"--data_dir={folder / 'data'}", "--val_fraction=0.2"]
     options += [] if "--pretraining=True" in words else ["--tokenizer=byte"]
     summaries.main(load(SummariesConfig, [*words, *options]))
-    (made,) = [
+    (folder,) = [
         path
         for path in (folder / "data").iterdir()
         if not path.name.startswith(".") and path.name.endswith("-documents") == ("--pretraining=True" in words)
     ]
-    return made
+    return folder
 
 
-def pairs_in(made: Path) -> list[tuple[str, str]]:
+def pairs_in(folder: Path) -> list[tuple[str, str]]:
     """The prompts and completions of both splits."""
-    dataset = open_dataset(made)
+    dataset = open_dataset(folder)
     splits = [list(split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)]
     assert all(splits)
     return sorted(splits[0] + splits[1])
@@ -137,10 +137,10 @@ def test_empty_texts_are_skipped_and_fields_and_items_are_kept(tmp_path, capsys)
     lines = [{"document": d, "summary": s, "item": n // 5, "kind": "x"} for n, (d, s) in enumerate(TEXTS)]
     lines += [{"document": " ", "summary": "a"}, {"document": "a", "summary": None}, {"prompt": "a", "completion": ""}]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    made = run_script(tmp_path, str(tmp_path / "s.jsonl"))
+    folder = run_script(tmp_path, str(tmp_path / "s.jsonl"))
     assert "left out: 3 pairs with an empty text" in capsys.readouterr().out
-    assert pairs_in(made) == EXPECTED
-    held_out = validation_pairs(open_dataset(made))
+    assert pairs_in(folder) == EXPECTED
+    held_out = validation_pairs(open_dataset(folder))
     assert {pair.fields["kind"] for pair in held_out} == {"x"}
     assert len(held_out) == 5 and len({pair.fields["item"] for pair in held_out}) == 1
 
@@ -182,15 +182,15 @@ def wheels(tmp_path, monkeypatch) -> None:
 
 
 def test_docstrings_are_split_by_folder(wheels, tmp_path):
-    made = run_script(tmp_path)
-    assert made.name == "summaries"
-    pairs = pairs_in(made)
+    folder = run_script(tmp_path)
+    assert folder.name == "summaries"
+    pairs = pairs_in(folder)
     assert len(pairs) == 40  # without the repetitions
     assert all(len(prompt) <= 600 + len("\n\nTL;DR:") and prompt.endswith("\n\nTL;DR:") for prompt, _ in pairs)
     assert pairs[0][0].startswith("The aaa is explained here.") and pairs[0][1] == " Compute the aaa of it."
-    held_out = [pair.fields for pair in validation_pairs(open_dataset(made))]
+    held_out = [pair.fields for pair in validation_pairs(open_dataset(folder))]
     assert len(held_out) == 8 and {fields["begins"] for fields in held_out} == {"prose"}
-    in_training = {prompt for prompt, _ in split_pairs(open_dataset(made).train, ByteTokenizer())}
+    in_training = {prompt for prompt, _ in split_pairs(open_dataset(folder).train, ByteTokenizer())}
     assert len(in_training) == 32 and not in_training & {fields["prompt"] for fields in held_out}
     items = [fields["item"] for fields in held_out]
     assert all(items.count(item) == 2 for item in items)  # both docstrings of a folder
@@ -215,8 +215,8 @@ def write_parquet(path: Path, names: tuple[str, str]) -> None:
 @pytest.mark.parametrize("names", [("article", "highlights"), ("document", "summary")])
 def test_a_folder_with_the_columns_of_the_hub(names, tmp_path):
     write_parquet(tmp_path / "news" / "train-00000-of-00001.parquet", names)
-    made = run_script(tmp_path, f"--source={tmp_path / 'news'}")
-    assert made.name == "news" and pairs_in(made) == EXPECTED
+    folder = run_script(tmp_path, f"--source={tmp_path / 'news'}")
+    assert folder.name == "news" and pairs_in(folder) == EXPECTED
 
 
 def test_the_first_rows_of_a_folder(tmp_path):

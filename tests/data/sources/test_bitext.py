@@ -31,11 +31,11 @@ def prepared(folder: Path, *words: str) -> list[tuple[str, str]]:
     """Run the script, and return the prompts and completions of both splits."""
     options = ["--tokenizer=byte", f"--data_dir={folder / 'data'}", "--val_fraction=0.2", "--overwrite=True"]
     translation.main(load(TranslationConfig, [*options, *words]))
-    (made,) = [path for path in (folder / "data").iterdir() if not path.name.startswith(".")]
-    dataset = open_dataset(made)
+    (prepared_folder,) = [path for path in (folder / "data").iterdir() if not path.name.startswith(".")]
+    dataset = open_dataset(prepared_folder)
     splits = [list(split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)]
     assert all(splits)
-    made.rename(folder / f"made-{made.name}-{len(list(folder.iterdir()))}")
+    prepared_folder.rename(folder / f"made-{prepared_folder.name}-{len(list(folder.iterdir()))}")
     return sorted(splits[0] + splits[1])
 
 
@@ -162,8 +162,8 @@ def test_downloads_from_a_hub(tmp_path):
         assert done.returncode == 0, done.stderr
         for source in sources:
             dataset = open_dataset(tmp_path / "data" / f"{source}-en-de")
-            both = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
-            assert sorted(both) == EXPECTED
+            pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
+            assert sorted(pairs) == EXPECTED
     assert read_json(tmp_path / "data" / "tatoeba-en-de" / "meta.json")["recipe"]["val_fraction"] == 0.2
 
 

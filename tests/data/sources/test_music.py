@@ -84,8 +84,8 @@ def test_notes_to_events_and_back(format, tmp_path, seed):
     notes = random_notes(random.Random(seed), 1000, levels, format.lowest, format.highest)
     events = events_of_notes(notes, format)
     assert play(events, format.steps) == notes == notes_of_events(events, format)
-    made = format.tokenizer()
-    assert made.decode(made.encode(events)).split() == events.split()
+    encoding = format.tokenizer()
+    assert encoding.decode(encoding.encode(events)).split() == events.split()
     assert write_midi(tmp_path / "piece.mid", events, format) == notes
     assert notes_of_score(read_score(tmp_path / "piece.mid"), format) == notes
 
@@ -98,8 +98,8 @@ def test_times_in_seconds_follow_all_tempos(tmp_path, seed):
         track.notes.append(symusic.Note(time, rng.randint(10, 200), 30 + k % 50, 64))
         time += rng.randint(1, 300)
     score.tracks.append(track)
-    for at in rng.sample(range(time), 20):
-        score.tempos.append(symusic.Tempo(at, rng.uniform(30, 200)))
+    for tick in rng.sample(range(time), 20):
+        score.tempos.append(symusic.Tempo(tick, rng.uniform(30, 200)))
     score.dump_midi(tmp_path / "a.mid")
     read = read_score(tmp_path / "a.mid")
     expected = read.to("second").tracks[0].notes.numpy()
@@ -259,10 +259,10 @@ def test_drums_only_and_a_missing_file_are_reported(tmp_path):
 
 
 def test_the_tokenizer_contains_the_format_for_writing_midi():
-    made = SCORE.tokenizer()
-    again = tokenizer.from_json(made.to_json())
-    assert isinstance(again, MidiTokenizer) and again.hash == made.hash
-    assert EventFormat.of(again) == SCORE and again.eot == again.vocab_size - 1 == len(again.events)
+    encoding = SCORE.tokenizer()
+    restored = tokenizer.from_json(encoding.to_json())
+    assert isinstance(restored, MidiTokenizer) and restored.hash == encoding.hash
+    assert EventFormat.of(restored) == SCORE and restored.eot == restored.vocab_size - 1 == len(restored.events)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +270,9 @@ def test_the_tokenizer_contains_the_format_for_writing_midi():
     [{"steps": 10**9}, {"steps": "4"}, {"tempo": 0.0}, {"lowest": 91}, {"highest": 128}, {"time": "bars"}, {"more": 1}],
 )
 def test_a_damaged_format_is_refused(change):
-    made = SCORE.tokenizer()
+    encoding = SCORE.tokenizer()
     with pytest.raises(UserError, match="format of this music tokenizer"):
-        EventFormat.of(MidiTokenizer(made.events, {**made.format, **change}))
+        EventFormat.of(MidiTokenizer(encoding.events, {**encoding.format, **change}))
 
 
 @pytest.mark.parametrize("events", [[], ["a", "a"], ["a b"], [""]])

@@ -31,8 +31,8 @@ def test_pairs_are_restored_from_shards(tmp_path):
     prepare_pairs.main(PairsConfig(**settings, val_fraction=0.5, shard_tokens=50))  # a pair may be in two shards
     dataset = open_dataset(tmp_path / "sums")
     assert len(dataset.val) > 2
-    both = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
-    assert sorted(both) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
+    pairs = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
+    assert sorted(pairs) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
     assert [pair[:2] for pair in validation_pairs(dataset)] == list(split_pairs(dataset.val, ByteTokenizer()))
 
 

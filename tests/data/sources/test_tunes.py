@@ -89,15 +89,18 @@ def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
 
 def test_each_tune_is_a_document_in_one_split(tmp_path, monkeypatch, capsys):
     rng = random.Random(7)
-    made = [tune(rng) for _ in range(40)]
-    files = {"a/1.abc": "\n".join([*made[:30], made[3]]), "b/2.abc": "\n".join([*made[30:], "X:9\nK:G\nV:1\nA"])}
+    expected = [tune(rng) for _ in range(40)]
+    files = {
+        "a/1.abc": "\n".join([*expected[:30], expected[3]]),
+        "b/2.abc": "\n".join([*expected[30:], "X:9\nK:G\nV:1\nA"]),
+    }
     wheel = fake_wheel(tmp_path / "music21.whl", files | {"a/1.txt": tune(rng), "b/3.abc": "no tune"})
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("music21/other.abc", tune(rng))
     monkeypatch.setattr(prepare_tunes, "music21_wheel", lambda: wheel)
     folder = prepared(tmp_path)
     val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
-    assert sorted(val + train) == sorted(made) and len(val) == 4
+    assert sorted(val + train) == sorted(expected) and len(val) == 4
     assert read_json(folder / "report.json")["left_out"] == {
         "broken": [],
         "no tune": ["b/3.abc (it has no line X:)"],
