@@ -2,8 +2,8 @@
 
     python prepare/chorales.py
 
-The scores are in music21's wheel on the Python registry, which is downloaded once (20 MB) and checked by its hash; it
-is music21, the library, that reads them. Their terms are in docs/music.md: do not distribute them or the data set.
+The scores are in music21's wheel on PyPI, which is downloaded once (20 MB), verified by its hash, and parsed by the
+music21 library. Their terms are in docs/music.md: do not distribute them or the data set.
 """
 
 import io
@@ -45,8 +45,8 @@ from folio.data.sources.music_corpus import (  # noqa: E402
     music_tokenizer,
 )
 
-STEPS = 4  # of time per beat: sixteenths
-TEMPO = 80.0  # beats per minute of the files that a model writes
+STEPS = 4  # time steps per beat: sixteenths
+TEMPO = 80.0  # beats per minute in generated MIDI files
 VOICES = 4
 MELODY_STEPS = 8
 
@@ -54,17 +54,17 @@ MELODY_STEPS = 8
 @dataclass(frozen=True)
 class ChoralesConfig(MusicConfig):
     name: str = "chorales"  # folder under data_dir
-    dedup: Dedup = True  # False: keep chorales that repeat another one exactly
+    dedup: Dedup = True  # False: keep exact duplicates
 
 
 def score_names(wheel: zipfile.ZipFile) -> list[str]:
-    """The scores of Bach's chorales in music21's wheel, by name: MusicXML, or MusicXML in a zip file."""
+    """Return the sorted names of Bach's chorales in music21's wheel: MusicXML, or MusicXML in a zip file."""
     folder = "music21/corpus/bach/bwv"
     return sorted(n for n in wheel.namelist() if n.startswith(folder) and n.endswith((".mxl", ".xml")))
 
 
 def music_xml(content: bytes) -> bytes:
-    """The MusicXML of a file, which may be a zip file with the score beside a folder META-INF."""
+    """Return the MusicXML in a file, which may be a zip file that also has a folder META-INF."""
     if not content.startswith(b"PK"):
         return content
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -73,9 +73,9 @@ def music_xml(content: bytes) -> bytes:
 
 
 def notes_of_chorale(content: bytes) -> list[Note] | None:
-    """The notes of a score in MusicXML as one player plays them, in sixteenths. None if it has not four parts.
+    """Return the notes of a MusicXML score in sixteenths, as played on one keyboard. None unless it has four parts.
 
-    Repeats are not played, and grace notes are left out.
+    Repeats are not expanded, and grace notes are skipped.
     """
     from music21 import converter
 
@@ -85,11 +85,11 @@ def notes_of_chorale(content: bytes) -> list[Note] | None:
     begin, end, pitch = np.array(timed_pitches(score)).T  # (N,) each
     begin, end = (np.round(times * STEPS).astype(np.int64) for times in (begin, end))
     velocity = np.full(len(begin), DEFAULT_VELOCITY)
-    return as_played(begin, end, pitch.astype(np.int64), velocity, longest_gap=int(end.max()))
+    return as_played(begin, end, pitch.astype(np.int64), velocity, max_gap=int(end.max()))
 
 
 def melody(piece: str, format: EventFormat) -> str:
-    """The first steps of the highest voice, by which the settings of a melody are recognized in any key.
+    """Return the first intervals of the highest voice, which identify a melody in any key.
 
     Bach set many melodies several times, and some settings occur twice with small differences.
     """
@@ -102,7 +102,7 @@ def main(cfg: ChoralesConfig) -> None:
     settings.check(cfg)
     cfg = cfg.replace(tokenizer=resolve(cfg.tokenizer))
     path = music21_wheel()
-    chorales, others = [], 0
+    chorales, n_skipped = [], 0
     with zipfile.ZipFile(path) as wheel:
         names = score_names(wheel)
         scores = [music_xml(wheel.read(name)) for name in names]
@@ -110,10 +110,10 @@ def main(cfg: ChoralesConfig) -> None:
     results = map_in_order(notes_of_chorale, scores, workers)
     for _, notes in progress_bar(iterable=results, total=len(names), leave=False):
         if notes is None:
-            others += 1
+            n_skipped += 1
         else:
             chorales.append(notes)
-    print(f"{len(chorales)} chorales of {VOICES} parts; {others} scores have another number of parts")
+    print(f"{len(chorales)} chorales of {VOICES} parts; {n_skipped} scores have another number of parts")
     pitches = [note.pitch for notes in chorales for note in notes]
     lowest, highest = min(pitches) - cfg.transpose_down, max(pitches) + cfg.transpose_up
     format = EventFormat("beats", STEPS, longest_shift=4, velocities=0, lowest=lowest, highest=highest, tempo=TEMPO)
@@ -121,8 +121,8 @@ def main(cfg: ChoralesConfig) -> None:
     format = EventFormat.of(tokenizer)
     if (format.time, format.steps) != ("beats", STEPS):
         raise UserError(
-            f"tokenizer={cfg.tokenizer}: its time is in steps of 1/{format.steps} {format.time.removesuffix('s')}, and "
-            f"that of the chorales in steps of 1/{STEPS} beat; use midi, or the folder of a run on chorales"
+            f"tokenizer={cfg.tokenizer}: its time step is 1/{format.steps} {format.time.removesuffix('s')}, but the "
+            f"chorales need 1/{STEPS} beat; use midi, or the folder of a run on chorales"
         )
     texts = [events_of_notes(notes, format) for notes in chorales]
     corpus = music_documents([Source(path, "text", MUSIC21)], texts, {}, format, cfg, partial(melody, format=format))

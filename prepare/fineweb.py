@@ -4,8 +4,8 @@
     python prepare/fineweb.py
     python prepare/fineweb.py --ready=True --shards=9
 
-The parquet files take about 27 GB in Hugging Face's cache, and the shards 20 GB. --ready=True downloads shards of 100
-million tokens that are already tokenized, in llm.c's format, which train.py reads as they are.
+The parquet files take about 27 GB in Hugging Face's cache, and the shards 20 GB. --ready=True downloads pre-tokenized
+shards of 100 million tokens in llm.c's format, which train.py reads directly.
 """
 
 import shutil
@@ -35,8 +35,8 @@ class FineWebConfig(PrepareConfig):
     name: str = "fineweb"  # folder under data_dir
     # --- the text ---
     source: str | None = None  # a folder of parquet files with a column "text"; None: the Hugging Face hub
-    limit: PositiveInt | None = None  # number of documents to use, from the first one; None: all
-    ready: bool = False  # True: download shards that are already tokenized
+    limit: PositiveInt | None = None  # use only the first N documents; None: all
+    ready: bool = False  # True: download pre-tokenized shards
     shards: PositiveInt | None = None  # training shards to download with --ready=True; None: all
     tokenizer: str = "gpt2"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
     val_fraction: Fraction | None = 0.001  # share of the documents for validation
@@ -54,10 +54,10 @@ def main(cfg: FineWebConfig) -> None:
 
 
 def download_shards(cfg: FineWebConfig) -> None:
-    """Download the validation shard and the first training shards into the data set's folder, atomically."""
+    """Download the validation shard and the first training shards to the data set's folder, atomically."""
     folder = data_root(cfg.data_dir) / cfg.name
     if folder.exists() and not cfg.overwrite:
-        raise UserError(f"{folder} exists already: set another --name, or --overwrite=True")
+        raise UserError(f"{folder} already exists: set another --name, or --overwrite=True")
     part = folder.with_name(f".{folder.name}.part")
     training = ["*_train_*.bin"]
     if cfg.shards:

@@ -4,8 +4,8 @@
     python prepare/midi.py "songs/**/*.mid" --name=songs --time=beats --steps=4 --velocities=0
     python prepare/midi.py mine/ --tokenizer=out-performances
 
-The input is any number of .mid and .midi files, folders, or patterns. All tracks of a file are one piece for a piano;
-drums are left out. Each piece is in one split, and the training pieces are also transposed.
+The inputs are .mid and .midi files, folders, or patterns. All tracks of a file except drums are one piano piece. Each
+piece is in one split, and training pieces are also transposed.
 """
 
 import sys
@@ -32,21 +32,21 @@ Steps = Annotated[int, Ge(1), Le(1000)]
 class MidiConfig(MusicConfig):
     # --- the music ---
     inputs: tuple[str, ...] = ()  # .mid and .midi files, folders of them, or patterns
-    time: Literal["seconds", "beats"] = "seconds"  # of performances; beats: of scores, whatever their tempo
-    steps: Steps | None = None  # of time; None: 100 per second, or 12 per beat
-    velocities: Annotated[int, Ge(0), Le(127)] = 32  # levels; 0: all notes are equally loud
+    time: Literal["seconds", "beats"] = "seconds"  # unit: seconds for performances, beats for scores
+    steps: Steps | None = None  # time steps per second or beat; None: 100 per second, or 12 per beat
+    velocities: Annotated[int, Ge(0), Le(127)] = 32  # number of levels; 0: all notes are equally loud
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
         if not self.inputs:
             problems.append(("inputs", "name a .mid file, a folder, or a pattern"))
         if self.tokenizer != "midi" and event_format(self) != EventFormat():
-            problems.append(("tokenizer", "it has its own time, steps, and velocities; leave these settings out"))
+            problems.append(("tokenizer", "it defines time, steps, and velocities; remove these settings"))
         return problems
 
 
 def event_format(cfg: MidiConfig) -> EventFormat:
-    """The format that the settings describe."""
+    """Return the format that the settings describe."""
     if cfg.time == "seconds":
         return EventFormat(steps=cfg.steps or 100, velocities=cfg.velocities)
     return EventFormat("beats", cfg.steps or 12, longest_shift=4, velocities=cfg.velocities, tempo=120.0)

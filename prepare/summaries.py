@@ -1,18 +1,16 @@
-"""Documents with summaries as a data set in which only the summaries count: a document, "TL;DR:", and its completion.
+"""Documents with summaries as a data set where only the summaries are targets: a document, "TL;DR:", its summary.
 
     python prepare/summaries.py
     python prepare/summaries.py --pretraining=True
     python prepare/summaries.py articles.jsonl
     python prepare/summaries.py --source=cnn_dailymail --limit=100000
 
-Without input, the documents are docstrings of three Python packages, and their first lines are the summaries. The
-wheels are downloaded once from the Python registry and checked by their hashes. A tenth of the docstrings is held out,
-by folder.
+Without inputs, the documents are docstrings of three Python packages, and their first lines are the summaries. The
+wheels are downloaded once from PyPI and verified by their hashes. A tenth of the docstrings is held out, by folder.
 
-Your own documents are JSON lines {"document": ..., "summary": ...} or {"prompt": ..., "completion": ...}. --source is
-cnn_dailymail or xsum on the Hugging Face hub, or a folder with such parquet files. The same command with
---pretraining=True prepares the same documents without their summaries, with the same split and the same tokenizer, to
-pretrain a model that is then finetuned.
+Your documents are JSON lines {"document": ..., "summary": ...} or {"prompt": ..., "completion": ...}. --source is
+cnn_dailymail or xsum on the Hugging Face hub, or a folder with such parquet files. With --pretraining=True, the same
+command prepares the documents without their summaries, with the same split and tokenizer, for pretraining.
 """
 
 import itertools
@@ -33,10 +31,10 @@ from folio.base.download import Wheel, fetch, hub_parquet  # noqa: E402
 from folio.base.settings import NonEmptyStr, NonNegativeInt, PositiveInt  # noqa: E402
 from folio.checkpoints.find_runs import resolve  # noqa: E402
 from folio.data.blocks import CorpusError  # noqa: E402
-from folio.data.corpus import JSON_LINES, Source, find_sources, format_of  # noqa: E402
+from folio.data.corpus import JSON_LINES, Source, detect_format, find_sources  # noqa: E402
 from folio.data.prepare import VocabSize, default_name  # noqa: E402
 from folio.data.shards import data_root  # noqa: E402
-from folio.data.sources.docstrings import distinct, read_wheel  # noqa: E402
+from folio.data.sources.docstrings import read_wheel, remove_duplicates  # noqa: E402
 from folio.data.sources.pairs import summary  # noqa: E402
 from folio.data.sources.prepare_pairs import (  # noqa: E402
     Column,
@@ -47,7 +45,7 @@ from folio.data.sources.prepare_pairs import (  # noqa: E402
     read_parquet,
 )
 
-WHEELS = (  # for any platform; Python 3.10 can parse their files
+WHEELS = (  # for all platforms; Python 3.10 can parse the files
     # New BSD license
     Wheel("sympy==1.14.0", "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5"),
     # Apache License 2.0
@@ -58,9 +56,9 @@ HUB = {  # name -> repository, subset, revision
     "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", None),
     "xsum": ("EdinburghNLP/xsum", None, "refs/convert/parquet"),  # the hub's conversion; the repository has a script
 }
-COLUMNS = (("article", "highlights"), ("document", "summary"))  # of CNN/DailyMail, and of XSum
+COLUMNS = (("article", "highlights"), ("document", "summary"))  # of CNN/DailyMail and XSum
 FIELDS = ("document", "summary")
-WRITE = 'write {"document": "...", "summary": "..."}, or {"prompt": "...", "completion": "..."}'
+FORMAT_ADVICE = 'write {"document": "...", "summary": "..."}, or {"prompt": "...", "completion": "..."}'
 
 
 @dataclass(frozen=True)
@@ -70,17 +68,17 @@ class SummariesConfig(TextPairsConfig):
     # --- the texts ---
     inputs: tuple[str, ...] = ()  # .jsonl files (also .gz or .zst), folders of them, or patterns; none: docstrings
     source: NonEmptyStr | None = None  # cnn_dailymail, xsum, or a folder of parquet files, instead of inputs
-    document_length: PositiveInt | None = None  # characters before a document is cut; None: 600 of docstrings, or 2,400
-    seed: NonNegativeInt = 7  # which documents are for validation
-    pretraining: bool = False  # True: only the documents; the data set's name then ends with -documents
+    document_length: PositiveInt | None = None  # maximum characters; None: 600 for docstrings, otherwise 2,400
+    seed: NonNegativeInt = 7  # selects the documents for validation
+    pretraining: bool = False  # True: prepare only the documents, as the data set NAME-documents
     # --- the tokenizer ---
-    tokenizer: str = "bpe"  # char, byte, gpt2, bpe, or a folder; for pretraining, by default, that of the pairs
+    tokenizer: str = "bpe"  # char, byte, gpt2, bpe, or a folder; the default for pretraining: that of the pairs
     vocab_size: VocabSize | None = None  # number of tokens of a bpe; None: 2,048 for docstrings, otherwise 8,192
 
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
-        if others := [name for name in self.inputs if format_of(Path(name)) in ("text", "csv", "parquet")]:
-            problems.append(("inputs", f"{others[0]} is not JSON lines; {WRITE} on each line of a .jsonl file"))
+        if others := [name for name in self.inputs if detect_format(Path(name)) in ("text", "csv", "parquet")]:
+            problems.append(("inputs", f"{others[0]} is not JSON lines; {FORMAT_ADVICE} on each line of a .jsonl file"))
         return problems
 
 
@@ -103,7 +101,8 @@ def prepare_docstrings(cfg: SummariesConfig) -> None:
     """Prepare the docstrings of the wheels. Raises UserError if one cannot be downloaded."""
     wheels = [fetch(f"the wheel of {wheel.requirement}", wheel.sha256, [wheel]) for wheel in WHEELS]
     docstrings = (docstring for wheel in wheels for docstring in read_wheel(wheel))
-    shortened = (docstring._replace(document=cut(docstring.document, cfg.document_length)) for docstring in docstrings)
+    length = cfg.document_length
+    truncated = (docstring._replace(document=truncate(docstring.document, length)) for docstring in docstrings)
     pairs = (
         {
             "package": docstring.package,
@@ -112,13 +111,13 @@ def prepare_docstrings(cfg: SummariesConfig) -> None:
             "begins": docstring.begins,
             **summary(docstring.document, docstring.summary),
         }
-        for docstring in distinct(shortened)
+        for docstring in remove_duplicates(truncated)
     )
     prepare_texts(cfg, pairs, "summaries", [], 0.1)
 
 
 def prepare_source(cfg: SummariesConfig) -> None:
-    """Prepare a data set of the hub, or a folder of its files. Raises UserError."""
+    """Prepare a data set from the hub or from a folder of parquet files. Raises UserError."""
     if cfg.source in HUB:
         name, (repository, subset, revision) = cfg.source, HUB[cfg.source]
     else:
@@ -129,7 +128,7 @@ def prepare_source(cfg: SummariesConfig) -> None:
 
 
 def summary_columns(path: Path, schema: Any) -> list[Column]:
-    """The columns of a parquet file that contain documents and summaries. Raises CorpusError."""
+    """Return the columns of a parquet file that contain documents and summaries. Raises CorpusError."""
     for names in COLUMNS:
         if set(names) <= set(schema.names):
             return [(name, None) for name in names]
@@ -150,13 +149,13 @@ def prepare_texts(
     """Prepare pairs as a data set, or their documents for pretraining. Raises UserError."""
     name = cfg.name or name
     if cfg.pretraining and not cfg.is_set("tokenizer"):
-        of_pairs = data_root(cfg.data_dir) / name
-        if not (of_pairs / "meta.json").exists():
+        pairs_folder = data_root(cfg.data_dir) / name
+        if not (pairs_folder / "meta.json").exists():
             raise UserError(
-                f"pretraining=True: it uses the tokenizer of {of_pairs}, which is not prepared; first run this command "
-                f"without --pretraining, or set --tokenizer"
+                f"pretraining=True: it uses the tokenizer of {pairs_folder}, which is not prepared; first run this "
+                f"command without --pretraining, or set --tokenizer"
             )
-        cfg = cfg.replace(tokenizer=str(of_pairs))
+        cfg = cfg.replace(tokenizer=str(pairs_folder))
     cfg = cfg.replace(val_fraction=cfg.val_fraction or val_fraction)
     prepare_pairs(cfg, pairs, name, sources, documents_only=cfg.pretraining)
 
@@ -165,15 +164,15 @@ def prepare_texts(
 
 
 def summary_pair(length: int, value: dict[str, Any]) -> dict[str, Any] | None:
-    """A pair from a JSON object {"prompt", "completion"} or {"document", "summary"}. None if a text is empty.
+    """Return a pair from a JSON object {"prompt", "completion"} or {"document", "summary"}. None if a text is empty.
 
-    length: characters of a document. A prompt is not cut. Raises CorpusError.
+    length: maximum characters of a document. Prompts are not truncated. Raises CorpusError.
     """
-    return read_pair(value, FIELDS, lambda document, text: summary(cut(document, length), text), WRITE)
+    return read_pair(value, FIELDS, lambda document, text: summary(truncate(document, length), text), FORMAT_ADVICE)
 
 
-def cut(text: str, length: int) -> str:
-    """The text without white space at its ends, and at most the first `length` characters, up to the end of a word."""
+def truncate(text: str, length: int) -> str:
+    """Strip white space, and truncate the text to at most `length` characters at the end of a word."""
     text = text.strip()
     if len(text) <= length:
         return text

@@ -1,12 +1,12 @@
-"""Your own text as a data set: files, folders, "patterns*", or - for standard input.
+"""Your text as a data set: files, folders, "patterns*", or - for standard input.
 
     python prepare/text.py novel.txt
     python prepare/text.py *.txt
     python prepare/text.py letters/ diaries/ --name=mine --tokenizer=gpt2
     python prepare/text.py "crawl/*.jsonl.zst" --name=crawl --tokenizer=bpe --vocab_size=16384 --field=content
 
-It reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. A single text is split at its tail. Of
-several documents (files, JSON lines, rows), a hash of the content decides which are for validation.
+It reads .txt, .md, .jsonl, .csv (also compressed as .gz or .zst) and .parquet. The tail of a single text is for
+validation. Several documents (files, JSON lines, rows) are assigned to splits by a hash of their content.
 """
 
 import shutil
@@ -30,8 +30,8 @@ from folio.data.prepare import PrepareConfig, default_name, prepare  # noqa: E40
 class TextConfig(PrepareConfig):
     # --- the text ---
     inputs: tuple[str, ...] = ()  # files, folders, patterns, or - for standard input
-    field: str = "text"  # the field of JSON lines, or the column of rows, that contains the document
-    split_on: str | None = None  # separator of documents in text files; \n is a line break; None: one per file
+    field: str = "text"  # field of JSON lines, or column of tables, that contains the text
+    split_on: str | None = None  # separator of documents in text files; \n is a line break; None: one document per file
     format: Format | None = None  # format of all files; None: by their suffix, otherwise text
 
     def problems(self) -> list[tuple[str, str]]:
@@ -39,7 +39,7 @@ class TextConfig(PrepareConfig):
         if not self.inputs:
             problems.append(("inputs", "name a file, a folder, a pattern, or - for standard input"))
         if self.split_on == "":
-            problems.append(("split_on", "it must not be empty; None takes each file as one document"))
+            problems.append(("split_on", "it must not be empty; for one document per file, leave it out"))
         return problems
 
 
@@ -54,7 +54,7 @@ def main(cfg: TextConfig) -> None:
 
 
 def save_stdin(folder: Path, format: Format | None) -> Path:
-    """Save standard input as a file, because a corpus is read more than once. Raises UserError if it does not fit."""
+    """Save standard input to a file, because a corpus is read several times. Raises UserError if the disk is full."""
     suffix = "txt" if format in (None, "text") else format
     path = folder / f"standard-input.{suffix}"
     try:

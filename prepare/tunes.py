@@ -3,8 +3,8 @@
     python prepare/tunes.py
     python prepare/tunes.py my-tunes.abc more/ --name=mine
 
-Without files, it takes the 12,978 tunes in music21's wheel on the Python registry, which is downloaded once (20 MB) and
-checked by its hash. Their terms are in docs/music.md: do not distribute them or the data set.
+Without inputs, the data set has the 12,978 tunes in music21's wheel on PyPI, which is downloaded once (20 MB) and
+verified by its hash. Their terms are in docs/music.md: do not distribute them or the data set.
 """
 
 import sys
@@ -37,7 +37,7 @@ class TunesConfig(PrepareConfig):
 
 
 def read_files(sources: list[Source], broken: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The name and the content of each ABC file. Those that cannot be read are added to `broken`, with the reason."""
+    """Yield the name and the content of each ABC file. Add unreadable files to `broken`, with the reason."""
     for source in sources:
         if source.name == MUSIC21:
             with zipfile.ZipFile(source.path) as wheel:
@@ -53,8 +53,8 @@ def read_files(sources: list[Source], broken: list[str]) -> Iterator[tuple[str, 
 
 
 def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
-    """All tunes that can be used; and for files and for tunes, those that cannot, with the reason."""
-    read: list[str] = []
+    """Return the usable tunes, and other tunes and files by problem, with the reason."""
+    usable: list[str] = []
     problems: dict[str, list[str]] = {"broken": [], "no tune": [], "not usable": []}
     for name, content in read_files(sources, problems["broken"]):
         texts = list(tunes.split_tunes(tunes.decode(content)))
@@ -62,10 +62,10 @@ def read_tunes(sources: list[Source]) -> tuple[list[str], dict[str, list[str]]]:
             problems["no tune"].append(f"{name} (it has no line X:)")
         for number, text in texts:
             try:
-                read.append(tunes.reduce_tune(text))
+                usable.append(tunes.reduce_tune(text))
             except tunes.TuneError as error:
                 problems["not usable"].append(f"{name} {number} ({error})")
-    return read, problems
+    return usable, problems
 
 
 def main(cfg: TunesConfig) -> None:
@@ -75,16 +75,16 @@ def main(cfg: TunesConfig) -> None:
         sources, name = find_sources(cfg.inputs, "text", tunes.SUFFIXES), cfg.name or default_name(cfg.inputs)
     else:
         sources, name = [Source(music21_wheel(), "text", MUSIC21)], cfg.name or "tunes"
-    read, problems = read_tunes(sources)
-    for line in describe_problems(problems, len(read) + sum(map(len, problems.values())), "tunes and files"):
+    usable, problems = read_tunes(sources)
+    for line in describe_problems(problems, len(usable) + sum(map(len, problems.values())), "tunes and files"):
         print(line)
-    different = tunes.distinct(read)
-    val, train = split_pieces(different, cfg.val_fraction, tunes.without_spaces)
+    unique = tunes.remove_duplicates(usable)
+    val, train = split_pieces(unique, cfg.val_fraction, tunes.without_spaces)
     print(
-        f"{len(different):,} tunes: {len(train):,} for training and {len(val):,} for validation; "
-        f"repetitions left out: {len(read) - len(different):,}"
+        f"{len(unique):,} tunes: {len(train):,} for training and {len(val):,} for validation; "
+        f"repetitions left out: {len(usable) - len(unique):,}"
     )
-    report = {"left_out": problems, "repetitions": len(read) - len(different)}
+    report = {"left_out": problems, "repetitions": len(usable) - len(unique)}
     corpus = Documents(sources, [*val, *train], range(len(val)), report)
     prepare(cfg, corpus, name)
 

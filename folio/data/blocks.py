@@ -1,6 +1,6 @@
-"""Blocks of documents: raw text on its way to the processes that tokenize it, and token ids on the way back.
+"""Blocks of documents, which are sent to worker processes as raw text and returned as token ids.
 
-Dimensions: D documents of a block, N tokens of all of them.
+Dimensions: D documents of a block, N tokens of the block, P permutations of a signature.
 """
 
 import itertools
@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from folio import UserError
-from folio.data.leakage import signatures_of
+from folio.data.leakage import compute_signatures
 from folio.data.shards import token_dtype
-from folio.data.tokenizer import TextError, Tokenizer
+from folio.data.tokenizer import EncodingError, Tokenizer
 
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
-END = None  # a segment that stands for the end-of-text token
-RawDocument = tuple[bytes, str, int]  # its content, its file, and where its first byte is in the file
-Segments = list[tuple[str | None, bool]]  # a document as segments, including END, and whether each counts as a target
+END = None  # the segment of an end-of-text token
+RawDocument = tuple[bytes, str, int]  # content, file name, and offset of the first byte in the file
+Segments = list[tuple[str | None, bool]]  # texts or END, each with a flag: whether its tokens count as targets
 
 
 class CorpusError(UserError):
@@ -30,23 +30,23 @@ class CorpusError(UserError):
 
 
 def document_hash(content: bytes) -> int:
-    """A 64-bit hash of a document, which decides its split and identifies duplicates."""
+    """Return a 64-bit hash of a document, which determines its split and identifies duplicates."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
 class CorpusBlock:
-    """Some documents, or a part of one."""
+    """One or more documents, or a part of a document."""
 
-    bytes_read: int  # bytes of the files that have been read up to the end of this block
+    bytes_read: int  # total bytes of the files up to the end of this block
     file: str  # for messages
 
     def documents(self) -> Iterator[str | Segments]:
-        """The documents, decoded. Raises CorpusError."""
+        """Yield the decoded documents. Raises CorpusError."""
         raise NotImplementedError
 
     def location(self, number: int, byte: int | None = None) -> str:
-        """For messages: where the document with this number in the block is, or this byte of its text."""
+        """Return the location of a document of the block, or of a byte in its text, for messages."""
         raise NotImplementedError
 
 
@@ -67,13 +67,13 @@ class TextBlock(CorpusBlock):
 
 @dataclass(frozen=True)
 class DocumentPart(CorpusBlock):
-    """A part of one document that is larger than a block."""
+    """A part of a document larger than a block."""
 
     content: bytes
-    offset: int  # of the first byte in the file
+    offset: int  # position of the first byte in the file
     last: bool
-    hash: int  # of the whole document
-    split: Literal["train", "val"] | None = None  # None: as the hash says
+    hash: int  # document_hash of the complete document
+    split: Literal["train", "val"] | None = None  # None: determined by the hash
 
     def documents(self) -> Iterator[str]:
         yield decode_utf8(self.content, self.file, self.offset)
@@ -84,12 +84,13 @@ class DocumentPart(CorpusBlock):
 
 @dataclass(frozen=True)
 class RowBlock(CorpusBlock):
-    """Documents as strings: a list, or an Arrow array, in which null is an empty document. Or objects, each of which
-    `document` turns into a document.
+    """Documents as a list or an Arrow array of strings, where null is an empty document, or as a list of objects.
+
+    document: converts an object to a document.
     """
 
     content: Sequence[Any]
-    first: int = 0  # the row number of the first document in the file
+    first: int = 0  # index of the first row in the file
     document: Callable[[dict[str, Any]], str | Segments] | None = None
 
     def documents(self) -> Iterator[str | Segments]:
@@ -110,10 +111,10 @@ class RowBlock(CorpusBlock):
 
 @dataclass(frozen=True)
 class JsonLinesBlock(CorpusBlock):
-    """Lines of JSON. `document` turns the object on each line into a document."""
+    """Lines of JSON objects."""
 
     content: bytes
-    line: int  # the number of the first line
+    line: int  # number of the first line
     document: Callable[[dict[str, Any]], str | Segments]
 
     def documents(self) -> Iterator[str | Segments]:
@@ -128,7 +129,7 @@ class JsonLinesBlock(CorpusBlock):
         return f"{self.file}:{line}{_byte_of_text(byte)}"
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not blank, with their numbers in the file."""
+        """Yield the number and the content of each line that is not blank."""
         for number, line in enumerate(self.content.split(b"\n"), start=self.line):
             if line.strip():
                 yield number, line
@@ -141,20 +142,20 @@ def _byte_of_text(byte: int | None) -> str:
 def _parse_json_object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
-        if SURROGATE_ESCAPE.search(line):  # UTF-8 cannot contain a lone surrogate, as JSON can; it becomes a ?
+        if SURROGATE_ESCAPE.search(line):  # JSON may contain lone surrogates, which UTF-8 cannot encode; they become ?
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except UnicodeDecodeError as error:
         raise CorpusError(f"this line is not UTF-8 at byte {error.start:,}; save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"this line is not JSON: {error}; fix it or remove it") from None
     if not isinstance(value, dict):
-        raise CorpusError("it is not an object {...}")
+        raise CorpusError("this line is not an object {...}")
     return value
 
 
 @dataclass(frozen=True)
 class Field:
-    """Takes the text in one field of a JSON object as the document."""
+    """Returns the text in one field of a JSON object."""
 
     name: str
 
@@ -162,7 +163,7 @@ class Field:
         if self.name not in value:
             names = ", ".join(sorted(value)[:10])
             raise CorpusError(f"there is no field {self.name!r}, only {names or 'an empty object'}; set --field=NAME")
-        if value[self.name] is None:  # an empty document, as in a column
+        if value[self.name] is None:  # an empty document, as for null in a column
             return ""
         if not isinstance(value[self.name], str):
             kind = type(value[self.name]).__name__
@@ -171,16 +172,19 @@ class Field:
 
 
 def decode_utf8(content: bytes, file: str, offset: int) -> str:
-    """Decode UTF-8. Raises CorpusError with the file, the byte (offset: of the first one) and the likely reason."""
+    """Decode UTF-8. Raises CorpusError with the file, the byte, and the likely encoding.
+
+    offset: position of the first byte in the file.
+    """
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        at = offset + error.start
-        raise CorpusError(f"{file} is not UTF-8 text at byte {at:,}: {_guess_encoding(content, error.start)}") from None
+        byte, reason = offset + error.start, _guess_encoding(content, error.start)
+        raise CorpusError(f"{file} is not UTF-8 text at byte {byte:,}: {reason}") from None
 
 
-def _guess_encoding(content: bytes, at: int) -> str:
-    nearby = content[max(0, at - 1000) : at + 1000]
+def _guess_encoding(content: bytes, position: int) -> str:
+    nearby = content[max(0, position - 1000) : position + 1000]
     if nearby[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "it looks like UTF-16; save it as UTF-8"
     control_characters = sum(byte < 9 or 14 <= byte < 32 for byte in nearby)
@@ -196,12 +200,12 @@ class EncodedBlock(NamedTuple):
     """The tokens of a block."""
 
     ids: np.ndarray  # (N,), in the data type of the shards; each document ends with its end-of-text id
-    mask: np.ndarray | None  # (N,) uint8, which tokens count as targets
+    mask: np.ndarray | None  # (N,) uint8, 1 for tokens that count as targets
     lengths: np.ndarray  # (D,) tokens per document
     sizes: np.ndarray  # (D,) bytes of UTF-8 per document
     characters: np.ndarray  # (D,) characters per document
-    unknown: np.ndarray  # (D,) how many of them are not in the vocabulary, and were left out or replaced
-    hashes: np.ndarray  # (D,) uint64, the document_hash of each
+    unknown: np.ndarray  # (D,) characters outside the vocabulary, which were removed or replaced
+    hashes: np.ndarray  # (D,) uint64, document_hash
     signatures: np.ndarray | None  # (D, P) uint32, for near duplicates
 
 
@@ -210,7 +214,7 @@ def encode(
 ) -> EncodedBlock:
     """Tokenize the documents of a block. An empty document has no tokens, not even an end-of-text token.
 
-    eot: the end-of-text id, if documents end with one. masked: also return a mask. signed: also return signatures.
+    eot: the end-of-text id; None: documents end without one. masked: return a mask. signed: return signatures.
     Raises UserError with the location of text that the tokenizer cannot encode.
     """
     dtype = token_dtype(tokenizer.vocab_size)
@@ -218,14 +222,14 @@ def encode(
     ends_here = not is_part or block.last
     end = np.array([eot] if eot is not None and ends_here else [], dtype=dtype)
     documents = list(block.documents())
-    wholes = [text if isinstance(text, str) else "".join(part or "" for part, _ in text) for text in documents]
-    contents = [whole.encode("utf-8", "replace") for whole in wholes]
+    texts = [doc if isinstance(doc, str) else "".join(text or "" for text, _ in doc) for doc in documents]
+    contents = [text.encode("utf-8", "replace") for text in texts]
     ids, mask, lengths = [end[:0]], [np.array([], dtype=np.uint8)], []
     encoded_texts = iter(_encode_texts(documents, tokenizer, block))
     for document, content in zip(documents, contents, strict=True):
         segments = [(document, True), (END, True)] if isinstance(document, str) else document
         tokens = [end if text is END else next(encoded_texts) for text, _ in segments]
-        if not content and not is_part:  # the last part of a document may be empty, and still ends it
+        if not content and not is_part:  # the last part of a document may be empty, and still has an end-of-text token
             tokens = []
         ids += tokens
         if masked:
@@ -237,15 +241,15 @@ def encode(
         np.concatenate(mask) if masked else None,
         np.array(lengths, dtype=np.int64),
         np.array([len(content) for content in contents], dtype=np.int64),
-        np.array([len(whole) for whole in wholes], dtype=np.int64),
-        np.array([tokenizer.count_unknown(whole) if has_unknown else 0 for whole in wholes], dtype=np.int64),
+        np.array([len(text) for text in texts], dtype=np.int64),
+        np.array([tokenizer.count_unknown(text) if has_unknown else 0 for text in texts], dtype=np.int64),
         np.array([block.hash if is_part else document_hash(content) for content in contents], dtype=np.uint64),
-        signatures_of(contents) if signed else None,
+        compute_signatures(contents) if signed else None,
     )
 
 
 def _encode_texts(documents: Sequence[str | Segments], tokenizer: Tokenizer, block: CorpusBlock) -> list[np.ndarray]:
-    """The tokens of each document or segment that is text."""
+    """Return the token ids of each document or text segment."""
     texts = []
     for number, document in enumerate(documents):
         if isinstance(document, str):
@@ -254,26 +258,26 @@ def _encode_texts(documents: Sequence[str | Segments], tokenizer: Tokenizer, blo
             texts += [(number, text) for text, _ in document if text is not END]
     try:
         return tokenizer.encode_all([text for _, text in texts])
-    except UserError:  # one by one, to know where the problem is
+    except UserError:  # encode one by one to locate the error
         return [_encode_text(text, tokenizer, block, number) for number, text in texts]
 
 
 def _encode_text(text: str, tokenizer: Tokenizer, block: CorpusBlock, number: int) -> np.ndarray:
     try:
         return tokenizer.encode(text)
-    except TextError as error:
-        raise UserError(f"{block.location(number, error.at)}: {error.what}") from None
+    except EncodingError as error:
+        raise UserError(f"{block.location(number, error.byte)}: {error.problem}") from None
     except UserError as error:
         raise UserError(f"{block.location(number)}: {error}") from None
 
 
-def characters_of(block: CorpusBlock) -> str:
-    """The different characters in a block."""
-    return "".join(set().union(*texts_of(block)))
+def unique_characters(block: CorpusBlock) -> str:
+    """Return the distinct characters in a block."""
+    return "".join(set().union(*iterate_texts(block)))
 
 
-def texts_of(block: CorpusBlock) -> Iterator[str]:
-    """The text of each document or segment, without the end-of-text tokens."""
+def iterate_texts(block: CorpusBlock) -> Iterator[str]:
+    """Yield the text of each document or segment, without end-of-text tokens."""
     for document in block.documents():
         if isinstance(document, list):
             yield from (text or "" for text, _ in document)

@@ -1,4 +1,4 @@
-"""A data set while it is being written: the split of each document, duplicates, and progress to resume from."""
+"""Writes a data set: assigns documents to splits, removes duplicates, and saves progress to resume from."""
 
 import os
 from collections.abc import Callable
@@ -18,39 +18,40 @@ from folio.data.tokenizer import OnUnknown, Tokenizer
 
 # --- which documents are for validation -------------------------------------------------------------------------------
 
-SplitRule = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers and hashes of documents -> True for validation
+SplitRule = Callable[[np.ndarray, np.ndarray], np.ndarray]  # indices and hashes of documents -> True for validation
 
 
 def split_by_hash(fraction: float) -> SplitRule:
-    """This fraction of all documents, chosen by their content: adding documents never moves another one."""
+    """Select this fraction of the documents by their content, so that adding documents does not move others."""
     return lambda numbers, hashes: hashes < np.uint64(fraction * 2**64)
 
 
 def split_by_smallest_keys(bound: int) -> SplitRule:
-    """The documents with a content key below `bound`."""
+    """Select the documents with a content key below `bound`."""
     return lambda numbers, hashes: content_keys(hashes) < np.uint64(bound)
 
 
-def split_by_number(chosen: np.ndarray) -> SplitRule:
-    """The documents with these numbers."""
-    return lambda numbers, hashes: np.isin(numbers, chosen)
+def split_by_number(selected: np.ndarray) -> SplitRule:
+    """Select the documents with these indices."""
+    return lambda numbers, hashes: np.isin(numbers, selected)
 
 
-# --- documents that have been written ---------------------------------------------------------------------------------
+# --- records of documents ---------------------------------------------------------------------------------------------
 
-Dedup = bool | Literal["near"]  # whether to leave out documents that repeat another one, or also those that nearly do
+Dedup = bool | Literal["near"]  # True: remove duplicates; "near": also remove near duplicates
 
 
-# A document in the file "documents": its hash, with the lowest bit replaced by 1 for validation, and its tokens.
+# The file "documents" has the hash and the number of tokens of each document. The lowest bit of the hash is replaced
+# by 1 for validation and 0 for training. The file "signatures" has the signatures of the same documents.
 DOCUMENT_RECORD = np.dtype([("hash", "<u8"), ("tokens", "<u4")])
-SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))  # of the same document in the file "signatures"
+SIGNATURE_RECORD = np.dtype(("<u4", (PERMUTATIONS,)))
 
 
 # --- characters that are not in the vocabulary ------------------------------------------------------------------------
 
 
 def describe_unknown(unknown: int, characters: int, on_unknown: OnUnknown) -> str:
-    """In words: how many of all characters are not in the vocabulary, and what was done with them."""
+    """Describe how many characters are not in the vocabulary, and how they were handled."""
     share = unknown / characters
     shown = f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
     outcome = "left out" if on_unknown == "skip" else "replaced by U+FFFD"
@@ -65,32 +66,32 @@ def describe_unknown(unknown: int, characters: int, on_unknown: OnUnknown) -> st
 
 @dataclass
 class BuildProgress:
-    """What has been written up to the end of a block. With the files that it describes, it is enough to resume."""
+    """The state of the output after a block. With the files that it describes, a build can resume."""
 
     blocks: int = 0
-    number: int = 0  # of the next document in the input, where empty documents and duplicates have numbers, too
+    number: int = 0  # index of the next document in the input, where empty documents and duplicates count
     documents: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    bytes: int = 0  # of the documents in the data set
-    characters: int = 0  # of these documents
-    unknown: int = 0  # characters that are not in the vocabulary, and were left out or replaced
+    bytes: int = 0  # total of the documents in the data set
+    characters: int = 0  # total of the documents in the data set
+    unknown: int = 0  # characters outside the vocabulary, which were removed or replaced
     empty: int = 0
-    left_out: int = 0  # duplicates
-    near_left_out: int = 0  # near duplicates
+    left_out: int = 0  # duplicates removed
+    near_left_out: int = 0  # near duplicates removed
     longest: int = 0  # tokens of the longest document
-    longest_number: int = 0
+    longest_number: int = 0  # index of the longest document
     remembered: int = 0  # records in the file "documents"
-    open: dict[str, Any] | None = None  # the document whose parts are being added; split is None if it is left out
+    open: dict[str, Any] | None = None  # the current document in parts; its split is None if it is removed
     writers: dict[str, Any] = field(default_factory=dict)  # ShardWriter.state of each split
 
 
 class DatasetBuilder:
-    """Adds encoded blocks to the shards in a folder, and saves the progress whenever a shard is full.
+    """Adds encoded blocks to the shards in a folder, and saves the progress when a shard is full.
 
-    If the folder contains progress.json, it resumes from there. Use it as a context manager, which closes the files.
+    It resumes from progress.json if the folder contains one. Use it as a context manager, which closes the files.
 
-    split_rule: which documents are for validation. dedup: leave out documents that were added before, or also ("near")
-    those that are similar to one. masked: blocks have masks. signed: blocks have signatures, which "near" needs, and
-    which are saved in the file "signatures". notes: what else to save in progress.json.
+    split_rule: selects the documents for validation. dedup: remove duplicates, or ("near") also near duplicates.
+    masked: blocks have masks. signed: blocks have signatures, which "near" requires and which are saved in the file
+    "signatures". metadata: additional entries of progress.json.
     """
 
     def __init__(
@@ -103,9 +104,9 @@ class DatasetBuilder:
         dedup: Dedup,
         masked: bool,
         signed: bool,
-        notes: dict[str, Any],
+        metadata: dict[str, Any],
     ):
-        self.folder, self.tokenizer, self.split_rule, self.notes = folder, tokenizer, split_rule, notes
+        self.folder, self.tokenizer, self.split_rule, self.metadata = folder, tokenizer, split_rule, metadata
         saved = read_json(folder / "progress.json") if (folder / "progress.json").exists() else None
         self.progress = BuildProgress(**saved["progress"]) if saved else BuildProgress()
         self.writers = {
@@ -115,20 +116,20 @@ class DatasetBuilder:
             for split in SPLITS
         }
         self.records, records = self._open_records("documents", DOCUMENT_RECORD, is_new=saved is None)
-        self.signatures = self.known = None
+        self.signatures = self.known_documents = None
         if signed:
             self.signatures, signatures = self._open_records("signatures", SIGNATURE_RECORD, is_new=saved is None)
-            self.known = SimilarDocuments(signatures) if dedup == "near" else None
+            self.known_documents = SimilarDocuments(signatures) if dedup == "near" else None
         self.known_keys = KeySet() if dedup else None
         if self.known_keys:
             self.known_keys.add(content_keys(records["hash"]))
             if self.progress.open:
                 self.known_keys.add(content_keys(np.array([self.progress.open["hash"]], dtype=np.uint64)))
-        if self.known and self.progress.open and self.progress.open["split"]:
-            self.known.add_new(np.array([self.progress.open["signature"]], dtype=np.uint32))
+        if self.known_documents and self.progress.open and self.progress.open["split"]:
+            self.known_documents.add_new(np.array([self.progress.open["signature"]], dtype=np.uint32))
 
     def _open_records(self, name: str, dtype: np.dtype, is_new: bool) -> tuple[BinaryIO, np.ndarray]:
-        """A file with a record per document, at its end, and the records of the documents so far."""
+        """Open a file of records for appending, and return it with the existing records."""
         file = open(self.folder / name, "w+b" if is_new else "r+b")  # noqa: SIM115
         records = np.fromfile(file, dtype=dtype, count=self.progress.remembered)
         file.seek(records.nbytes)
@@ -149,9 +150,9 @@ class DatasetBuilder:
         return [file for file in (self.records, self.signatures) if file]
 
     def stop_signing(self) -> None:
-        """Save no more signatures, because nothing needs them. (The file is needed until the progress is saved.)"""
+        """Stop saving signatures. The file is kept until the progress is saved."""
         self.signatures.close()
-        self.signatures, self.notes["signed"] = None, False
+        self.signatures, self.metadata["signed"] = None, False
 
     @property
     def tokens(self) -> int:
@@ -163,7 +164,7 @@ class DatasetBuilder:
         return sum(len(writer.done) for writer in self.writers.values())
 
     def add(self, block: CorpusBlock, encoded: EncodedBlock) -> None:
-        """Add the next block. If that fills a shard, everything so far is on the disk when this returns."""
+        """Add the next block. If it fills a shard, all data is synced to disk before this returns."""
         shards_before = self.full_shards
         if isinstance(block, DocumentPart):
             self._add_part(block, encoded)
@@ -178,7 +179,7 @@ class DatasetBuilder:
             file.flush()
             os.fsync(file.fileno())
         self.progress.writers = {split: writer.state() for split, writer in self.writers.items()}
-        write_json(self.folder / "progress.json", {**self.notes, "progress": asdict(self.progress)})
+        write_json(self.folder / "progress.json", {**self.metadata, "progress": asdict(self.progress)})
 
     def _add_documents(self, encoded: EncodedBlock) -> None:
         p = self.progress
@@ -190,9 +191,9 @@ class DatasetBuilder:
             duplicate[keep] = self.known_keys.add(content_keys(encoded.hashes[keep]))
             p.left_out += int(duplicate.sum())
             keep &= ~duplicate
-        if self.known:
+        if self.known_documents:
             similar = np.zeros_like(keep)
-            similar[keep] = self.known.add_new(encoded.signatures[keep])
+            similar[keep] = self.known_documents.add_new(encoded.signatures[keep])
             p.near_left_out += int(similar.sum())
             keep &= ~similar
         val = self.split_rule(numbers, encoded.hashes)
@@ -208,25 +209,25 @@ class DatasetBuilder:
             p.longest, p.longest_number = int(lengths.max()), int(numbers[lengths.argmax()])
         p.number += len(numbers)
 
-    def _write(self, split: str, encoded: EncodedBlock, chosen: np.ndarray) -> None:
-        """Write the chosen documents, (D,) bool, to a split."""
-        if chosen.all():
+    def _write(self, split: str, encoded: EncodedBlock, selected: np.ndarray) -> None:
+        """Write the selected documents, (D,) bool, to a split."""
+        if selected.all():
             self.writers[split].write(encoded.ids, encoded.mask)
-        elif chosen.any():
-            tokens = np.repeat(chosen, encoded.lengths)  # (N,)
+        elif selected.any():
+            tokens = np.repeat(selected, encoded.lengths)  # (N,)
             mask = None if encoded.mask is None else encoded.mask[tokens]
             self.writers[split].write(encoded.ids[tokens], mask)
-        self.progress.documents[split] += int(chosen.sum())
+        self.progress.documents[split] += int(selected.sum())
 
     def _add_part(self, block: DocumentPart, encoded: EncodedBlock) -> None:
         p = self.progress
         if p.open is None:
             p.open = {"split": None, "tokens": 0, "bytes": 0, "hash": block.hash, "signature": None, "left_out": None}
-            if encoded.signatures is not None:  # the signature of a document in parts is that of its first part
+            if encoded.signatures is not None:  # a document in parts has the signature of its first part
                 p.open["signature"] = encoded.signatures[0].tolist()
-            p.open["left_out"] = None if block.split else self._reason_to_leave_out(block, encoded)
+            p.open["left_out"] = None if block.split else self._removal_counter(block, encoded)
             if not p.open["left_out"]:
-                p.open["split"] = block.split or self._split_of(block)
+                p.open["split"] = block.split or self._select_split(block)
             p.number += 1
         if p.open["split"]:
             self.writers[p.open["split"]].write(encoded.ids, encoded.mask)
@@ -238,25 +239,25 @@ class DatasetBuilder:
             self._end_document(block)
             p.open = None
 
-    def _reason_to_leave_out(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
-        """The counter of BuildProgress for the document that begins with this part, if it is left out."""
+    def _removal_counter(self, block: DocumentPart, encoded: EncodedBlock) -> str | None:
+        """Return the counter in BuildProgress if the document of this first part is removed, or else None."""
         hashes = np.array([block.hash], dtype=np.uint64)
         if self.known_keys and self.known_keys.add(content_keys(hashes))[0]:
             return "left_out"
-        if self.known and self.known.add_new(encoded.signatures)[0]:
+        if self.known_documents and self.known_documents.add_new(encoded.signatures)[0]:
             return "near_left_out"
         return None
 
-    def _split_of(self, block: DocumentPart) -> str:
-        """The split of the document that begins with this part."""
+    def _select_split(self, block: DocumentPart) -> str:
+        """Return the split of the document of this first part."""
         is_val = self.split_rule(np.array([self.progress.number]), np.array([block.hash], dtype=np.uint64))[0]
         return "val" if is_val else "train"
 
     def _end_document(self, block: DocumentPart) -> None:
         p = self.progress
         split, tokens, size = p.open["split"], p.open["tokens"], p.open["bytes"]
-        if reason := p.open["left_out"]:
-            setattr(p, reason, getattr(p, reason) + 1)
+        if counter := p.open["left_out"]:
+            setattr(p, counter, getattr(p, counter) + 1)
             return
         if not size:
             p.empty += 1
@@ -281,31 +282,31 @@ class DatasetBuilder:
             self.signatures.write(signatures.tobytes())
 
     def _read_records(self) -> np.ndarray:
-        """The records of all documents in the data set."""
+        """Read the records of all documents in the data set."""
         self.records.flush()
         return np.fromfile(self.folder / "documents", dtype=DOCUMENT_RECORD)
 
-    def unknown_note(self) -> str:
-        """For an error about too few tokens: how many characters were left out, in parentheses, if there are any."""
+    def unknown_summary(self) -> str:
+        """Return the number of unknown characters, in parentheses, for an error about too few tokens."""
         p = self.progress
         return f" ({describe_unknown(p.unknown, p.characters, self.tokenizer.on_unknown)})" if p.unknown else ""
 
     def empty_split(self) -> str | None:
-        """A split with too few tokens to predict anything, or None. Raises UserError if there is no text at all."""
+        """Return a split with fewer than 2 tokens, or None. Raises UserError if all documents are empty."""
         if not self.progress.bytes:
-            raise UserError("there is no text in the input; there is nothing to learn from")
+            raise UserError("there is no text in the input; use files that contain text")
         return next((split for split in ("val", "train") if self.writers[split].tokens < 2), None)
 
     def nearest_bound(self, fraction: float) -> int:
-        """The bound for `split_by_smallest_keys` that comes nearest to this fraction of the documents for validation.
+        """Return the bound for `split_by_smallest_keys` that gives validation about this fraction of the documents.
 
-        Each split gets at least one document and two tokens. Equal documents are in the same split. Raises UserError
+        Each split has at least one document and two tokens. Equal documents are in the same split. Raises UserError
         if that is impossible.
         """
         documents = self._read_records()
         documents["hash"] = content_keys(documents["hash"])
         documents.sort(order="hash")
-        counts = np.flatnonzero(np.diff(documents["hash"])) + 1  # how many documents validation may have
+        counts = np.flatnonzero(np.diff(documents["hash"])) + 1  # possible numbers of documents for validation
         tokens = np.cumsum(documents["tokens"], dtype=np.int64)
         possible = counts[(tokens[counts - 1] >= 2) & (tokens[-1] - tokens[counts - 1] >= 2)]
         if not len(possible):
@@ -314,16 +315,16 @@ class DatasetBuilder:
         return int(documents["hash"][nearest])
 
     def _refuse_to_split(self, documents: int, tokens: int, all_equal: bool) -> None:
-        what = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits{self.unknown_note()}"
+        problem = f"the {documents:,} documents have {tokens:,} tokens, too few for two splits{self.unknown_summary()}"
         if all_equal:
-            what = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
-            what += ", and a document cannot be in both splits"
-        raise UserError(f"{what}; add another one, or join all text in one .txt file, which is split at its tail")
+            problem = "there is only one document" if documents == 1 else f"all {documents:,} documents are the same"
+            problem += ", and a document cannot be in both splits"
+        raise UserError(f"{problem}; add another one, or join all text in one .txt file, which is split at its tail")
 
     def report_leakage(self, near: bool, shards: Shards | None, workers: int) -> dict[str, Any]:
-        """What report.json says about repeated text: count_leakage, and how many documents were left out.
+        """Return the entries of report.json on repeated text: count_leakage, and the number of removed documents.
 
-        near: count near duplicates; exact duplicates that are in the data set count, too. shards: as in count_leakage.
+        near: count near duplicates, including exact duplicates in the data set. shards: see count_leakage.
         """
         signatures = None
         if near:

@@ -1,7 +1,8 @@
 """Reads text files of any size and format as a stream of blocks.
 
-A document is a file, a JSON line, a row, or the text between two separators. A block has several documents; a document
-that is larger than a block comes in parts, cut where every tokenizer gives the same ids as for the whole text.
+A document is a file, a JSON line, a row, or the text between two separators. A block contains several documents. A
+document larger than a block is split into parts where no tokenizer has a token across the boundary, so that the ids of
+the parts are those of the whole text.
 """
 
 import codecs
@@ -37,23 +38,32 @@ from folio.data.blocks import (
 from folio.data.builder import SplitRule, split_by_number
 from folio.data.shards import PromptFormat
 
-BLOCK_BYTES = 1 << 20  # approximate size of a block
-LARGE_DOCUMENT = 1 << 23  # a document between separators of more bytes comes in parts
-LONGEST_WORD = 1 << 24  # bytes to search for a safe cut, before a text is cut between any two characters
-LONGEST_RECORD = 1 << 28  # largest JSON line or CSV row, in bytes, because it must fit in memory
 Format = Literal["text", "jsonl", "csv", "parquet"]
 FORMATS: dict[str, Format] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-JSON_LINES = (".jsonl", *COMPRESSIONS)  # suffixes of the files to take from a folder of JSON lines
-COMPRESSION_RATIO = 4  # a guess, used before a compressed file has been read
+JSON_LINES = (".jsonl", *COMPRESSIONS)  # suffixes of the JSON-lines files in a folder
+COMPRESSION_RATIO = 4  # estimate for compressed files that have not been read
 
-# After a character that is not white space, and before one that is: every BPE of Folio ends a word there.
+# Matches a character that is not white space, followed by a space or a line feed. Every BPE of Folio ends a word there.
 SAFE_CUT = re.compile(
     rb"(?:[!-~]|[\xc3-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|\xe3\x80[\x81-\xbf]|\xe3[\x81-\xbf][\x80-\xbf]"
     rb"|[\xe4-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})(?=[ \n])"
 )
 
-Chunk = tuple[bytes, int]  # consecutive bytes of a text, and how many bytes of the file have been read so far
+Chunk = tuple[bytes, int]  # consecutive bytes of a text, and the number of bytes of the file read so far
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Sizes in bytes that decide how a file is divided into blocks."""
+
+    block: int = 1 << 20  # approximate size of a block
+    document: int = 1 << 23  # a larger document between separators is split into parts
+    word: int = 1 << 24  # a longer text without a safe cut is cut between any two characters
+    record: int = 1 << 28  # maximum size of a JSON line or a CSV row, which must fit in memory
+
+
+DEFAULT_LIMITS = SizeLimits()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -66,6 +76,7 @@ class Source:
     path: Path
     format: Format
     name: str  # the path as the user gave it, for messages
+    limits: SizeLimits = DEFAULT_LIMITS
 
     @property
     def compression(self) -> str | None:
@@ -76,7 +87,7 @@ class Source:
         return self.path.stat().st_size
 
     def read(self) -> Iterator[Chunk]:
-        """The decompressed content in chunks of about BLOCK_BYTES, without a byte-order mark.
+        """Yield the decompressed content in chunks of limits.block bytes, without a byte-order mark.
 
         Raises CorpusError if the file cannot be read, or is compressed and damaged.
         """
@@ -98,7 +109,7 @@ class Source:
 
     def _read_chunk(self, content: BinaryIO) -> bytes:
         try:
-            return content.read(BLOCK_BYTES)
+            return content.read(self.limits.block)
         except OSError as error:  # Arrow's error for damaged content
             if not self.compression:
                 raise
@@ -106,7 +117,7 @@ class Source:
 
     @property
     def suffix(self) -> str:
-        """The suffix of its name, without that of a compression."""
+        """The suffix of the name without .gz or .zst."""
         path = self.path.with_suffix("") if self.compression else self.path
         return path.suffix.lower()
 
@@ -117,31 +128,35 @@ class Source:
 
 
 def find_sources(
-    inputs: Sequence[str], format: Format | None = None, suffixes: Sequence[str] | None = None
+    inputs: Sequence[str],
+    format: Format | None = None,
+    suffixes: Sequence[str] | None = None,
+    limits: SizeLimits = DEFAULT_LIMITS,
 ) -> list[Source]:
-    """The files that the inputs name: files, patterns, or folders, of which all text files are taken. Each file comes
-    once, in the order of the inputs and then of the names.
+    """Return the files that `inputs` names: files, patterns, or folders with text files, without repetitions.
 
-    format: of all files. None: by the suffix; a file with another suffix is text if it is named directly, and ignored
-    in a folder. suffixes: of the files to take from folders; None: those of text, or all if there is a format. Raises
-    CorpusError.
+    The files are in the order of the inputs, and those of one folder or pattern are sorted by name.
+
+    format: the format of all files; None: by the suffix, where a file with another suffix is text if it is named
+    directly, and ignored in a folder. suffixes: the files to use in folders; None: text files, or all files if `format`
+    is given. Raises CorpusError.
     """
     sources: dict[Path, Source] = {}
     for name in inputs:
         for path in _find_files(name, format, suffixes):
-            sources.setdefault(path.resolve(), Source(path, format or format_of(path) or "text", str(path)))
+            sources.setdefault(path.resolve(), Source(path, format or detect_format(path) or "text", str(path), limits))
     return list(sources.values())
 
 
 def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None) -> list[Path]:
-    """The files that one input names. Raises CorpusError if there are none."""
+    """Return the files that one input names. Raises CorpusError if there are none."""
     path = Path(os.path.expanduser(name))
-    if os.path.isdir(path):  # os.path's functions return False if the name is too long, Path's methods raise OSError
+    if os.path.isdir(path):  # for a name that is too long, os.path.isdir returns False, and Path.is_dir raises OSError
         files = others = sorted(_files_under(path))
         if suffixes:
             files = [p for p in files if p.suffix.lower() in suffixes]
         elif not format:
-            files = [p for p in files if format_of(p)]
+            files = [p for p in files if detect_format(p)]
         if not files:
             if suffixes:
                 raise CorpusError(f"{name}: this folder has no {', '.join(suffixes)}")
@@ -160,7 +175,7 @@ def _find_files(name: str, format: Format | None, suffixes: Sequence[str] | None
 
 
 def _suggest_pattern(folder: Path, files: list[Path]) -> str:
-    """For an error: the quoted pattern of the most files in a folder that have the same suffix and are text."""
+    """Return advice for an error: the pattern that matches the text files with the most common suffix in a folder."""
     visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     for suffix, count in Counter(path.suffix for path in visible if path.suffix).most_common():
         paths = [path for path in visible if path.suffix == suffix]
@@ -176,14 +191,14 @@ def _is_text(path: Path) -> bool:
     """Whether a file can be read and begins with UTF-8 text."""
     try:
         with open(path, "rb") as file:
-            text = codecs.getincrementaldecoder("utf-8")().decode(file.read(4096))  # the last character may be cut
+            text = codecs.getincrementaldecoder("utf-8")().decode(file.read(4096))  # accepts a partial last character
     except (OSError, UnicodeDecodeError):
         return False
     return bool(text) and "\0" not in text
 
 
 def _files_under(folder: Path) -> Iterator[Path]:
-    """All files in a folder and its subfolders. Raises CorpusError if a folder cannot be read."""
+    """Yield all files in a folder and its subfolders. Raises CorpusError if a folder cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise CorpusError(f"{error.filename} cannot be read: {error.strerror}")
@@ -195,8 +210,8 @@ def _files_under(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def format_of(path: Path) -> Format | None:
-    """The format of a file, by its suffix, or None."""
+def detect_format(path: Path) -> Format | None:
+    """Return the format of a file by its suffix, or None."""
     suffixes = path.suffixes
     if suffixes and suffixes[-1].lower() in COMPRESSIONS:
         suffixes = suffixes[:-1]
@@ -208,13 +223,13 @@ def format_of(path: Path) -> Format | None:
 
 @dataclass
 class Corpus:
-    """The documents in some files, in order.
+    """The documents in a list of files, in order.
 
-    field: the field of JSON objects, or the column, that contains the document. document: turns a JSON object into a
-    document, instead of `field`. split_on: the separator of documents in text files. limit: how many documents to take
-    from .parquet files. masked: documents are Segments, of which not all count as targets. prompt_format: of the
-    prompts in them; None: there are none. split_rule: which documents are for validation; None: as the settings of
-    `prepare` say.
+    field: the field of JSON objects, or the column, that contains the document. document: a function from a JSON object
+    to a document, instead of `field`. split_on: the separator of documents in text files. limit: the maximum number of
+    documents from .parquet files. masked: documents are Segments, some of which do not count as targets.
+    prompt_format: the format of the prompts in the documents; None: no prompts. split_rule: selects the documents for
+    validation; None: determined by the settings of `prepare`.
     """
 
     sources: list[Source]
@@ -230,11 +245,11 @@ class Corpus:
         self.bytes = sum(source.bytes for source in self.sources)
         for source in self.sources:
             if source.format == "parquet":
-                open_parquet(source, self.field)  # to report its errors before any work
+                open_parquet(source, self.field)  # report errors before any other work
 
     @property
     def is_one_text(self) -> bool:
-        """Whether everything is a single document, whose tail is for validation."""
+        """Whether the corpus is a single document, whose tail is for validation."""
         return self.is_one_file and self.sources[0].format == "text" and not self.split_on
 
     @property
@@ -243,10 +258,10 @@ class Corpus:
 
     @cached_property
     def text_bytes(self) -> int:
-        """The size of all text, decompressed. For compressed files, it is a guess."""
-        return sum(self._text_bytes_of(source) for source in self.sources)
+        """The decompressed size of all text, which is an estimate for compressed files."""
+        return sum(self._source_text_bytes(source) for source in self.sources)
 
-    def _text_bytes_of(self, source: Source) -> int:
+    def _source_text_bytes(self, source: Source) -> int:
         if source.format == "parquet":
             return _parquet_text_bytes(source, self.field)
         return source.bytes * (COMPRESSION_RATIO if source.compression else 1)
@@ -257,11 +272,11 @@ class Corpus:
         return {"sources": sources, "field": self.field, "split_on": self.split_on, "limit": self.limit}
 
     def report(self) -> dict[str, Any]:
-        """What report.json says about this corpus, beside what it says about every data set."""
+        """Additional entries of report.json."""
         return {}
 
     def blocks(self, val_fraction: float | None = None) -> Iterator[CorpusBlock]:
-        """All documents. val_fraction: split a single text into two documents, the second one for validation."""
+        """Yield all documents. val_fraction: split a single text into two documents, the second for validation."""
         if self.is_one_text:
             source = self.sources[0]
             yield from _parts(source, source.read()) if val_fraction is None else _split_text(source, val_fraction)
@@ -272,14 +287,14 @@ class Corpus:
             if self._is_small_text(source):
                 small_files.append((b"".join(chunk for chunk, _ in source.read()), source.name, 0))
                 bytes_done += source.bytes
-                if sum(len(content) for content, *_ in small_files) >= BLOCK_BYTES:
+                if sum(len(content) for content, *_ in small_files) >= source.limits.block:
                     yield TextBlock(bytes_done, small_files[0][1], small_files)
                     small_files = []
                 continue
             if small_files:
                 yield TextBlock(bytes_done, small_files[0][1], small_files)
                 small_files = []
-            for block in self._blocks_of(source):
+            for block in self._source_blocks(source):
                 if remaining is not None and isinstance(block, RowBlock):
                     block = replace(block, content=block.content[:remaining])
                     remaining -= len(block.content)
@@ -291,11 +306,11 @@ class Corpus:
             yield TextBlock(bytes_done, small_files[0][1], small_files)
 
     def _is_small_text(self, source: Source) -> bool:
-        """Whether the file is one document that shares a block with others."""
+        """Whether the file is one document that shares a block with other files."""
         is_one_document = source.format == "text" and not self.split_on
-        return is_one_document and not source.compression and source.bytes <= BLOCK_BYTES
+        return is_one_document and not source.compression and source.bytes <= source.limits.block
 
-    def _blocks_of(self, source: Source) -> Iterator[CorpusBlock]:
+    def _source_blocks(self, source: Source) -> Iterator[CorpusBlock]:
         if source.format == "parquet":
             return _parquet_rows(source, self.field)
         if source.format == "csv":
@@ -311,12 +326,12 @@ class Corpus:
 
 
 class Documents(Corpus):
-    """Documents in memory, which a script has read: texts, or JSON objects that Corpus.document turns into documents.
+    """Documents in memory: texts, or JSON objects that Corpus.document converts to documents.
 
-    sources: the files that they are from, for messages and meta.json. val: the numbers of the documents for validation;
-    None: as the settings of `prepare` say. in_report: what report.json says about the files. versions: the documents
-    that each after the first len(val) becomes, itself included (data augmentation); None: only itself. recipe: what
-    else decides the documents, for the fingerprint. settings: of Corpus.
+    sources: the files that contain them, for messages and meta.json. val: the indices of the documents for validation;
+    None: determined by the settings of `prepare`. report_entries: additional entries of report.json. augment: returns
+    the variants of a training document, including the document (data augmentation); it needs the documents for
+    validation to come first. recipe: other inputs of the documents, for the fingerprint. settings: arguments of Corpus.
     """
 
     is_one_text = False
@@ -326,21 +341,22 @@ class Documents(Corpus):
         sources: list[Source],
         documents: Sequence[str | dict[str, Any]],
         val: Sequence[int] | np.ndarray | None = None,
-        in_report: dict[str, Any] | None = None,
-        versions: Callable[[str], list[str]] | None = None,
+        report_entries: dict[str, Any] | None = None,
+        augment: Callable[[str], list[str]] | None = None,
         recipe: dict[str, Any] | None = None,
         **settings: Any,
     ):
         super().__init__(sources, split_rule=None if val is None else split_by_number(val), **settings)
-        self.documents, self.in_report, self.versions, self.recipe = documents, in_report or {}, versions, recipe
+        self.documents, self.augment, self.recipe = documents, augment, recipe
+        self.report_entries = report_entries or {}
         self.n_val = None if val is None else len(val)
         self.file = sources[0].name if len(sources) == 1 else "the input"  # for messages
 
     @cached_property
     def text_bytes(self) -> int:
-        versions = len(self.versions(self.documents[self.n_val])) if self.versions else 1
+        n_variants = len(self.augment(self.documents[self.n_val])) if self.augment else 1
         n_val = self.n_val or 0
-        return sum(map(_bytes_of, self.documents[:n_val])) + versions * sum(map(_bytes_of, self.documents[n_val:]))
+        return sum(map(_text_size, self.documents[:n_val])) + n_variants * sum(map(_text_size, self.documents[n_val:]))
 
     def fingerprint(self) -> dict[str, Any]:
         digest = blake2b(digest_size=16)
@@ -351,24 +367,24 @@ class Documents(Corpus):
         return {"val": self.n_val, "train": n_train, "blake2b": digest.hexdigest(), "recipe": self.recipe}
 
     def report(self) -> dict[str, Any]:
-        return self.in_report
+        return self.report_entries
 
     def blocks(self, val_fraction: float | None = None) -> Iterator[CorpusBlock]:
         done, first, documents, size = 0, 0, [], 0
-        for document in self._all_versions():
+        for document in self._augmented():
             documents.append(document)
-            size += _bytes_of(document)
-            if size >= BLOCK_BYTES:
+            size += _text_size(document)
+            if size >= DEFAULT_LIMITS.block:
                 done += size
                 yield self._block(documents, first, done)
                 first, documents, size = first + len(documents), [], 0
         if documents:
             yield self._block(documents, first, self.text_bytes)
 
-    def _all_versions(self) -> Iterator[str | dict[str, Any]]:
+    def _augmented(self) -> Iterator[str | dict[str, Any]]:
         for number, document in enumerate(self.documents):
-            if self.versions and number >= self.n_val:
-                yield from self.versions(document)
+            if self.augment and number >= self.n_val:
+                yield from self.augment(document)
             else:
                 yield document
 
@@ -377,10 +393,10 @@ class Documents(Corpus):
         return RowBlock(bytes_read, self.file, documents, first, self.document)
 
 
-def _bytes_of(document: str | dict[str, Any]) -> int:
-    """The size of a text, or of the texts in an object."""
+def _text_size(document: str | dict[str, Any]) -> int:
+    """Return the number of bytes of a text, or of the texts in an object."""
     if isinstance(document, dict):
-        return sum(_bytes_of(text) for text in document.values() if isinstance(text, str))
+        return sum(_text_size(text) for text in document.values() if isinstance(text, str))
     return len(document.encode("utf-8", "replace"))
 
 
@@ -388,26 +404,26 @@ def _bytes_of(document: str | dict[str, Any]) -> int:
 
 
 class _PartCutter:
-    """Cuts one document into parts while its chunks arrive."""
+    """Splits one document into parts as its chunks are read."""
 
     def __init__(self, source: Source, hash: int = 0, split: Literal["train", "val"] | None = None, offset: int = 0):
         self.source, self.hash, self.split = source, hash, split
-        self.offset = offset  # in the file, of the first byte of `pending`
+        self.offset = offset  # position in the file of the first byte of `pending`
         self.pending = b""
         self.bytes_read = 0
 
     def add(self, chunk: bytes, bytes_read: int) -> Iterator[DocumentPart]:
-        """Add the next bytes. Yields the text before the last safe cut, if there is one."""
+        """Append a chunk, and yield the text before the last safe cut if there is one."""
         searched = len(self.pending)
         self.pending += chunk
         self.bytes_read = bytes_read
-        if cut := find_cut(self.pending, searched):
+        if cut := find_cut(self.pending, searched, self.source.limits.word):
             yield self._part(self.pending[:cut], last=False)
             self.pending = self.pending[cut:]
             self.offset += cut
 
     def finish(self) -> DocumentPart:
-        """The last part, which may be empty."""
+        """Return the last part, which may be empty."""
         part = self._part(self.pending, last=True)
         self.offset += len(self.pending)
         return part
@@ -417,7 +433,7 @@ class _PartCutter:
 
 
 def _parts(source: Source, chunks: Iterable[Chunk], hash: int = 0, offset: int = 0) -> Iterator[DocumentPart]:
-    """One document in parts: at least one."""
+    """Yield the parts of one document, at least one."""
     cutter = _PartCutter(source, hash, offset=offset)
     for chunk, bytes_read in chunks:
         yield from cutter.add(chunk, bytes_read)
@@ -425,9 +441,9 @@ def _parts(source: Source, chunks: Iterable[Chunk], hash: int = 0, offset: int =
 
 
 def _split_text(source: Source, val_fraction: float) -> Iterator[DocumentPart]:
-    """One text as two documents in parts: the last val_fraction of its characters is for validation."""
+    """Yield the parts of one text as two documents. The last val_fraction of its characters is for validation."""
     characters = sum(len(_character_starts(chunk)) for chunk, _ in source.read())
-    remaining = int(characters * (1 - val_fraction))  # characters for training that are still to come
+    remaining = int(characters * (1 - val_fraction))  # characters for training that have not been read
     chunks = source.read()
     train = _PartCutter(source, split="train")
     first_val_chunk: list[Chunk] = []
@@ -448,24 +464,24 @@ def _split_text(source: Source, val_fraction: float) -> Iterator[DocumentPart]:
 
 
 def _character_starts(content: bytes) -> np.ndarray:
-    """The index of the first byte of each character in UTF-8."""
+    """Return the index of the first byte of each character of UTF-8 text."""
     return np.flatnonzero((np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80)
 
 
-def find_cut(content: bytes, searched: int = 0) -> int:
-    """The last index at which a text can be cut without changing its ids, or 0 if there is none.
+def find_cut(content: bytes, searched: int = 0, max_word: int = DEFAULT_LIMITS.word) -> int:
+    """Return the last index where a text can be cut without changing its ids, or 0 if there is none.
 
-    It is where GPT-2's pre-tokenizer ends a word. In a text of LONGEST_WORD or more without such a place, it is the
-    start of the last character. searched: how many of the first bytes are known to have no such place.
+    GPT-2's pre-tokenizer ends a word there. If a text of max_word or more bytes has no such index, the result is the
+    start of its last character. searched: the number of leading bytes that are known to have no such index.
     """
     for tail in (1 << 10, 1 << 16, len(content)):
-        begin = max(0, len(content) - tail, searched - 4)  # a character of 4 bytes may have been incomplete before
+        begin = max(0, len(content) - tail, searched - 4)  # the last character searched may have been incomplete
         cut = 0
         for match in SAFE_CUT.finditer(content, begin):
             cut = match.end()
         if cut:
             return cut
-    if len(content) < LONGEST_WORD:
+    if len(content) < max_word:
         return 0
     cut = len(content) - 1
     while cut > len(content) - 4 and 0x80 <= content[cut] < 0xC0:
@@ -476,21 +492,21 @@ def find_cut(content: bytes, searched: int = 0) -> int:
 # --- texts between separators -----------------------------------------------------------------------------------------
 
 
-# Consecutive bytes of a document, whether a separator follows and ends it, and how many bytes of the file were read.
-Stretch = tuple[bytes, bool, int]
+# Consecutive bytes of a document, whether a separator follows, and the number of bytes of the file read so far.
+Span = tuple[bytes, bool, int]
 
 
 def _separated(source: Source, separator: bytes) -> Iterator[TextBlock | DocumentPart]:
-    """The documents between separators. A document of more than LARGE_DOCUMENT comes in parts.
+    """Yield the documents between separators. Documents of more than limits.document bytes are split into parts.
 
     The hash of a large document must be known before its first part. A second reader of the file computes it ahead.
     """
-    stretches = _stretches(source.read(), separator)
-    hashes = enumerate(_hashes(_stretches(source.read(), separator)))
+    spans = _spans(source.read(), separator)
+    hashes = enumerate(_hashes(_spans(source.read(), separator)))
     finished: list[RawDocument] = []  # for the next block
-    pending: list[bytes] = []  # the beginning of a document that has not ended yet
-    number = offset = size = 0  # of that document
-    for content, ends, bytes_read in stretches:
+    pending: list[bytes] = []  # the beginning of an incomplete document
+    number = offset = size = 0  # of the incomplete document
+    for content, ends, bytes_read in spans:
         pending.append(content)
         size += len(content)
         if ends:
@@ -498,8 +514,8 @@ def _separated(source: Source, separator: bytes) -> Iterator[TextBlock | Documen
         elif finished:
             yield TextBlock(bytes_read, source.name, finished)
             finished = []
-        if size > LARGE_DOCUMENT and not ends:
-            chunks = itertools.chain([(b"".join(pending), bytes_read)], _rest_of_document(stretches))
+        if size > source.limits.document and not ends:
+            chunks = itertools.chain([(b"".join(pending), bytes_read)], _rest_of_document(spans))
             hash = next(hash for n, hash in hashes if n == number)
             size = 0
             for part in _parts(source, chunks, hash, offset):
@@ -512,31 +528,31 @@ def _separated(source: Source, separator: bytes) -> Iterator[TextBlock | Documen
         yield TextBlock(source.bytes, source.name, [(b"".join(pending), source.name, offset)])
 
 
-def _stretches(chunks: Iterable[Chunk], separator: bytes) -> Iterator[Stretch]:
-    """The text between separators. After each chunk, what is known of the unfinished document comes as a stretch."""
+def _spans(chunks: Iterable[Chunk], separator: bytes) -> Iterator[Span]:
+    """Yield the text between separators, and after each chunk the available text of the incomplete document."""
     buffer, bytes_read = b"", 0
     for chunk, bytes_read in chunks:
         *complete, buffer = (buffer + chunk).split(separator)
         for content in complete:
             yield content, True, bytes_read
-        known = max(0, len(buffer) - len(separator) + 1)  # the bytes after these may begin a separator
-        yield buffer[:known], False, bytes_read
-        buffer = buffer[known:]
+        end = max(0, len(buffer) - len(separator) + 1)  # later bytes may be the beginning of a separator
+        yield buffer[:end], False, bytes_read
+        buffer = buffer[end:]
     yield buffer, False, bytes_read
 
 
-def _rest_of_document(stretches: Iterator[Stretch]) -> Iterator[Chunk]:
-    """The stretches up to the end of the document, as chunks."""
-    for content, ends, bytes_read in stretches:
+def _rest_of_document(spans: Iterator[Span]) -> Iterator[Chunk]:
+    """Yield the spans up to the end of the document, as chunks."""
+    for content, ends, bytes_read in spans:
         yield content, bytes_read
         if ends:
             return
 
 
-def _hashes(stretches: Iterator[Stretch]) -> Iterator[int]:
-    """The document_hash of each document."""
+def _hashes(spans: Iterator[Span]) -> Iterator[int]:
+    """Yield the document_hash of each document."""
     digest = blake2b(digest_size=8)
-    for content, ends, _ in stretches:
+    for content, ends, _ in spans:
         digest.update(content)
         if ends:
             yield int.from_bytes(digest.digest(), "little")
@@ -548,7 +564,7 @@ def _hashes(stretches: Iterator[Stretch]) -> Iterator[int]:
 
 
 def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segments]) -> Iterator[JsonLinesBlock]:
-    pending, size, line = [], 0, 1  # the beginning of an unfinished line, its size and its number
+    pending, size, line = [], 0, 1  # the beginning of an incomplete line, its size and its number
     for chunk, bytes_read in source.read():
         complete, newline, rest = chunk.rpartition(b"\n")
         if newline:
@@ -558,27 +574,27 @@ def _json_lines(source: Source, document: Callable[[dict[str, Any]], str | Segme
             pending, size = [], 0
         pending.append(rest)
         size += len(rest)
-        if size > LONGEST_RECORD:
-            raise _too_long(f"{source.name}:{line}: this line")
+        if size > source.limits.record:
+            raise _record_too_long(source, f"{source.name}:{line}: this line")
     content = b"".join(pending)
     if content.strip():
         yield JsonLinesBlock(source.bytes, source.name, content, line, document)
 
 
-def _too_long(record: str) -> CorpusError:
-    return CorpusError(f"{record} has more than {LONGEST_RECORD:,} bytes; save a text of this size as a .txt file")
+def _record_too_long(source: Source, record: str) -> CorpusError:
+    return CorpusError(f"{record} has more than {source.limits.record:,} bytes; save such a text as a .txt file")
 
 
 def read_lines(source: Source) -> Iterator[str]:
-    """The lines of a text file, without line ends. Raises CorpusError."""
+    """Yield the lines of a text file, without line ends. Raises CorpusError."""
     buffer, number = b"", 1
     for chunk, _ in source.read():
         *complete, buffer = (buffer + chunk).split(b"\n")
         for line in complete:
             yield decode_utf8(line, f"{source.name}, line {number},", 0).removesuffix("\r")
             number += 1
-        if len(buffer) > LONGEST_RECORD:
-            raise CorpusError(f"{source.name}:{number}: this line has more than {LONGEST_RECORD:,} bytes")
+        if len(buffer) > source.limits.record:
+            raise CorpusError(f"{source.name}:{number}: this line has more than {source.limits.record:,} bytes")
     if buffer:
         yield decode_utf8(buffer, f"{source.name}, line {number},", 0).removesuffix("\r")
 
@@ -589,7 +605,7 @@ class CsvLines:
     def __init__(self, source: Source):
         self.source = source
         self.bytes_read = 0
-        self.row_bytes = 0  # of the current row, which may have several lines; the reader of the rows resets it
+        self.row_bytes = 0  # size of the current row, which may have several lines; the caller resets it after each row
 
     def __iter__(self) -> Iterator[str]:
         name, buffer, number = self.source.name, bytearray(), 1
@@ -604,8 +620,8 @@ class CsvLines:
                     yield decode_utf8(line, f"{name}, line {number},", 0)
                     number += 1
                 buffer = bytearray(rest)
-            if self.row_bytes + len(buffer) > LONGEST_RECORD:
-                raise _too_long(f"{name}, line {number}: this row (is a quote missing?)")
+            if self.row_bytes + len(buffer) > self.source.limits.record:
+                raise _record_too_long(self.source, f"{name}, line {number}: this row (is a quote missing?)")
         yield decode_utf8(bytes(buffer), f"{name}, line {number},", 0)
 
 
@@ -628,7 +644,7 @@ def _csv_rows(source: Source, field: str) -> Iterator[RowBlock]:
                 raise CorpusError(f"{source.name}:{reader.line_num}: this row ends before the column {field!r}")
             texts.append(row[field])
             size += len(row[field])
-            if size >= BLOCK_BYTES:
+            if size >= source.limits.block:
                 yield RowBlock(lines.bytes_read, source.name, texts, first)
                 first += len(texts)
                 texts, size = [], 0
@@ -639,12 +655,12 @@ def _csv_rows(source: Source, field: str) -> Iterator[RowBlock]:
 
 
 def open_parquet(source: Source, field: str) -> Any:
-    """The open file. Raises CorpusError if it is not parquet, or does not have this column of text."""
+    """Open a parquet file. Raises CorpusError if it is not valid, or has no text column of this name."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES)  # by default, whole columns are read ahead
+        file = parquet.ParquetFile(source.path, buffer_size=source.limits.block)  # default: complete columns in memory
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise CorpusError(f"{source.name} is not a parquet file, or damaged: {error}") from None
     schema = file.schema_arrow
@@ -661,7 +677,7 @@ def open_parquet(source: Source, field: str) -> Any:
 
 
 def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None) -> tuple[list[Source], int]:
-    """The first files that have `limit` documents in total, and how many documents will be taken from them."""
+    """Return the first files that contain `limit` documents in total, and the number of documents to read."""
     sources, rows = [], 0
     for path in files:
         sources.append(Source(path, "parquet", str(path)))
@@ -672,20 +688,20 @@ def parquet_sources(files: Iterable[Path], field: str, limit: int | None = None)
 
 
 def _column_chunks(metadata: Any, field: str) -> list[Any]:
-    """The footer's entry for the text of each row group."""
+    """Return the metadata of the column in each row group."""
     column = [metadata.schema.column(c).path for c in range(metadata.num_columns)].index(field)
     return [metadata.row_group(i).column(column) for i in range(metadata.num_row_groups)]
 
 
 def _parquet_text_bytes(source: Source, field: str) -> int:
-    """The bytes of text in the file, as its footer says."""
+    """Return the uncompressed size of the column, according to the file's footer."""
     return sum(chunk.total_uncompressed_size for chunk in _column_chunks(open_parquet(source, field).metadata, field))
 
 
 def _has_dictionary_only(chunk: Any) -> bool:
-    """Whether each row is the number of a text in a dictionary: the file then says nothing about the bytes of text.
+    """Whether each row is an index into a dictionary, so that the footer does not give the size of the decoded text.
 
-    A writer that finds its dictionary too large continues with texts, which take more bytes per row than numbers.
+    When its dictionary becomes too large, a writer continues with plain texts, which take more bytes per row.
     """
     if not chunk.has_dictionary_page:
         return False
@@ -703,25 +719,25 @@ def _parquet_rows(source: Source, field: str) -> Iterator[RowBlock]:
         for is_encoded, numbered in itertools.groupby(enumerate(chunks), lambda item: _has_dictionary_only(item[1])):
             groups, run = zip(*numbered, strict=True)
             text_bytes = 0 if is_encoded else sum(chunk.total_uncompressed_size for chunk in run)
-            batch_rows = BLOCK_BYTES * sum(chunk.num_values for chunk in run) // max(1, text_bytes)
+            batch_rows = source.limits.block * sum(chunk.num_values for chunk in run) // max(1, text_bytes)
             encoded = [field] if is_encoded else None
-            file = parquet.ParquetFile(source.path, buffer_size=BLOCK_BYTES, read_dictionary=encoded)
+            file = parquet.ParquetFile(source.path, buffer_size=source.limits.block, read_dictionary=encoded)
             for batch in file.iter_batches(max(1, min(1 << 14, batch_rows)), groups, columns=[field]):
                 column = batch.column(0)
-                for texts in _decoded(column) if is_encoded else [column]:
+                for texts in _decode_dictionary(column, source.limits.block) if is_encoded else [column]:
                     done += len(texts)
                     yield RowBlock(source.bytes * done // rows, source.name, texts, done - len(texts))
     except (pyarrow.ArrowException, OSError) as error:
         raise CorpusError(f"{source.name} is damaged after row {done:,}: {error}; download it again") from None
 
 
-def _decoded(column: Any) -> Iterator[Any]:
-    """The texts of an Arrow array that is encoded by a dictionary, in arrays of about BLOCK_BYTES."""
+def _decode_dictionary(column: Any, block_bytes: int) -> Iterator[Any]:
+    """Decode a dictionary-encoded Arrow array of texts, as arrays of about block_bytes each."""
     from pyarrow import compute
 
     sizes = compute.binary_length(column.dictionary).take(column.indices).fill_null(0)
     total = np.cumsum(sizes.to_numpy(), dtype=np.int64)
-    cuts = np.flatnonzero(np.diff(total // BLOCK_BYTES)) + 1
+    cuts = np.flatnonzero(np.diff(total // block_bytes)) + 1
     for begin, end in itertools.pairwise([0, *cuts.tolist(), len(column)]):
         yield column.slice(begin, end - begin).dictionary_decode()
 
@@ -730,7 +746,10 @@ def _decoded(column: Any) -> Iterator[Any]:
 
 
 def tiny_shakespeare() -> Path:
-    """Tiny Shakespeare (1,115,394 bytes, Karpathy 2015), downloaded once. Raises UserError if that fails."""
+    """Return the path of Tiny Shakespeare (1,115,394 bytes, Karpathy 2015), downloading it on first use.
+
+    Raises UserError if the download fails.
+    """
     parts = tuple(f"sonnet/examples/data/ts.{part}.txt" for part in ("train", "valid", "test"))
     sources = [
         Url("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"),

@@ -1,4 +1,4 @@
-"""Finds a data set by its name, and prepares it when it is missing."""
+"""Finds data sets by name, and prepares missing ones."""
 
 import difflib
 import os
@@ -13,7 +13,7 @@ from folio.base.workers import child_options, under_torchrun
 from folio.data.shards import NANOGPT_SCRIPT, Dataset, DatasetError, data_root, dataset_name, has_data, open_dataset
 from folio.data.windows import Mixture, parse_mixture
 
-SCRIPTS_FOR_ANY_INPUT = ("text", "pairs")  # in prepare/; the others are each named like the data set that they prepare
+SCRIPTS_FOR_ANY_INPUT = ("text", "pairs")  # in prepare/; other scripts have the name of the data set they prepare
 
 
 def open_mixture(
@@ -25,43 +25,43 @@ def open_mixture(
     sampling: str,
     max_val_windows: int | None = None,
 ) -> Mixture:
-    """Open the data sets that `dataset` names, as one stream of training sequences. See Mixture for the settings."""
+    """Open one or more data sets, such as "a" or "a:0.7,b:0.3", as a Mixture."""
     return Mixture(find_datasets(dataset, data_dir), block_size, seed, sampling, max_val_windows)
 
 
 def find_datasets(dataset: str, data_dir: str | None) -> list[tuple[Dataset, float]]:
-    """Open the data sets that `dataset` names ("a", or "a:0.7,b:0.3"), each with its weight."""
+    """Open one or more data sets, such as "a" or "a:0.7,b:0.3", and return them with their weights."""
     root = data_root(data_dir)
     return [(find_dataset(name, root), weight) for name, weight in parse_mixture(dataset)]
 
 
 def find_dataset(name: str, root: Path) -> Dataset:
-    """Open the data set root/name. If it is missing and prepare/NAME.py exists, run that script first.
+    """Open the data set root/name. If it is missing and prepare/NAME.py exists, run the script first.
 
-    Raises DatasetError if the data set is missing and cannot be prepared, or cannot be opened.
+    Raises DatasetError if the data set cannot be prepared or opened.
     """
     folder = root / name
     if not has_data(folder):
         script = _scripts().get(folder.name)
-        if script is None or len(Path(name).parts) > 1:  # only the project's own scripts are run, not one beside a path
-            raise DatasetError(f"dataset={name}: {_how_to_get(name, root)}")
+        if script is None or len(Path(name).parts) > 1:  # never run a script from outside the project
+            raise DatasetError(f"dataset={name}: {_suggest_fix(name, root)}")
         run_script(script, root)
     return open_dataset(folder)
 
 
 def _scripts() -> dict[str, Path]:
-    """The scripts in prepare/ that prepare one data set each, by its name."""
+    """Return the scripts in prepare/ that prepare a fixed data set, by the name of the data set."""
     scripts = {path.stem: path for path in sorted((ROOT / "prepare").glob("*.py"))}
     return {name: path for name, path in scripts.items() if name not in SCRIPTS_FOR_ANY_INPUT}
 
 
-def _how_to_get(name: str, root: Path) -> str:
-    """What is wrong with the name of a data set that is missing, and the setting or the command that helps."""
-    path, by_name = Path(os.path.abspath(name)), "use its name, or an absolute path"
+def _suggest_fix(name: str, root: Path) -> str:
+    """Return the reason why a data set is missing, and the setting or the command that fixes it."""
+    path, advice = Path(os.path.abspath(name)), "use its name, or an absolute path"
     if has_data(path):
-        return f"{by_name}: set {_option(path, root)}"
+        return f"{advice}: set {_option(path, root)}"
     if has_data(root / path.name) or path.name in _scripts():
-        return f"{by_name}: set {_option(root / path.name, root)}"
+        return f"{advice}: set {_option(root / path.name, root)}"
     for folder in (root / name, path):
         script = folder / NANOGPT_SCRIPT
         if os.path.isfile(script):
@@ -70,7 +70,7 @@ def _how_to_get(name: str, root: Path) -> str:
         if os.path.isfile(folder) and has_data(folder.parent):
             return f"it is a file of a data set; set {_option(folder.parent, root)}"
         if os.path.exists(folder):
-            return _how_to_prepare(folder, root)
+            return _suggest_prepare(folder, root)
     prepared = sorted(folder.name for folder in root.glob("[!.]*") if has_data(folder))
     close = difflib.get_close_matches(path.name, sorted({*prepared, *_scripts()}), n=1, cutoff=0.7)
     others = f"did you mean {close[0]}" if close else f"prepared data sets: {', '.join(prepared) or 'none'}"
@@ -78,13 +78,13 @@ def _how_to_get(name: str, root: Path) -> str:
     return f"there is no such data set ({others}); to prepare a text: {prepare}"
 
 
-def _how_to_prepare(text: Path, root: Path) -> str:
-    """How to prepare a text file, or a folder of them, that was given in place of a data set."""
-    from folio.data.prepare import default_name  # training needs nothing else of it
+def _suggest_prepare(text: Path, root: Path) -> str:
+    """Return the command for preparing a text file or folder that was given instead of a data set."""
+    from folio.data.prepare import default_name
 
     name = default_name([str(text)])
     settings = _data_dir_option(root)
-    if os.path.abspath(root / name) == os.path.abspath(text):  # texts in a folder of their own among the data sets
+    if os.path.abspath(root / name) == os.path.abspath(text):  # the texts are in the folder of this data set
         name = f"{name}-tokens"
         settings.append(f"--name={name}")
     prepare = command("prepare/text.py", short_path(text), *settings)
@@ -92,7 +92,7 @@ def _how_to_prepare(text: Path, root: Path) -> str:
 
 
 def _option(folder: Path, root: Path) -> str:
-    """The option that names the data set in a folder: by its name if it is in `root`."""
+    """Return the --dataset option for a folder, with its name if it is in `root`."""
     return shlex.quote(f"--dataset={dataset_name(folder, root)}")
 
 

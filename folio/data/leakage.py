@@ -1,13 +1,12 @@
-"""Repeated text in a data set: equal documents, near duplicates, and n-grams that validation shares with training.
+"""Repeated text in a data set: duplicates, near duplicates, and n-grams shared by validation and training.
 
-Near duplicates are found by MinHash signatures and locality-sensitive hashing. The similarity of two documents is the
-Jaccard index of their shingles: the n-grams of words that both have, of those that any of them has (Broder 1997, "On
-the resemblance and containment of documents"). Lee et al. 2021, "Deduplicating Training Data Makes Language Models
-Better", find near duplicates of training data in the same way. Shared n-grams are the measure of GPT-3 (Brown et al.
-2020, appendix C).
+Near duplicates are detected with MinHash signatures and locality-sensitive hashing. The similarity of two documents is
+the Jaccard index of their shingles, which are n-grams of words (Broder 1997, "On the resemblance and containment of
+documents"). Lee et al. 2021, "Deduplicating Training Data Makes Language Models Better", use the same method. Shared
+n-grams are the measure of GPT-3 (Brown et al. 2020, appendix C).
 
-Case and punctuation do not count. Case is folded for characters up to U+1FFF (Latin, Greek, Cyrillic, Armenian,
-Georgian) where the folded character has as many bytes (not ß, which becomes ss).
+Case and punctuation are ignored. Case is folded for characters up to U+1FFF (Latin, Greek, Cyrillic, Armenian,
+Georgian) whose folded form has the same number of bytes (not ß, which becomes ss).
 
 Dimensions: N bytes of a text, W words, G n-grams, D documents, P permutations of a signature.
 """
@@ -26,20 +25,20 @@ from folio.data.word_cache import TEXT_STEP
 from folio.machine import compiled
 from folio.machine.compiled import addresses
 
-OVERLAP = 13  # words of an n-gram that validation should not share with training
-BLOCK_TOKENS = 1 << 20  # to look at together; an n-gram that crosses the end of such a block is not seen
-BOUNDARY = b" \xff "  # between documents: a word that UTF-8 does not contain
-FILTER_BITS = 32  # per hash of a set, at least, which tell most other hashes from it
+OVERLAP = 13  # words of an n-gram shared by validation and training
+BLOCK_TOKENS = 1 << 20  # tokens processed at once; n-grams across the end of a block are not counted
+BOUNDARY = b" \xff "  # between documents: a word that does not occur in UTF-8
+FILTER_BITS = 32  # minimum number of bits per hash in HashFilter
 
 SHINGLE = 5  # words
-SIGNED_BYTES = 1 << 20  # of a document, from its beginning
-NO_WORDS = np.uint32(2**32 - 1)  # all values of the signature of a document without words
-SIMILARITY = 0.5  # of near duplicates, at least; 0.5 is that of two texts of which about 8 % of the words differ
+SIGNED_BYTES = 1 << 20  # bytes of a document that its signature covers, from the beginning
+NO_WORDS = np.uint32(2**32 - 1)  # every value in the signature of a document without words
+SIMILARITY = 0.5  # minimum for near duplicates; two texts that differ in about 8 % of the words have 0.5
 PERMUTATIONS = 128  # the standard error of an estimated similarity is at most 0.044
-BANDS = 32  # of 4 values each: documents with a similarity of 0.5 have an equal band with a probability of 87 %
-LONGEST_CHAIN = 100  # documents per band to compare with, the newest ones; 1,000 take 3 ms if all have a band in common
+BANDS = 32  # of 4 values each: documents with a similarity of 0.5 share a band with a probability of 87 %
+MAX_CHAIN = 100  # documents compared per band, newest first; 1,000 documents take 3 ms if all share a band
 
-COPIED = 16  # bytes; this and the next line as in folio/data/text_step.py
+COPY_BYTES = 16  # this and the next line are the same in folio/data/text_step.py
 MULTIPLIER, MIXER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 
 
@@ -51,10 +50,11 @@ def count_leakage(
     tokenizer: Tokenizer,
     workers: int,
 ) -> dict[str, Any]:
-    """Check train against val, by the names of report.json: equal documents, near duplicates, and shared n-grams.
+    """Count duplicates, near duplicates, and shared n-grams of training and validation, as entries of report.json.
 
-    hashes: of all documents in their order, (D,), of which the lowest bit is 1 for validation. signatures: of the same
-    documents, (D, P); None: near duplicates are not counted. shards: those in `folder`; None: n-grams are not counted.
+    hashes: hashes of all documents in order, (D,), where the lowest bit is 1 for validation. signatures: signatures of
+    the same documents, (D, P); None: near duplicates are not counted. shards: the shards in `folder`; None: n-grams are
+    not counted.
     """
     near: dict[str, int | None] = {"repeated": None, "val_in_train": None}
     if signatures is not None:
@@ -70,10 +70,10 @@ def count_leakage(
 
 
 def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
-    """The hash of each word of a text in UTF-8: (W,) uint64.
+    """Return the hash of each word of a text in UTF-8, (W,) uint64.
 
-    Words are runs of ASCII letters and digits and of other characters; of those of Chinese, Japanese, and Korean, each
-    is a word. The hash is a polynomial in the bytes, mixed.
+    A word is a run of letters and digits. Each Chinese, Japanese, or Korean character is a word. The hash is a mixed
+    polynomial of the bytes.
     """
     data = np.frombuffer(content, np.uint8)
     hashes = np.empty(len(data) + 1, np.uint64)
@@ -81,15 +81,15 @@ def word_hashes(content: bytes | np.ndarray) -> np.ndarray:
 
 
 def mix(hashes: np.ndarray) -> np.ndarray:
-    """Hashes of which every bit depends on all bits of the given ones."""
+    """Mix the bits of hashes, so that every bit depends on all bits of the input."""
     hashes = (hashes ^ (hashes >> np.uint64(32))) * MIXER
     return hashes ^ (hashes >> np.uint64(32))
 
 
 def ngrams_within_documents(words: np.ndarray, n: int, short: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """The hash of each n-gram of words (W,) between two boundaries, and the word that it begins with: (G,) each.
+    """Return the hash and the first word of each n-gram of words (W,) between two boundaries, (G,) each.
 
-    short: fewer words than n between two boundaries are an n-gram, too.
+    short: fewer than n words between two boundaries are an n-gram, too.
     """
     hashes, starts = np.empty(len(words), np.uint64), np.empty(len(words), np.int64)
     hash_ngrams = compiled.function(TEXT_STEP, "hash_ngrams", 6)
@@ -100,22 +100,22 @@ def ngrams_within_documents(words: np.ndarray, n: int, short: bool = False) -> t
 BOUNDARY_WORD = mix(np.array([0xFF + 1], np.uint64))[0]  # word_hashes(BOUNDARY)[0]
 
 
-# --- equal documents --------------------------------------------------------------------------------------------------
+# --- duplicates -------------------------------------------------------------------------------------------------------
 
 
 def content_keys(hashes: np.ndarray) -> np.ndarray:
-    """The upper 63 bits of document hashes, which identify duplicates. A record keeps the split in the lowest bit."""
+    """Return the upper 63 bits of document hashes, which identify duplicates. The lowest bit may be the split."""
     return hashes >> np.uint64(1)
 
 
 class KeySet:
-    """A set of uint64, such as content keys, in sorted arrays of growing size."""
+    """A set of uint64 values, such as content keys, stored in sorted arrays of decreasing size."""
 
     def __init__(self) -> None:
         self.levels: list[np.ndarray] = []
 
     def add(self, keys: np.ndarray) -> np.ndarray:
-        """Add keys, (D,). Returns which of them were in the set or earlier in this array, (D,) bool."""
+        """Add keys, (D,). Returns whether each was in the set or earlier in the array, (D,) bool."""
         known = np.ones(len(keys), dtype=bool)
         unique, first = np.unique(keys, return_index=True)
         is_new = ~self.contains(unique)
@@ -127,17 +127,17 @@ class KeySet:
         return known
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
-        """Which of the keys (D,) are in the set: (D,) bool."""
-        found = np.zeros(len(keys), dtype=bool)
+        """Return whether each of the keys (D,) is in the set, (D,) bool."""
+        is_known = np.zeros(len(keys), dtype=bool)
         for level in self.levels:
-            found |= level[np.searchsorted(level, keys).clip(max=len(level) - 1)] == keys
-        return found
+            is_known |= level[np.searchsorted(level, keys).clip(max=len(level) - 1)] == keys
+        return is_known
 
 
 def count_duplicates(hashes: np.ndarray) -> dict[str, int]:
-    """How many documents repeat another one, and how many for validation are also in training.
+    """Return the number of duplicates, and of validation documents that are also in training.
 
-    hashes: as in count_leakage, (D,).
+    hashes: see count_leakage, (D,).
     """
     hashes = np.sort(hashes)
     keys, val = content_keys(hashes), (hashes & np.uint64(1)).astype(bool)
@@ -149,41 +149,41 @@ def count_duplicates(hashes: np.ndarray) -> dict[str, int]:
 # --- near duplicates --------------------------------------------------------------------------------------------------
 
 
-def signatures_of(contents: Sequence[bytes]) -> np.ndarray:
-    """The MinHash signatures of documents in UTF-8: (D, P) uint32.
+def compute_signatures(contents: Sequence[bytes]) -> np.ndarray:
+    """Compute the MinHash signatures of documents in UTF-8, (D, P) uint32.
 
-    A document with fewer words than a shingle is one shingle. Of a document, the first SIGNED_BYTES count.
+    A document with fewer words than a shingle is one shingle. Only the first SIGNED_BYTES bytes of a document are used.
     """
-    from rensa import RMinHash  # nothing else needs it
+    from rensa import RMinHash
 
     words = word_hashes(BOUNDARY.join(content[:SIGNED_BYTES] for content in contents))
     shingles, starts = ngrams_within_documents(words, SHINGLE, short=True)
-    number = np.cumsum(words == BOUNDARY_WORD)  # of the document of each word
-    counts = np.bincount(number[starts], minlength=len(contents))  # (D,)
+    document = np.cumsum(words == BOUNDARY_WORD)  # index of each word's document, (W,)
+    counts = np.bincount(document[starts], minlength=len(contents))  # shingles per document, (D,)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, np.append(0, np.cumsum(counts)), PERMUTATIONS, 1)
     return np.array(matrix.to_rows(), np.uint32).reshape(len(contents), PERMUTATIONS)
 
 
 class SimilarDocuments:
-    """The signatures of documents, in which those that are similar to another one are found.
+    """An index of document signatures for finding similar documents.
 
-    For each band of a signature, a hash table has the newest document with that band, from which a chain leads to the
-    older ones. All of it takes at most 2 kB per document. (Rensa's own tables take 3 kB, and cannot be made from saved
-    signatures, as resuming needs.)
+    For each band of a signature, a hash table contains the newest document with that band, and a chain links it to
+    older ones. Memory: at most 2 kB per document. (Rensa's tables take 3 kB and cannot be restored from saved
+    signatures, which is necessary to resume.)
     """
 
     def __init__(self, signatures: np.ndarray | None = None, expected: int = 0):
-        """signatures: of the first documents, (D, P). expected: how many documents to make room for."""
+        """signatures: signatures of initial documents, (D, P). expected: documents to allocate memory for."""
         signatures = np.zeros((0, PERMUTATIONS), np.uint32) if signatures is None else signatures
         self.count = len(signatures)
         self._allocate(signatures, max(self.count, expected))
 
     def _allocate(self, signatures: np.ndarray, documents: int) -> None:
-        """Make room for at least `documents` documents, and add those with these signatures."""
+        """Allocate tables for at least this number of documents, and add documents with these signatures."""
         capacity = max(1024, 1 << (documents - 1).bit_length())
         self.signatures = np.zeros((capacity, PERMUTATIONS), np.uint32)
         self.signatures[: len(signatures)] = signatures
-        self.older = np.full((capacity, BANDS), -1, np.int32)  # the document before it in each chain
+        self.older = np.full((capacity, BANDS), -1, np.int32)  # previous document in each chain
         self.shift = np.uint64(64 - capacity.bit_length())  # 2 * capacity is a power of 2
         self.newest = np.full((BANDS, 2 * capacity), -1, np.int32)  # by band and slot
         link_documents = compiled.function(TEXT_STEP, "link_documents", 6)
@@ -191,7 +191,7 @@ class SimilarDocuments:
         link_documents(*addresses(slots), len(signatures), BANDS, *addresses(self.older, self.newest), capacity)
 
     def _slots(self, signatures: np.ndarray) -> np.ndarray:
-        """The slot of each band of signatures (D, P) in the hash tables: (D, BANDS)."""
+        """Return the slot of each band of signatures (D, P) in the hash tables, (D, BANDS)."""
         bands = signatures.reshape(len(signatures), BANDS, PERMUTATIONS // BANDS)
         hashes = np.zeros(bands.shape[:2], np.uint64)
         for k in range(bands.shape[2]):
@@ -199,37 +199,40 @@ class SimilarDocuments:
         return (mix(hashes) >> self.shift).astype(np.int64)
 
     def find(self, signatures: np.ndarray) -> np.ndarray:
-        """For each of the signatures (D, P), the number of the first document that is found to be similar, or -1."""
-        found = np.empty(len(signatures), np.int64)
-        self._find(np.ascontiguousarray(signatures), found, adds=False)
-        return found
+        """Return the index of the first similar document for each of the signatures (D, P), or -1."""
+        results = np.empty(len(signatures), np.int64)
+        self._find(np.ascontiguousarray(signatures), results, add=False)
+        return results
 
     def add_new(self, signatures: np.ndarray) -> np.ndarray:
-        """Add the documents that are not similar to one before, (D, P). Returns which are similar, (D,) bool."""
-        found, done = np.empty(len(signatures), np.int64), 0
+        """Add documents (D, P) that are not similar to a previous one. Returns whether each is similar, (D,) bool."""
+        results, done = np.empty(len(signatures), np.int64), 0
         signatures = np.ascontiguousarray(signatures)
         while done < len(signatures):
             if self.count == len(self.signatures):
                 self._allocate(self.signatures, self.count + 1)
-            looked_up = self._find(signatures[done:], found[done:], adds=True)
-            self.count += int((found[done : done + looked_up] < 0).sum())
-            done += looked_up
-        return found >= 0
+            processed = self._find(signatures[done:], results[done:], add=True)
+            self.count += int((results[done : done + processed] < 0).sum())
+            done += processed
+        return results >= 0
 
-    def _find(self, signatures: np.ndarray, found: np.ndarray, adds: bool) -> int:
-        """`find`, and add the documents that are not similar to one until the tables are full. Returns of how many."""
+    def _find(self, signatures: np.ndarray, results: np.ndarray, add: bool) -> int:
+        """Write the results of `find`, and optionally add documents without a similar one until the tables are full.
+
+        Returns the number of documents processed.
+        """
         find_documents = compiled.function(TEXT_STEP, "find_documents", 14)
         slots = self._slots(signatures)
         tables = addresses(self.signatures, self.older, self.newest)
         new = *addresses(signatures, slots), len(signatures)
-        sizes = PERMUTATIONS, BANDS, LONGEST_CHAIN, math.ceil(SIMILARITY * PERMUTATIONS)
-        return find_documents(*new, *sizes, *tables, len(self.signatures), self.count, adds, *addresses(found))
+        sizes = PERMUTATIONS, BANDS, MAX_CHAIN, math.ceil(SIMILARITY * PERMUTATIONS)
+        return find_documents(*new, *sizes, *tables, len(self.signatures), self.count, add, *addresses(results))
 
 
 def count_near_duplicates(signatures: np.ndarray, val: np.ndarray) -> dict[str, int]:
-    """How many documents nearly repeat one before, and how many for validation have a near duplicate in training.
+    """Return the number of near duplicates, and of validation documents with a near duplicate in training.
 
-    signatures: (D, P), in the order of the documents. val: (D,) whether a document is for validation.
+    signatures: signatures of all documents in order, (D, P). val: whether each is for validation, (D,).
     """
     repeated = SimilarDocuments(expected=len(signatures)).add_new(signatures)
     training = SimilarDocuments(signatures[~val])
@@ -237,82 +240,82 @@ def count_near_duplicates(signatures: np.ndarray, val: np.ndarray) -> dict[str, 
     return {"repeated": int(repeated.sum()), "val_in_train": int(val_in_train)}
 
 
-# --- n-grams that validation shares with training ---------------------------------------------------------------------
+# --- n-grams shared by validation and training ------------------------------------------------------------------------
 
 
 class TokenRange(NamedTuple):
-    """A part of a shard."""
+    """A range of tokens in a shard."""
 
     path: Path
-    first: int  # token
+    first: int
     count: int
 
 
 class TokenText:
-    """The bytes of any tokens, with BOUNDARY for the end-of-text token."""
+    """Decodes tokens to bytes, with BOUNDARY for the end-of-text token."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.dtype = token_dtype(tokenizer.vocab_size)
         pieces = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         if tokenizer.eot is not None:
             pieces[tokenizer.eot] = BOUNDARY
-        self.content = np.frombuffer(b"".join([*pieces, bytes(COPIED)]), np.uint8)
+        self.content = np.frombuffer(b"".join([*pieces, bytes(COPY_BYTES)]), np.uint8)
         self.starts = np.cumsum([0, *map(len, pieces)])
 
     def words(self, tokens: TokenRange) -> np.ndarray:
-        """The hash of each word, (W,)."""
+        """Return the hash of each word, (W,)."""
         offset = tokens.first * self.dtype.itemsize
         ids = np.fromfile(tokens.path, self.dtype, tokens.count, offset=offset).astype(np.int32)
         join_tokens = compiled.function(TEXT_STEP, "join_tokens", 5)
         pieces = *addresses(ids), len(ids), *addresses(self.starts, self.content)
-        text = np.empty(join_tokens(*pieces, 0) + COPIED, np.uint8)
+        text = np.empty(join_tokens(*pieces, 0) + COPY_BYTES, np.uint8)
         return word_hashes(text[: join_tokens(*pieces, *addresses(text))])
 
 
 def token_ranges(folder: Path, shards: Sequence[dict[str, Any]]) -> Iterator[TokenRange]:
-    """The shards in blocks of at most BLOCK_TOKENS. shards: as in meta.json."""
+    """Yield ranges of at most BLOCK_TOKENS tokens. shards: the entries of meta.json."""
     for entry in shards:
         for first in range(0, entry["tokens"], BLOCK_TOKENS):
             yield TokenRange(folder / entry["file"], first, min(BLOCK_TOKENS, entry["tokens"] - first))
 
 
 class HashFilter:
-    """Bits that tell most other hashes from those of a set, (S,) uint64."""
+    """A Bloom filter of a set of hashes, (S,) uint64."""
 
     def __init__(self, hashes: np.ndarray):
-        bits = (FILTER_BITS * len(hashes) + 64).bit_length()  # as a power of 2
+        bits = (FILTER_BITS * len(hashes) + 64).bit_length()  # the filter has 2 ** bits bits
         self.shift = 64 - bits
         self.filter = np.zeros(1 << bits - 6, np.uint64)
         add_to_filter = compiled.function(TEXT_STEP, "add_to_filter", 4)
         add_to_filter(*addresses(hashes), len(hashes), *addresses(self.filter), self.shift)
-        compiled.function(TEXT_STEP, "find_in_filter", 5)  # before other processes need it
+        compiled.function(TEXT_STEP, "find_in_filter", 5)  # compiled before worker processes need it
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """The places of those that may be in the set."""
-        places = np.empty(len(hashes), np.int64)
+        """Return the indices of the hashes that may be in the set."""
+        indices = np.empty(len(hashes), np.int64)
         find_in_filter = compiled.function(TEXT_STEP, "find_in_filter", 5)
-        look_up = *addresses(hashes), len(hashes), *addresses(self.filter), self.shift, *addresses(places)
-        return places[: find_in_filter(*look_up)]
+        look_up = *addresses(hashes), len(hashes), *addresses(self.filter), self.shift, *addresses(indices)
+        return indices[: find_in_filter(*look_up)]
 
 
-def occurring(tokens: TokenRange, text: TokenText, wanted: HashFilter) -> np.ndarray:
-    """The n-grams of a part of a shard that may be among the wanted ones: their hashes, each once."""
+def matching_ngrams(tokens: TokenRange, text: TokenText, ngram_filter: HashFilter) -> np.ndarray:
+    """Return the distinct hashes of the n-grams in a range of tokens that pass the filter."""
     ngrams, _ = ngrams_within_documents(text.words(tokens), OVERLAP)
-    return np.unique(ngrams[wanted.find(ngrams)])
+    return np.unique(ngrams[ngram_filter.find(ngrams)])
 
 
 def ngram_overlap(folder: Path, shards: Shards, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
-    """How much of the validation text occurs in the training text, in n-grams of OVERLAP words (Brown et al. 2020).
+    """Measure how much validation text occurs in the training text, in n-grams of OVERLAP words (Brown et al. 2020).
 
-    Returns the number of words of validation, how many of them are in such an n-gram, and how many documents have one.
-    Memory: about 40 bytes per word of validation.
+    Returns the number of validation words, of words in shared n-grams, and of documents with shared n-grams. Memory:
+    about 40 bytes per validation word.
     """
     text = TokenText(tokenizer)
     ranges = {split: list(token_ranges(folder, entries)) for split, entries in shards.items()}
     blocks = [text.words(tokens) for tokens in ranges["val"]]
-    wanted = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
+    ngram_filter = HashFilter(np.concatenate([ngrams_within_documents(words, OVERLAP)[0] for words in blocks]))
     shared = KeySet()
-    for _, hashes in map_in_order(occurring, ranges["train"], workers, text, wanted):
+    for _, hashes in map_in_order(matching_ngrams, ranges["train"], workers, text, ngram_filter):
         shared.add(hashes)
     words_in_overlap, n_words, document, documents = 0, 0, 0, set()
     for words in blocks:

@@ -1,6 +1,6 @@
-"""Prepares a data set: tokenizes a corpus on all cores, writes the token ids as shards, and reports what is in them.
+"""Prepares a data set: tokenizes a corpus on all cores, writes the token ids as shards, and prints a report.
 
-The shards grow in DATA_DIR/.NAME.part, which is renamed to DATA_DIR/NAME when everything is complete. After an
+The shards are written to DATA_DIR/.NAME.part, which is renamed to DATA_DIR/NAME when they are complete. After an
 interruption, the same command resumes after the last full shard, and the result is bitwise identical.
 """
 
@@ -31,10 +31,10 @@ from folio.base.progress import note, progress_bar
 from folio.base.settings import NonNegativeInt, Settings, read_config
 from folio.base.workers import cores, map_in_order
 from folio.data import tokenizer as tokenizers
-from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, characters_of, encode, texts_of
+from folio.data.blocks import CorpusBlock, CorpusError, EncodedBlock, encode, iterate_texts, unique_characters
 from folio.data.builder import DatasetBuilder, Dedup, describe_unknown, split_by_hash, split_by_smallest_keys
 from folio.data.corpus import Corpus
-from folio.data.leakage import OVERLAP, signatures_of
+from folio.data.leakage import OVERLAP, compute_signatures
 from folio.data.shards import NANOGPT_SCRIPT, Shards, data_root, dataset_name, token_dtype, write_meta
 from folio.data.tokenizer import (
     EOT_TEXT,
@@ -51,12 +51,12 @@ from folio.data.word_cache import TEXT_STEP
 from folio.machine import compiled
 
 SMALL_CORPUS = 1 << 22  # bytes; for less, starting other processes takes longer than it saves
-BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, evenly spread over a larger corpus
+BPE_TEXT = 100_000_000  # approximate bytes of text to train a BPE on, sampled evenly from a larger corpus
 MAX_VOCAB_SIZE = 1_000_000  # largest vocabulary of a BPE; GPT-4's has 100,000 tokens
-LONGEST_NAME = 200  # bytes of a data set's name; file systems allow 255, and the temporary folder's name is longer
-MOST_CHECKED = 1_000_000_000  # bytes of text up to which what validation shares with training is counted by default
-MOST_COMPARED = 100_000  # documents up to which near duplicates are counted by default, in about 5 s and 300 MB
-PROGRESS_VERSION = 5  # of progress.json, and of how a corpus is divided into blocks
+MAX_NAME_BYTES = 200  # of a data set; file systems allow 255, and the temporary folder's name is longer
+MAX_CHECKED_BYTES = 1_000_000_000  # largest text that is checked for leakage by default
+MAX_COMPARED_DOCUMENTS = 100_000  # near duplicates of more are not counted by default; this takes about 5 s and 300 MB
+PROGRESS_VERSION = 5  # of progress.json and of the division of a corpus into blocks
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
 VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
@@ -64,16 +64,16 @@ VocabSize = Annotated[int, Ge(258), Le(MAX_VOCAB_SIZE)]
 
 @dataclass(frozen=True)
 class PrepareConfig(Settings):
-    config_file: ClassVar[str] = "config/shakespeare_char.py"  # in the command that `prepare` prints
+    config_file: ClassVar[str] = "config/shakespeare_char.py"  # for the training command that `prepare` prints
 
     # --- the data set ---
     name: str | None = None  # folder under data_dir; None: the name of the script, the input, or the inputs' folder
     data_dir: str | None = None  # folder of the data sets; None: data/ beside train.py
     overwrite: bool = False  # True: replace another data set with this name
     val_fraction: Fraction | None = None  # share for validation; None: 0.1 for a single file, otherwise 0.01
-    dedup: Dedup = False  # True: leave out repeated documents; near: also those that are nearly the same as another one
-    check_leakage: bool | None = None  # count what validation shares with training; None: if the text is at most 1 GB
-    shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # largest number of tokens per shard
+    dedup: Dedup = False  # True: remove duplicate documents; near: also near duplicates
+    check_leakage: bool | None = None  # count text shared by validation and training; None: if the text is at most 1 GB
+    shard_tokens: Annotated[int, Ge(2)] = 100_000_000  # maximum number of tokens per shard
     # --- the tokenizer ---
     tokenizer: str = "char"  # char, byte, gpt2, bpe (trained on this text), or the folder of a data set or a run
     vocab_size: VocabSize = 8192  # number of tokens of a bpe; at least the 256 bytes, one merge, and end-of-text
@@ -82,28 +82,29 @@ class PrepareConfig(Settings):
     num_workers: NonNegativeInt | None = None  # processes that tokenize; None: one per core, or 0 for a small text
 
     def problems(self) -> list[tuple[str, str]]:
-        """A name that --dataset cannot use."""
+        """Return an error for a name that --dataset does not accept."""
         if self.name is None or (self.name and self.name == name_from(self.name)):
             return []
         rule = (
-            f"--dataset must be able to name it: use 1 to {LONGEST_NAME} bytes without slashes, commas, colons, "
-            f"control characters, a dot at the start or white space at the ends"
+            f"for use with --dataset, it must have 1 to {MAX_NAME_BYTES} bytes without slashes, commas, colons, "
+            f"control characters, a leading dot, or white space at either end"
         )
         nearest = name_from(self.name)
         return [("name", f"{rule}; for example {nearest!r}" if nearest else rule)]
 
 
 def name_from(text: str) -> str:
-    """The name nearest to `text` that --dataset, where commas and colons are separators, can name. It may be empty."""
+    """Convert text to a name that --dataset accepts, where commas and colons are separators. It may be empty."""
     forbidden = ("Cc", "Cs", "Zl", "Zp")  # control characters, lone surrogates, line and paragraph separators
     name = "".join("_" if c in ",:" or unicodedata.category(c) in forbidden else c for c in Path(text).name)
-    name = re.sub(r"^[.\s]+", "", name).encode()[:LONGEST_NAME].decode("utf-8", "ignore")
+    name = re.sub(r"^[.\s]+", "", name).encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore")
     return name.rstrip()
 
 
 def default_name(inputs: Sequence[str]) -> str:
-    """A name for the data set that is made from files, folders and patterns: that of the only file or folder, or of the
-    folder that contains them all. A name that stands for several inputs is printed.
+    """Return the default name for a data set: the name of the single input, or of the common folder of all inputs.
+
+    inputs: files, folders, and patterns. If there are several files, the name is also printed.
     """
     if list(inputs) == ["-"]:
         return "stdin"
@@ -115,24 +116,33 @@ def default_name(inputs: Sequence[str]) -> str:
         common = ""
     name = name_from(Path(common).name.split(".")[0]) or "text"
     if len(inputs) > 1 or existing != paths:
-        print(f"several inputs: the name of the data set is {name}; --name=NAME sets another")
+        print(f"several inputs: the data set is named {name}; to change it: --name=NAME")
     return name
 
 
 # --- from a corpus to a folder of shards ------------------------------------------------------------------------------
 
 
-def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, tokenizer: Tokenizer | None = None) -> Path:
-    """Prepare the data set `name` from a corpus, print a report and how to train on it. Returns its folder.
+def prepare(
+    cfg: PrepareConfig,
+    corpus: Corpus,
+    name: str,
+    tokenizer: Tokenizer | None = None,
+    max_checked_bytes: int = MAX_CHECKED_BYTES,
+    max_compared_documents: int = MAX_COMPARED_DOCUMENTS,
+) -> Path:
+    """Prepare the data set `name` from a corpus. Print a report and the training command, and return the folder.
 
-    Without a rule of the corpus, cfg.val_fraction is for validation: the tail of a single text, or documents chosen by
-    their hash; if the hash leaves a split empty, a second pass chooses those with the smallest hashes.
-    tokenizer: None: what cfg.tokenizer names.
-    Raises UserError. Then there is no new data set, and no partial file except full shards to resume from.
+    If the corpus has no split_rule, cfg.val_fraction is for validation: the tail of a single text, or documents
+    selected by their hash. If this leaves a split empty, a second pass selects the documents with the smallest hashes.
+
+    tokenizer: None: the one that cfg.tokenizer names. max_checked_bytes: the largest text that is checked for leakage
+    by default. max_compared_documents: the maximum number of documents for counting near duplicates by default.
+    Raises UserError. After an error, nothing remains on disk except full shards to resume from.
     """
     assert name and name == name_from(name)
     started = time.perf_counter()
-    job = _Job(cfg, corpus, name, tokenizer)
+    job = _Job(cfg, corpus, name, tokenizer, max_checked_bytes, max_compared_documents)
     if job.folder.is_file():
         raise UserError(f"{job.folder} is a file, not the folder of a data set; set another --name, or remove the file")
     if job.folder.exists():
@@ -158,12 +168,14 @@ def prepare(cfg: PrepareConfig, corpus: Corpus, name: str, tokenizer: Tokenizer 
 
 @dataclass
 class _Job:
-    """The arguments of `prepare`, and what follows from them."""
+    """The arguments of `prepare`, and values derived from them."""
 
     cfg: PrepareConfig
     corpus: Corpus
     name: str
     tokenizer: Tokenizer | None
+    max_checked_bytes: int
+    max_compared_documents: int
 
     def __post_init__(self):
         self.folder = data_root(self.cfg.data_dir) / self.name
@@ -172,7 +184,7 @@ class _Job:
         self.recipe = self._recipe()
 
     def _recipe(self) -> dict[str, Any]:
-        """A value, as read from JSON, that changes if the data set would be another one."""
+        """Return a JSON value that identifies the data set: it changes if its content would change."""
         tokenizer = self.tokenizer.hash if self.tokenizer else self.cfg.tokenizer
         if tokenizer not in TOKENIZERS and os.path.exists(tokenizer):
             tokenizer = self.load_tokenizer().hash
@@ -181,58 +193,58 @@ class _Job:
         return json.loads(json.dumps({"tokenizer": tokenizer, **settings, **documents}))
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer in the folder that cfg.tokenizer names. Pairs need an end-of-text token, and add it."""
+        """Load the tokenizer from the folder cfg.tokenizer. For pairs, add an end-of-text token if it has none."""
         loaded = tokenizers.load(Path(self.cfg.tokenizer))
         return loaded.with_eot() if self.corpus.masked else loaded
 
     @property
     def checks_leakage(self) -> bool:
-        """Whether to count what validation shares with training."""
-        asked = self.cfg.check_leakage
-        return self.why_no_leakage_check is None if asked is None else asked
+        """Whether to count text shared by validation and training."""
+        check = self.cfg.check_leakage
+        return self.reason_to_skip_check is None if check is None else check
 
     @cached_property
-    def why_no_leakage_check(self) -> str | None:
-        """Why that is not counted unless cfg.check_leakage asks for it; None if it is."""
-        if self.corpus.text_bytes > MOST_CHECKED:
-            return f"the text has more than {MOST_CHECKED / 1e9:g} GB; --check_leakage=True counts it"
+    def reason_to_skip_check(self) -> str | None:
+        """The reason not to check for leakage by default, or None."""
+        if self.corpus.text_bytes > self.max_checked_bytes:
+            return f"the text has more than {self.max_checked_bytes / 1e9:g} GB; --check_leakage=True counts it"
         return compiled.why_unavailable(TEXT_STEP, "hash_words")
 
     @property
     def signed(self) -> bool:
-        """Whether documents need signatures."""
+        """Whether documents have MinHash signatures."""
         return not self.corpus.is_one_text and (self.cfg.dedup == "near" or self.checks_leakage)
 
     @cached_property
     def workers(self) -> int:
-        """How many processes tokenize; 0: only this one."""
+        """The number of worker processes; 0: only this process."""
         if self.cfg.num_workers is not None:
             return self.cfg.num_workers
         return 0 if self.corpus.text_bytes <= SMALL_CORPUS else cores()
 
 
 def refuse_inputs_inside(folder: Path, inputs: Iterable[Path]) -> None:
-    """Raise UserError if an input is in the data set's folder, whose content would be replaced."""
+    """Raise UserError if an input is in the data set's folder, where it would be overwritten."""
     for path in inputs:
         if folder.resolve() in (path.resolve(), *path.resolve().parents):
             raise UserError(f"{path} is in {folder}, which the data set would replace; set another --name")
 
 
 def _is_prepared(job: _Job) -> bool:
-    """Whether this data set exists already. Raises UserError if the folder contains something else."""
+    """Whether this data set is already prepared. Raises UserError if the folder contains other files."""
     if not job.folder.exists() or all(path.name == NANOGPT_SCRIPT for path in job.folder.iterdir()):
         return False
     try:
         meta = read_json(job.folder / "meta.json")
         if meta.get("recipe") == job.recipe:
-            print(f"{job.folder} is prepared already; --overwrite=True prepares it again")
+            print(f"{job.folder} is already prepared; --overwrite=True prepares it again")
             return True
-        what = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
+        content = f"another data set ({meta['tokenizer']['kind']}, {meta['vocab_size']:,} tokens, by {meta['made_by']})"
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        what = "other files"
+        content = "other files"
     raise UserError(
-        f"{job.folder} contains {what}, and the new data set would use the tokenizer {job.cfg.tokenizer}: set another "
-        f"--name, or replace it with --overwrite=True"
+        f"{job.folder} contains {content}, and the new data set would use the tokenizer {job.cfg.tokenizer}: set "
+        f"another --name, or replace it with --overwrite=True"
     )
 
 
@@ -252,17 +264,17 @@ def _only_process(part: Path) -> Iterator[None]:
 
 
 def _open_part_folder(job: _Job) -> None:
-    """Make the temporary folder. Keep one that an interrupted run of the same recipe has left."""
-    notes = _saved_notes(job.part)
-    if notes is None or notes["version"] != PROGRESS_VERSION or notes["recipe"] != job.recipe:
+    """Create the temporary folder, or reuse the one from an interrupted run of the same recipe."""
+    metadata = _saved_metadata(job.part)
+    if metadata is None or metadata["version"] != PROGRESS_VERSION or metadata["recipe"] != job.recipe:
         shutil.rmtree(job.part, ignore_errors=True)
     job.part.mkdir(parents=True, exist_ok=True)
-    for path in job.part.glob(".*.tmp"):  # files that a killed process was writing
+    for path in job.part.glob(".*.tmp"):  # incomplete files of a killed process
         path.unlink()
 
 
-def _saved_notes(part: Path) -> dict[str, Any] | None:
-    """What progress.json contains besides the progress, or None if there is no such file."""
+def _saved_metadata(part: Path) -> dict[str, Any] | None:
+    """Read the metadata in progress.json. Returns None if the file is missing or invalid."""
     try:
         saved = read_json(part / "progress.json")
         return {name: saved[name] for name in ("version", "recipe", "bound", "signed")}
@@ -272,7 +284,7 @@ def _saved_notes(part: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _cleanup_after_errors(job: _Job) -> Iterator[None]:
-    """After an error, delete what cannot be resumed. An OSError becomes a UserError."""
+    """Delete files that cannot be resumed after an error. An OSError becomes a UserError."""
     try:
         yield
     except OSError as error:
@@ -281,7 +293,7 @@ def _cleanup_after_errors(job: _Job) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"\nstopped; {_keep_full_shards(job.part)}")
         raise
-    except CorpusError:  # once it is fixed, it is another corpus
+    except CorpusError:  # a corrected corpus has another fingerprint
         shutil.rmtree(job.part, ignore_errors=True)
         raise
     except UserError:
@@ -290,7 +302,7 @@ def _cleanup_after_errors(job: _Job) -> Iterator[None]:
 
 
 def _keep_full_shards(part: Path) -> str:
-    """Delete the temporary folder, unless it has full shards to resume from. Returns what happened, for a message."""
+    """Delete the temporary folder unless it has full shards to resume from. Returns a description for a message."""
     if (part / "progress.json").exists():
         return "the full shards are kept, and the same command resumes after them"
     shutil.rmtree(part, ignore_errors=True)
@@ -298,7 +310,7 @@ def _keep_full_shards(part: Path) -> str:
 
 
 def _delete_pass(part: Path) -> None:
-    """Delete what a pass over the corpus has written, its progress first."""
+    """Delete the files of a pass over the corpus except the tokenizer, starting with progress.json."""
     (part / "progress.json").unlink(missing_ok=True)
     for path in part.iterdir():
         if path.name != "tokenizer.json":
@@ -309,7 +321,7 @@ def _delete_pass(part: Path) -> None:
 
 
 def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
-    """The tokenizer of the interrupted run, or a new one."""
+    """Return the tokenizer of the interrupted run, or a new one."""
     path = job.part / "tokenizer.json"
     if path.exists():
         tokenizer = tokenizers.load(job.part)
@@ -321,7 +333,7 @@ def _load_or_make_tokenizer(job: _Job) -> Tokenizer:
 
 
 def _make_tokenizer(job: _Job) -> Tokenizer:
-    """The tokenizer that the setting asks for. Raises UserError."""
+    """Create or load the tokenizer that cfg.tokenizer names. Raises UserError."""
     name = job.cfg.tokenizer
     if job.tokenizer:
         return job.tokenizer
@@ -339,23 +351,23 @@ def _make_char(job: _Job) -> CharTokenizer:
     characters: set[str] = set()
     if job.cfg.on_unknown == "replace":
         characters.add(tokenizers.REPLACEMENT)
-    for _, in_block in map_in_order(characters_of, job.corpus.blocks(), job.workers):
-        characters.update(in_block)
+    for _, block_characters in map_in_order(unique_characters, job.corpus.blocks(), job.workers):
+        characters.update(block_characters)
     if not characters:
-        raise UserError(f"{job.corpus.sources[0].name} is empty; there is nothing to learn from")
+        raise UserError(f"{job.corpus.sources[0].name} is empty; use a file that contains text")
     return CharTokenizer.of(characters, eot=not job.corpus.is_one_text)
 
 
 def _make_bpe(job: _Job) -> BPETokenizer:
     share = min(1.0, BPE_TEXT / max(1, job.corpus.text_bytes))
     blocks = (block for k, block in enumerate(job.corpus.blocks()) if int((k + 1) * share) > int(k * share))
-    tokenizer = BPETokenizer.train((text for block in blocks for text in texts_of(block)), job.cfg.vocab_size)
+    tokenizer = BPETokenizer.train((text for block in blocks for text in iterate_texts(block)), job.cfg.vocab_size)
     if tokenizer.vocab_size < job.cfg.vocab_size:
-        print(f"the text is small: it gives a vocabulary of {tokenizer.vocab_size:,}, not {job.cfg.vocab_size:,}")
+        print(f"the text is small: the vocabulary has {tokenizer.vocab_size:,} tokens, not {job.cfg.vocab_size:,}")
     return tokenizer
 
 
-TOKENIZERS: dict[str, Callable[[_Job], Tokenizer]] = {  # the values of --tokenizer that are not folders
+TOKENIZERS: dict[str, Callable[[_Job], Tokenizer]] = {  # values of --tokenizer other than folders
     "char": _make_char,
     "byte": lambda job: ByteTokenizer(),
     "gpt2": lambda job: tokenizers.gpt2_tokenizer(),
@@ -369,33 +381,33 @@ TOKENIZERS: dict[str, Callable[[_Job], Tokenizer]] = {  # the values of --tokeni
 def _write_shards(job: _Job, tokenizer: Tokenizer) -> tuple[Shards, dict[str, Any]]:
     """Write the shards of both splits. Returns their entries in meta.json, and the report.
 
-    If a split would be empty, the first pass over the corpus ends in a bound for split_by_smallest_keys, and a second
-    pass uses it. Raises UserError if that cannot help.
+    If a split would be empty, the first pass over the corpus computes a bound for split_by_smallest_keys, and a second
+    pass uses it. Raises UserError if a split would still be empty.
     """
-    notes = _saved_notes(job.part) or {
+    metadata = _saved_metadata(job.part) or {
         "version": PROGRESS_VERSION,
         "recipe": job.recipe,
         "bound": None,
         "signed": job.signed,
     }
     while True:
-        with _open_builder(job, tokenizer, notes) as builder:
+        with _open_builder(job, tokenizer, metadata) as builder:
             _tokenize(job, tokenizer, builder)
             empty_split = builder.empty_split()
             if empty_split is None:
                 shards = {split: writer.finish() for split, writer in builder.writers.items()}
-                return shards, _report(job, tokenizer, builder, shards, _how_split(job, notes["bound"]))
-            if job.corpus.split_rule or job.corpus.is_one_text or notes["bound"] is not None:
+                return shards, _report(job, tokenizer, builder, shards, _split_method(job, metadata["bound"]))
+            if job.corpus.split_rule or job.corpus.is_one_text or metadata["bound"] is not None:
                 _refuse_empty_split(job, builder, empty_split)
-            notes["bound"] = builder.nearest_bound(job.val_fraction)
+            metadata["bound"] = builder.nearest_bound(job.val_fraction)
         _delete_pass(job.part)
 
 
-def _open_builder(job: _Job, tokenizer: Tokenizer, notes: dict[str, Any]) -> DatasetBuilder:
-    if notes["bound"] is None:
+def _open_builder(job: _Job, tokenizer: Tokenizer, metadata: dict[str, Any]) -> DatasetBuilder:
+    if metadata["bound"] is None:
         split_rule = job.corpus.split_rule or split_by_hash(job.val_fraction)
     else:
-        split_rule = split_by_smallest_keys(notes["bound"])
+        split_rule = split_by_smallest_keys(metadata["bound"])
     cfg = job.cfg
     return DatasetBuilder(
         job.part,
@@ -404,13 +416,13 @@ def _open_builder(job: _Job, tokenizer: Tokenizer, notes: dict[str, Any]) -> Dat
         shard_tokens=cfg.shard_tokens,
         dedup=cfg.dedup,
         masked=job.corpus.masked,
-        signed=notes["signed"],
-        notes=notes,
+        signed=metadata["signed"],
+        metadata=metadata,
     )
 
 
 def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
-    """Tokenize the blocks that are not done yet, with a progress bar."""
+    """Tokenize the remaining blocks, with a progress bar."""
     eot = None if job.corpus.is_one_text else tokenizer.eot
     blocks = itertools.islice(job.corpus.blocks(job.val_fraction), builder.progress.blocks, None)
     if builder.progress.blocks:
@@ -421,7 +433,7 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
         _compile(tokenizer, signed=builder.signatures is not None)
     with closing(map_in_order(_encode, signed_blocks, job.workers, tokenizer, eot, job.corpus.masked)) as results:
         for (block, _), encoded in results:
-            if bar is None:  # after the workers have started: they must not inherit the bar's thread
+            if bar is None:  # created after the workers, which must not inherit its thread
                 _check_disk_space(job, builder, encoded)
                 bar = progress_bar(total=job.corpus.bytes, unit="B", unit_scale=True, leave=False)
             builder.add(block, encoded)
@@ -435,21 +447,21 @@ def _tokenize(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder) -> None:
 
 
 def _compile(tokenizer: Tokenizer, signed: bool) -> None:
-    """Compile what tokenizes and signs documents, once, before the processes that need it start."""
+    """Compile the functions that tokenize and sign documents, once, before worker processes start."""
     if isinstance(tokenizer, RankedTokenizer):
         tokenizer.new_word_cache()
     if signed:
-        signatures_of([])
+        compute_signatures([])
 
 
 def _encode(item: tuple[CorpusBlock, bool], tokenizer: Tokenizer, eot: int | None, masked: bool) -> EncodedBlock:
-    """Tokenize a block. item: the block, and whether to sign its documents."""
+    """Tokenize a block. item: the block, and whether to compute signatures."""
     block, signed = item
     return encode(block, tokenizer, eot, masked, signed)
 
 
 def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -> None:
-    """Raise UserError if the disk is too small for the shards, estimated from the first block's tokens per byte."""
+    """Raise UserError if the disk is too small for the shards, based on the tokens per byte of the first block."""
     written = [array.nbytes for array in (first.ids, first.mask, first.signatures) if array is not None]
     bytes_per_token = sum(written) / max(1, len(first.ids))
     tokens = job.corpus.text_bytes * len(first.ids) / max(1, first.sizes.sum()) - builder.tokens
@@ -462,10 +474,11 @@ def _check_disk_space(job: _Job, builder: DatasetBuilder, first: EncodedBlock) -
 
 
 def _refuse_empty_split(job: _Job, builder: DatasetBuilder, split: str) -> None:
-    word, change = ("validation", "larger") if split == "val" else ("training", "smaller")
+    split_name, change = ("validation", "larger") if split == "val" else ("training", "smaller")
     raise UserError(
-        f"the {word} split would be empty with val_fraction={job.val_fraction}: the text has "
-        f"{counted(builder.tokens, 'token')}{builder.unknown_note()}; set a {change} --val_fraction, or use more text"
+        f"the {split_name} split would be empty with val_fraction={job.val_fraction}: the text has "
+        f"{counted(builder.tokens, 'token')}{builder.unknown_summary()}; set a {change} --val_fraction, "
+        f"or use more text"
     )
 
 
@@ -486,15 +499,15 @@ def _write_meta(job: _Job, tokenizer: Tokenizer, shards: Shards) -> None:
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
-HOW_SPLIT = {  # how the documents for validation were chosen, in report.json and in words
+SPLIT_METHODS = {  # how the documents for validation were selected, in report.json and in words
     "tail": "the tail of the text",
     "hash": "by a hash of each document",
     "smallest hashes": "the documents with the smallest hashes, because one split would be empty otherwise",
-    "chosen": "the documents that this script chooses",
+    "chosen": "selected by the script",
 }
 
 
-def _how_split(job: _Job, bound: int | None) -> str:
+def _split_method(job: _Job, bound: int | None) -> str:
     if bound is not None:
         return "smallest hashes"
     if job.corpus.split_rule:
@@ -502,15 +515,15 @@ def _how_split(job: _Job, bound: int | None) -> str:
     return "tail" if job.corpus.is_one_text else "hash"
 
 
-def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Shards, how_split: str) -> dict[str, Any]:
-    """The content of report.json."""
+def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Shards, method: str) -> dict[str, Any]:
+    """Return the content of report.json."""
     p = builder.progress
     tokens = {split: sum(entry["tokens"] for entry in entries) for split, entries in shards.items()}
     counts = _count_tokens(job.part, shards, tokenizer.vocab_size)
     most_common = [int(i) for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
     return {
         "documents": p.documents,
-        "validation": {"by": how_split, "val_fraction": job.val_fraction},
+        "validation": {"by": method, "val_fraction": job.val_fraction},
         "tokens": tokens,
         "bytes": p.bytes,
         "bytes_per_token": p.bytes / sum(tokens.values()),
@@ -529,12 +542,12 @@ def _report(job: _Job, tokenizer: Tokenizer, builder: DatasetBuilder, shards: Sh
 
 def _counts_near(job: _Job, builder: DatasetBuilder) -> bool:
     """Whether to count near duplicates."""
-    few = job.cfg.check_leakage or builder.progress.remembered <= MOST_COMPARED
-    return job.checks_leakage and few and builder.signatures is not None
+    within_limit = job.cfg.check_leakage or builder.progress.remembered <= job.max_compared_documents
+    return job.checks_leakage and within_limit and builder.signatures is not None
 
 
 def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:
-    """How often each token occurs, (vocab_size,)."""
+    """Return the number of occurrences of each token, (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for entry in itertools.chain(*shards.values()):
         ids = np.memmap(folder / entry["file"], dtype=token_dtype(vocab_size), mode="r")
@@ -544,14 +557,15 @@ def _count_tokens(folder: Path, shards: Shards, vocab_size: int) -> np.ndarray:
 
 
 def _token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text. Bytes that are not complete characters become escapes such as \\xe9."""
+    """Return a token as text. Incomplete characters become escapes such as \\xe9."""
     return EOT_TEXT if token == tokenizer.eot else tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
 def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: float) -> str:
-    """The report in a few lines."""
+    """Return a summary of the report."""
     cfg, vocab_size = job.cfg, tokenizer.vocab_size
     tokens, documents, duplicates = report["tokens"], report["documents"], report["duplicates"]
+    split = report["validation"]
     most_common = [repr(token["text"]) for token in report["most_common_tokens"][:8]]
     lines = [
         f"{job.folder}: {tokens['train']:,} training and {tokens['val']:,} validation tokens of {vocab_size:,} "
@@ -559,8 +573,8 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
         f"{documents['train']:,} + {documents['val']:,} documents, {report['bytes']:,} bytes, "
         f"{report['bytes_per_token']:.2f} per token; the longest has {report['longest_document']['tokens']:,} tokens, "
         f"{report['empty_documents']:,} are empty",
-        f"validation: {HOW_SPLIT[report['validation']['by']]} (val_fraction={report['validation']['val_fraction']})",
-        f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary occur",
+        f"validation: {SPLIT_METHODS[split['by']]} (val_fraction={split['val_fraction']})",
+        f"most common tokens: {' '.join(most_common)}; {report['vocabulary_used']:,} tokens of the vocabulary are used",
     ]
     if report["unknown_characters"]:
         unknown, characters = report["unknown_characters"], report["characters"]
@@ -570,8 +584,8 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
     share = tokens["val"] / sum(tokens.values())
     if share > 3 * job.val_fraction and share > 0.05 and not job.corpus.split_rule:
         lines.append(
-            f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because the "
-            f"documents are few and long, and each is in one split: set --split_on to divide them, or join the files"
+            f"validation has {share:.0%} of the tokens, more than val_fraction={job.val_fraction:g}, because there are "
+            f"only a few long documents: set --split_on to divide them, or join the files"
         )
     if duplicates["left_out"]:
         lines.append(f"{counted(duplicates['left_out'], 'duplicate was', 'duplicates were')} left out")
@@ -579,21 +593,21 @@ def _describe(job: _Job, report: dict[str, Any], tokenizer: Tokenizer, seconds: 
         repeated = counted(duplicates["repeated"], "document repeats", "documents repeat")
         lines.append(
             f"{repeated} another one exactly, and {duplicates['val_in_train']:,} of the validation documents are also "
-            f"in training; --dedup=True leaves repetitions out"
+            f"in training; --dedup=True removes duplicates"
         )
     return "\n".join([*lines, *_describe_leakage(job, report)])
 
 
 def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
-    """Lines about near duplicates and about n-grams that validation shares with training."""
+    """Yield lines about near duplicates and about n-grams shared by validation and training."""
     near, overlap, n_val = report["near_duplicates"], report["ngram_overlap"], report["documents"]["val"]
     if near["left_out"]:
         yield f"{counted(near['left_out'], 'near duplicate was', 'near duplicates were')} left out"
     if near["repeated"] or near["val_in_train"]:
-        advice = "" if job.cfg.dedup == "near" else "; --dedup=near leaves near duplicates out"
+        advice = "" if job.cfg.dedup == "near" else "; --dedup=near removes near duplicates"
         repeated = counted(near["repeated"], "document nearly repeats", "documents nearly repeat")
         yield (
-            f"{repeated} one before, and {near['val_in_train']:,} of {n_val:,} validation documents have a near "
+            f"{repeated} a previous one, and {near['val_in_train']:,} of {n_val:,} validation documents have a near "
             f"duplicate in training{advice}"
         )
     if overlap and overlap["words_in_overlap"]:
@@ -601,31 +615,33 @@ def _describe_leakage(job: _Job, report: dict[str, Any]) -> Iterator[str]:
         share = overlap["words_in_overlap"] / overlap["words"]
         yield f"{share:.2%} of the words for validation are in {OVERLAP}-grams that occur in training{documents}"
     if not job.checks_leakage and job.cfg.check_leakage is None:
-        yield f"what validation shares with training was not counted, because {job.why_no_leakage_check}"
-    elif job.checks_leakage and near["repeated"] is None and sum(report["documents"].values()) > MOST_COMPARED:
+        yield f"text shared by validation and training was not counted, because {job.reason_to_skip_check}"
+        return
+    documents = sum(report["documents"].values())
+    if job.checks_leakage and near["repeated"] is None and documents > job.max_compared_documents:
         yield (
-            f"near duplicates were not counted, because there are more than {MOST_COMPARED:,} documents; "
+            f"near duplicates were not counted, because there are more than {job.max_compared_documents:,} documents; "
             f"--check_leakage=True counts them"
         )
 
 
-# --- the commands that come next --------------------------------------------------------------------------------------
+# --- training commands ------------------------------------------------------------------------------------------------
 
 
 def _print_hints(job: _Job) -> None:
-    """Print how to train on the data set, unless train.py has started this script."""
+    """Print the commands for training on the data set, unless train.py started this script."""
     if STARTED_BY_TRAINING not in os.environ:
-        for purpose, settings in _next_runs(job):
+        for purpose, settings in _training_commands(job):
             data_dir = [f"--data_dir={job.cfg.data_dir}"] if job.cfg.data_dir else []
             print(f"{purpose}: {command('train.py', *settings, *data_dir)}")
 
 
-FINETUNING_EPOCHS = 16  # about 300 steps on texts of 75,000 characters, as measured in _next_runs
+FINETUNING_EPOCHS = 16  # about 300 steps on texts of 75,000 characters, as measured in _training_commands
 MIN_FINETUNING_STEPS = 10
 
 
 def _max_iters_option(job: _Job, recipe: str) -> list[str]:
-    """--max_iters for finetuning on this text, if it needs fewer steps than the recipe has."""
+    """Return --max_iters for finetuning on this text if it needs fewer steps than the recipe's max_iters."""
     settings = {"batch_size": 12, "block_size": 1024, "gradient_accumulation_steps": 1, **read_config(recipe)}
     step_tokens = settings["batch_size"] * settings["block_size"] * settings["gradient_accumulation_steps"]
     tokens = sum(shard["tokens"] for shard in read_json(job.folder / "meta.json")["splits"]["train"])
@@ -633,14 +649,14 @@ def _max_iters_option(job: _Job, recipe: str) -> list[str]:
     return [f"--max_iters={steps}"] if steps < settings["max_iters"] else []
 
 
-def _next_runs(job: _Job) -> Iterator[tuple[str, list[str]]]:
-    """For each run that suits the data set and its tokenizer: its purpose, and the arguments of train.py."""
+def _training_commands(job: _Job) -> Iterator[tuple[str, list[str]]]:
+    """Yield the purpose and the arguments of train.py for each run that suits the data set and its tokenizer."""
     recipe, name, source = job.cfg.config_file, job.folder.name, job.cfg.tokenizer
     data, out_dir = f"--dataset={name}", f"--out_dir=out-{name}"
     is_folder = source not in TOKENIZERS and os.path.isdir(source)
     if is_folder and not (Path(source) / "meta.json").exists():  # a run or a checkpoint
-        # About a tenth of the recipe's rates. On two texts of 75,000 characters, 300 steps from a run on Shakespeare
-        # reached losses of 1.53 and 1.19; with the recipe's rates 1.60 and 1.23, with 1e-4 and adamw 1.77 and 1.37.
+        # About a tenth of the recipe's rates. On two texts of 75,000 characters, 300 steps from a Shakespeare model
+        # reached losses of 1.53 and 1.19; with the recipe's rates 1.60 and 1.23, with AdamW at 1e-4 1.77 and 1.37.
         settings = [data, *_max_iters_option(job, recipe), "--learning_rate=1e-3", "--muon_learning_rate=3e-3"]
         yield f"finetune {source} on it", [recipe, f"--init_from={source}", *settings, f"{out_dir}-finetuned"]
         return

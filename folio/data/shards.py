@@ -1,12 +1,12 @@
-"""Token shards: the writer, and the reader of Folio's, nanoGPT's and llm.c's formats.
+"""Token shards: writes Folio's format, and reads Folio's, nanoGPT's and llm.c's formats.
 
 A data set is a folder:
 
     train.bin, val.bin    token ids as raw little-endian uint16, as nanoGPT writes them (uint32 if the ids need it);
                           a split with several shards has train_000000.bin, train_000001.bin, ...
-    *_mask.bin            optional, beside each shard: one byte per token, 0 if it does not count as a target
+    *_mask.bin            optional, for each shard: one byte per token, 0 if it does not count as a target
     tokenizer.json        the complete tokenizer
-    meta.json             format version, counts, sha256 of the tokenizer and of each shard, how it was made
+    meta.json             format version, counts, sha256 of the tokenizer and of each shard, command, sources
 
 Two other formats can be read: nanoGPT's folders (train.bin, val.bin and optionally meta.pkl) and llm.c's shards
 (*train*.bin and *val*.bin, each with a header of 256 int32). docs/data.md describes all formats.
@@ -36,11 +36,11 @@ from folio.data.tokenizer import EOT_TEXT, CharTokenizer, Tokenizer
 FORMAT_VERSION = 2
 SPLITS = ("train", "val")
 Shards = dict[str, list[dict[str, Any]]]  # split -> its entries in meta.json
-NANOGPT_SCRIPT = "prepare.py"  # in a data set's folder, as in nanoGPT; it is kept when the data set is replaced
-VERIFY_BYTES = 1 << 26  # the sha256 of a data set of up to 64 MiB is checked whenever it is opened (under 0.1 s)
+NANOGPT_SCRIPT = "prepare.py"  # nanoGPT's script in a data set's folder, kept when the data set is replaced
+VERIFY_BYTES = 1 << 26  # the sha256 of data sets of up to 64 MiB is verified on opening (under 0.1 s)
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER = 20240520, 1, 256  # the header of llm.c and modded-nanogpt, in int32
 
-PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: the prompt as it is
+PromptFormat = Literal["chat", "pairs"]  # chat: User: ..., a blank line, Assistant:; pairs: plain prompts
 
 
 class DatasetError(UserError):
@@ -51,17 +51,18 @@ class DatasetError(UserError):
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Little-endian uint16 if every id fits, otherwise uint32."""
+    """Return little-endian uint16 if every id fits, otherwise uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 class ShardWriter:
-    """Writes the shards of one split: SPLIT.bin, or SPLIT_000000.bin, SPLIT_000001.bin, ... if one is not enough.
+    """Writes the shards of one split: SPLIT.bin, or SPLIT_000000.bin, SPLIT_000001.bin, ... if there are several.
 
-    A shard is written under a temporary name, and synced and renamed when it is full.
+    A shard is written under a temporary name, and synced and renamed when it is full. Use the writer as a context
+    manager, which closes the files.
 
-    shard_tokens: tokens per shard. masked: also write a *_mask.bin beside each shard, which says which tokens count as
-    targets. state: what `state` returned, to resume from there. Use it as a context manager, which closes the files.
+    shard_tokens: tokens per shard. masked: also write a *_mask.bin for each shard. state: the result of `state`, to
+    resume from.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ShardWriter:
         self.folder, self.split, self.vocab_size, self.shard_tokens = folder, split, vocab_size, shard_tokens
         self.dtype = token_dtype(vocab_size)
         self.done: list[dict[str, Any]] = state["shards"] if state else []
-        self.open_tokens = state["open"] if state else 0  # tokens in the shard that is not full yet
+        self.open_tokens = state["open"] if state else 0  # tokens in the current shard
         if state:
             self._reopen_shard("")
             self._reopen_shard("_mask")
@@ -87,7 +88,7 @@ class ShardWriter:
         return self.folder / f".{self.split}{suffix}.part"
 
     def _reopen_shard(self, suffix: str) -> None:
-        """If the open shard was finished after the state was saved, make it the unfinished file again."""
+        """If the current shard was finished after the state was saved, restore its temporary name."""
         for name in (f"{self.split}_{len(self.done):06d}", self.split):
             finished = self.folder / f"{name}{suffix}.bin"
             if finished.exists():
@@ -96,17 +97,17 @@ class ShardWriter:
 
     @property
     def tokens(self) -> int:
-        """Tokens written so far, in all shards."""
+        """Number of tokens written to all shards."""
         return sum(entry["tokens"] for entry in self.done) + self.open_tokens
 
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Append token ids of any integer type, (N,), and with masks: 1 for each target that counts, otherwise 0, (N,).
+        """Append token ids, (N,), and their mask, (N,), which is 1 for tokens that count as targets, otherwise 0.
 
         Raises DatasetError for an id outside the vocabulary.
         """
         if len(ids) and not (0 <= ids.min() and ids.max() < self.vocab_size):
-            wrong = ids.min() if ids.min() < 0 else ids.max()
-            raise DatasetError(f"{self.split}: token id {wrong} does not fit a vocabulary of {self.vocab_size}")
+            invalid = ids.min() if ids.min() < 0 else ids.max()
+            raise DatasetError(f"{self.split}: token id {invalid} is outside the vocabulary of {self.vocab_size}")
         while len(ids):
             free = self.shard_tokens - self.open_tokens
             self.ids_file.write(ids[:free].astype(self.dtype, copy=False))
@@ -127,13 +128,13 @@ class ShardWriter:
         self.open_tokens = 0
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish the last shard. Returns the split's entry in meta.json."""
+        """Finish the last shard. Returns the entries of the split in meta.json."""
         if self.open_tokens:
             self._finish_shard(f"{self.split}_{len(self.done):06d}" if self.done else self.split)
         return self.done
 
     def state(self) -> dict[str, Any]:
-        """What a writer needs to resume from here. Everything written so far is synced to the disk."""
+        """Sync all data to disk, and return the state from which another writer can resume."""
         self.ids_file.sync()
         if self.mask_file:
             self.mask_file.sync()
@@ -149,7 +150,7 @@ class ShardWriter:
 
 
 class _PartFile:
-    """An unfinished file and its running sha256. An existing file is truncated to `size` bytes and continued."""
+    """A file under its temporary name, and its sha256. An existing file is truncated to `size` bytes and continued."""
 
     def __init__(self, path: Path, size: int):
         self.path = path
@@ -172,7 +173,7 @@ class _PartFile:
         os.fsync(self.file.fileno())
 
     def rename(self, path: Path) -> str:
-        """Give the file its final name and start an empty one. Returns the sha256 of the finished file."""
+        """Rename the file to its final name, and start an empty one. Returns the sha256 of the finished file."""
         self.sync()
         self.file.close()
         os.replace(self.path, path)
@@ -189,17 +190,17 @@ class _PartFile:
 
 
 def write_meta(
-    folder: Path, tokenizer: Tokenizer, train: list[dict], val: list[dict], made_by: str, **about: Any
+    folder: Path, tokenizer: Tokenizer, train: list[dict], val: list[dict], made_by: str, **entries: Any
 ) -> None:
-    """Write tokenizer.json and then meta.json, which makes the folder a data set.
+    """Write tokenizer.json and then meta.json, which completes the data set.
 
-    train, val: what ShardWriter.finish returned. made_by: the command. about: other entries, such as the sources.
+    train, val: the results of ShardWriter.finish. made_by: the command. entries: other entries, such as the sources.
     """
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     meta = {
         "format_version": FORMAT_VERSION,
         "made_by": made_by,
-        **about,
+        **entries,
         "vocab_size": tokenizer.vocab_size,
         "dtype": token_dtype(tokenizer.vocab_size).name,
         "tokenizer": {"kind": tokenizer.kind, "sha256": tokenizer.hash},
@@ -213,7 +214,7 @@ def write_meta(
 
 @dataclass(frozen=True)
 class Shard:
-    """The memory-mapped token ids of a file, (N,), and optionally which of them count as targets, (N,)."""
+    """The memory-mapped token ids of a file, (N,), and an optional mask of the tokens that count as targets, (N,)."""
 
     ids: np.ndarray
     mask: np.ndarray | None = None
@@ -230,27 +231,27 @@ class Dataset:
     train: list[Shard]
     val: list[Shard]
     vocab_size: int
-    hash: str  # of the content: data sets with the same hash have the same tokens
-    tokenizer: Tokenizer | None  # None: GPT-2's, which nanoGPT and llm.c use without saving it
-    prompt_format: PromptFormat | None = None  # of prompts whose answers count as targets; None: it is text
+    hash: str  # hash of the content: data sets with the same hash have the same tokens
+    tokenizer: Tokenizer | None  # None: GPT-2's, which nanoGPT and llm.c do not save
+    prompt_format: PromptFormat | None = None  # None: plain text without prompts
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the ids. GPT-2's is downloaded if the folder does not contain one."""
+        """Return the tokenizer of the data set. GPT-2's is downloaded if the folder has none."""
         return self.tokenizer or tokenizers.gpt2_tokenizer()
 
 
 def data_root(data_dir: str | None) -> Path:
-    """The folder that holds the data sets: `data_dir`, or data/ beside train.py."""
+    """Return the folder of the data sets: `data_dir`, or data/ next to train.py."""
     return Path(data_dir) if data_dir else ROOT / "data"
 
 
 def has_data(folder: Path) -> bool:
-    """Whether a folder contains shards or the meta.json of a data set, complete or not."""
+    """Whether a folder contains shards or a meta.json. The data set may be incomplete."""
     return os.path.isdir(folder) and ((folder / "meta.json").exists() or any(folder.glob("*.bin")))
 
 
 def dataset_name(folder: Path, root: Path) -> str:
-    """How --dataset names the data set in a folder: by its name if it is in the `root` of all data sets."""
+    """Return the value of --dataset for a folder: its name if it is in `root`, otherwise its path."""
     folder = Path(os.path.abspath(folder))
     return folder.name if folder.parent == Path(os.path.abspath(root)) else str(folder)
 
@@ -269,7 +270,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 class _ShardEntry(NamedTuple):
-    """A shard in meta.json."""
+    """The entry of a shard in meta.json."""
 
     file: str
     tokens: int
@@ -278,7 +279,7 @@ class _ShardEntry(NamedTuple):
 
 
 class _Meta(NamedTuple):
-    """The entries of meta.json that are needed to open the data set."""
+    """The entries of meta.json that are necessary to open the data set."""
 
     dtype: np.dtype
     vocab_size: int
@@ -307,8 +308,8 @@ def _open_folio(folder: Path) -> Dataset:
         meta = _parse_meta(read_json(path), path)
         content_hash, verify = meta.hash, meta.is_small
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        what = f"{type(error).__name__}: {shorten(str(error))}"
-        raise DatasetError(f"{path} is not a valid meta.json of Folio ({what}); prepare the data set again") from None
+        reason = f"{type(error).__name__}: {shorten(str(error))}"
+        raise DatasetError(f"{path} is not a valid meta.json of Folio ({reason}); prepare the data set again") from None
     try:
         tokenizer = tokenizers.load(folder)
     except UserError as error:
@@ -322,7 +323,7 @@ def _open_folio(folder: Path) -> Dataset:
 
 
 def _parse_meta(meta: Any, path: Path) -> _Meta:
-    """Check the content of meta.json. Raises DatasetError for another version, and many errors for other content."""
+    """Parse and validate meta.json. Raises DatasetError for another version, or other errors for invalid content."""
     version = meta["format_version"]
     if version != FORMAT_VERSION:
         raise DatasetError(
@@ -346,7 +347,7 @@ def _parse_meta(meta: Any, path: Path) -> _Meta:
 
 
 def _map_folio(folder: Path, dtype: np.dtype, shard: _ShardEntry, verify: bool) -> Shard:
-    """Map a shard, and its mask if it has one, and check the number of tokens. verify: check the sha256, too."""
+    """Map a shard and its mask, if any, and check the number of tokens. verify: also check the sha256."""
     path = folder / shard.file
     ids = _map_checked(path, dtype, shard.tokens, shard.sha256 if verify else None)
     if shard.mask_sha256 is None:
@@ -357,7 +358,7 @@ def _map_folio(folder: Path, dtype: np.dtype, shard: _ShardEntry, verify: bool) 
 
 
 def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -> np.ndarray:
-    """Map a file that must have this number of tokens and, unless it is None, this sha256."""
+    """Map a file. Raises DatasetError if the number of tokens or the sha256 (digest) differs."""
     array = _map_raw(path, dtype)
     if len(array) != tokens:
         raise DatasetError(
@@ -366,13 +367,13 @@ def _map_checked(path: Path, dtype: np.dtype, tokens: int, digest: str | None) -
         )
     if digest is not None and sha256(path) != digest:
         raise DatasetError(
-            f"{path} has changed since it was written: its sha256 is not that in meta.json; prepare the data set again"
+            f"{path} has changed since it was written: its sha256 does not match meta.json; prepare the data set again"
         )
     return array
 
 
 def mask_path(shard: Path) -> Path:
-    """The path of a shard's mask, which may not exist."""
+    """Return the path of a shard's mask, which may not exist."""
     return shard.with_name(f"{shard.stem}_mask.bin")
 
 
@@ -385,15 +386,15 @@ def _open_nanogpt(folder: Path, train: Path, val: Path) -> Dataset:
     if (folder / "meta.pkl").exists():
         tokenizer = nanogpt_tokenizer(folder / "meta.pkl")
         vocab_size = tokenizer.vocab_size
-    splits = [[_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val)]  # which checks the files
+    splits = [[_with_mask(path, _map_raw(path, np.dtype("<u2")))] for path in (train, val)]
     return Dataset(folder, *splits, vocab_size, _hash_ends([train, val]), tokenizer)
 
 
 def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenizer:
-    """The character tokenizer in nanoGPT's meta.pkl. vocab_size: that of the model that will use it.
+    """Read the character tokenizer in nanoGPT's meta.pkl. vocab_size: the vocabulary size of the model.
 
-    Raises DatasetError if a token is not a single character (the last one may be the end-of-text token), or if the
-    tables contradict each other.
+    Raises DatasetError if a token other than a final end-of-text token is not a single character, or if the tables are
+    inconsistent.
     """
     table = load_plain_pickle(meta)
     itos, stoi = table.get("itos"), table.get("stoi")
@@ -406,9 +407,9 @@ def nanogpt_tokenizer(meta: Path, vocab_size: int | None = None) -> CharTokenize
     characters = tokens[:-1] if eot else tokens
     for i, token in enumerate(characters):
         if not isinstance(token, str) or len(token) != 1:
-            what = short_repr(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
+            shown = short_repr(token) if isinstance(token, (str, int)) else f"a {type(token).__name__}"
             raise DatasetError(
-                f"{meta}: itos maps the id {i} to {what}, but Folio reads only single characters: tokenize the text "
+                f"{meta}: itos maps the id {i} to {shown}, but Folio reads only single characters: tokenize the text "
                 f"with prepare/text.py instead"
             )
     if len(set(tokens)) != len(tokens):
@@ -483,7 +484,7 @@ def _map_llmc(path: Path) -> Shard:
         check_regular(path)
     except OSError:
         raise DatasetError(
-            f"{path} is not a file, but a folder, a device or a link to nothing: remove it, or download it again"
+            f"{path} is not a file, but a folder, a device or a broken link: remove it, or download it again"
         ) from None
     header = np.fromfile(path, dtype="<i4", count=LLMC_HEADER)
     if len(header) < LLMC_HEADER:
@@ -510,12 +511,14 @@ def _map_raw(path: Path, dtype: np.dtype) -> np.ndarray:
         problem = "missing, or not a file" if size is None else "empty"
         raise DatasetError(f"{path} is {problem}; prepare the data set again")
     if size % dtype.itemsize:
-        raise DatasetError(f"{path} has {size:,} bytes, not a whole number of {dtype.name} tokens; it is truncated")
+        raise DatasetError(
+            f"{path} is truncated: it has {size:,} bytes, not a multiple of {dtype.itemsize} ({dtype.name})"
+        )
     return _map(path, dtype)
 
 
 def _map(path: Path, dtype: np.dtype, offset: int = 0) -> np.ndarray:
-    """Map a file from byte `offset`. It stays open, so the limit on open files may have to grow with the shards."""
+    """Map a file from byte `offset`. If too many files are open, increase the limit on open files and retry."""
     while True:
         try:
             return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset))
@@ -527,20 +530,20 @@ def _map(path: Path, dtype: np.dtype, offset: int = 0) -> np.ndarray:
 
 def _raise_open_file_limit(folder: Path) -> None:
     """Double this process's limit on open files. Raises DatasetError if the system does not allow it."""
-    import resource  # Windows has neither this module nor such a limit
+    import resource  # not available on Windows, which has no such limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     larger = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
     if larger == soft:
         raise DatasetError(
-            f"{folder} has more shards than the {hard:,} files that a process may open here: prepare it again with a "
+            f"{folder} has more shards than the limit of {hard:,} open files per process: prepare it again with a "
             f"larger --shard_tokens, or raise the limit with ulimit -Hn"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (larger, hard))
 
 
 def _with_mask(path: Path, ids: np.ndarray) -> Shard:
-    """A shard of nanoGPT or llm.c, with its mask if there is one beside it."""
+    """Return a shard of nanoGPT or llm.c, with its mask if the file exists."""
     if not mask_path(path).exists():
         return Shard(ids)
     mask = _map_raw(mask_path(path), np.dtype("u1"))
@@ -550,7 +553,7 @@ def _with_mask(path: Path, ids: np.ndarray) -> Shard:
 
 
 def _hash_ends(paths: list[Path]) -> str:
-    """A quick hash for shards without a saved one: the name, the size, and 64 KiB from both ends of each file."""
+    """Compute a fast hash of shards without a saved hash: the name, the size, and 64 KiB from each end of each file."""
     digest = hashlib.sha256()
     for path in paths:
         size = path.stat().st_size

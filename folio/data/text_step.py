@@ -1,4 +1,4 @@
-"""Loops over the bytes of a text, compiled by numba: cutting it into words that a cache has, and hashing its words.
+"""Loops over the bytes of a text, compiled by numba: lookup of words in a cache, hashes of words, near duplicates.
 
 All arguments are addresses of arrays, or counts (folio/machine/simd.py).
 """
@@ -11,13 +11,13 @@ from folio.machine.simd import compiled, integers, integers_32, make_array_at, o
 
 unsigned = make_array_at(np.uint64)
 
-# --- words of a BPE ---------------------------------------------------------------------------------------------------
+# --- the word cache ---------------------------------------------------------------------------------------------------
 
-LONGEST_KEY = 15  # bytes of a word in the cache; its key is two uint64
-SLOTS = 1 << 20  # of the cache: two uint64 of a key, and four int32 of its ids, -1 if there are fewer
-MOST_IDS = 4
+MAX_KEY_BYTES = 15  # longest word in the cache; the key is two uint64
+SLOTS = 1 << 20  # in the cache: a key of two uint64, and MAX_IDS ids as int32, padded with -1
+MAX_IDS = 4
 
-# Kinds of bytes. Those of characters that are not ASCII are OTHER; white space may begin with a LEAD.
+# Kinds of bytes. Bytes of characters that are not ASCII are OTHER, or LEAD if white space may begin with them.
 BLANK, WHITE, LETTER, DIGIT, SIGN, APOSTROPHE, OTHER, LEAD = range(8)
 KINDS = np.array(
     [
@@ -31,8 +31,9 @@ KINDS = np.array(
 
 
 def word_ends(kinds: tuple[int, int, int, int]) -> int:
-    """Whether GPT-2's pattern ends a word between the last two of four bytes (1), or between the second and the third
-    (2), whatever comes before and after.
+    """Return a bit mask of the positions in four bytes where GPT-2's pattern always ends a word.
+
+    1: before the last byte. 2: before the third byte.
     """
     a, b, c, d = kinds
     white, signs, not_ascii = (BLANK, WHITE), (SIGN, APOSTROPHE), (OTHER, LEAD)
@@ -40,12 +41,12 @@ def word_ends(kinds: tuple[int, int, int, int]) -> int:
         return int(d in white and LEAD not in (a, b, c))
     if d in not_ascii or c == d or (c in signs and d in signs) or (c in white and d in white):
         return 0
-    if c in white and b in not_ascii:  # which may be white space, too, and then a word ends between the two
+    if c in white and b in not_ascii:  # b may belong to white space, and then a word ends between b and c
         return 0
-    if c in white:  # a blank is the beginning of the next word
+    if c in white:  # a blank begins the next word
         return int(c != BLANK) + 2 * int(b in white)
     if c == APOSTROPHE and d == LETTER:
-        return int(b == BLANK or b in signs)  # otherwise, the word may be 's or 't
+        return int(b == BLANK or b in signs)  # otherwise, the word may be a contraction such as 's
     return 1
 
 
@@ -54,7 +55,7 @@ WORD_ENDS = np.array([word_ends(kinds) for kinds in itertools.product(range(8), 
 
 @compiled
 def cut_words(data, begin, end, cuts):
-    """Write where each word in data[begin:end], a text, ends; it may be several words. Returns how many."""
+    """Write cuts of the text data[begin:end] where words end, and return their number. A piece may be several words."""
     n, last_kinds = 0, (OTHER << 6) | (OTHER << 3) | KINDS[data[begin]]
     for k in range(begin + 1, end):
         last_kinds = ((last_kinds << 3) | KINDS[data[k]]) & 4095
@@ -67,20 +68,21 @@ def cut_words(data, begin, end, cuts):
     return n + 1
 
 
-# The bytes of a word of each size in the first and in the second number of its key.
-MASKS = np.array([[(1 << 8 * min(n, 8)) - 1, (1 << 8 * max(n - 8, 0)) - 1] for n in range(LONGEST_KEY + 1)], np.uint64)
+# Bit masks of a word of each size in the first and in the second number of its key.
+MASKS = [[(1 << 8 * min(n, 8)) - 1, (1 << 8 * max(n - 8, 0)) - 1] for n in range(MAX_KEY_BYTES + 1)]
+MASKS = np.array(MASKS, np.uint64)
 
 
 @compiled
-def key_of(data_at, begin, size):
-    """A word of at most LONGEST_KEY bytes as two numbers: the bytes, and in the last byte their count."""
+def make_key(data_at, begin, size):
+    """Return a word of at most MAX_KEY_BYTES bytes as two numbers: its bytes, and its size in the last byte."""
     words = unsigned(data_at + begin, 2)
     return words[0] & MASKS[size, 0], (words[1] & MASKS[size, 1]) | (np.uint64(size) << np.uint64(56))
 
 
 @compiled
 def find_slot(table, low, high):
-    """Where the slot of a key begins in the table, or the empty one where it belongs."""
+    """Return the slot of a key in the table, or the empty slot for it."""
     mixed = (low ^ (high * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xD6E8FEB86659FD93)
     slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(SLOTS - 1))
     while table[4 * slot + 1] and (table[4 * slot] != low or table[4 * slot + 1] != high):
@@ -90,17 +92,16 @@ def find_slot(table, low, high):
 
 @compiled
 def encode_words(data_at, ends_at, n_texts, table_at, n_words_at, cuts_at, ids_at, id_ends_at, missing_at):
-    """Write the ids of all words in the table, and -1 - m for the missing word m: its begin, its end, and its slot.
+    """Write the ids of the words in the table, and -1 - m for missing word m. Returns the number of missing words.
 
-    Missing words are added to the table until half of it is full; the slot is -1 for those that are not. In place of
-    their ids, the table has -2 - m, so that a word that occurs again is the same missing word, or -1 if the ids do not
-    fit. ends: where each text ends in the data. id_ends: how many ids there are up to there. Returns the number of
-    missing words.
+    missing: the begin, end, and slot of each missing word. They are added to the table until half of it is full; then
+    their slot is -1. The table has -2 - m in place of their ids, so that repetitions are the same missing word, or -1
+    if the ids do not fit. ends: the end of each text in the data. id_ends: the end of each text in the ids.
     """
     ends, id_ends, n_words = integers(ends_at, n_texts), integers(id_ends_at, n_texts), integers(n_words_at, 1)
     size = ends[n_texts - 1] if n_texts else 0
     data, cuts, missing = octets(data_at, size), integers(cuts_at, size + 1), integers(missing_at, 3 * size)
-    ids = integers_32(ids_at, size + MOST_IDS)
+    ids = integers_32(ids_at, size + MAX_IDS)
     table, known = unsigned(table_at, 4 * SLOTS), integers_32(table_at, 8 * SLOTS)
     begin = n_ids = n_missing = 0
     for text in range(n_texts):
@@ -108,8 +109,8 @@ def encode_words(data_at, ends_at, n_texts, table_at, n_words_at, cuts_at, ids_a
         for cut in range(n_cuts):
             end = cuts[cut]
             slot = np.int64(-1)
-            if end - begin <= LONGEST_KEY:
-                low, high = key_of(data_at, begin, end - begin)
+            if end - begin <= MAX_KEY_BYTES:
+                low, high = make_key(data_at, begin, end - begin)
                 slot = find_slot(table, low, high)
                 if not table[4 * slot + 1]:
                     if n_words[0] < SLOTS // 2:
@@ -119,7 +120,7 @@ def encode_words(data_at, ends_at, n_texts, table_at, n_words_at, cuts_at, ids_a
                         slot = np.int64(-1)
             first = 8 * slot + 4
             if slot >= 0 and known[first] >= 0:
-                for k in range(MOST_IDS):
+                for k in range(MAX_IDS):
                     ids[n_ids + k] = known[first + k]
                 n_ids += 1 + (known[first + 1] >= 0) + (known[first + 2] >= 0) + (known[first + 3] >= 0)
             else:
@@ -139,7 +140,7 @@ def encode_words(data_at, ends_at, n_texts, table_at, n_words_at, cuts_at, ids_a
 
 @compiled
 def insert_missing(ids_at, id_ends_at, n_texts, missing_at, n_missing, new_at, new_ends_at, table_at, all_at):
-    """Write all ids, given the new ones of the missing words, and add these to the table. Corrects id_ends."""
+    """Write all ids, with the new ids of missing words, add the new ids to the table, and update id_ends."""
     id_ends, missing, new_ends = (
         integers(id_ends_at, n_texts),
         integers(missing_at, 3 * n_missing),
@@ -150,10 +151,10 @@ def insert_missing(ids_at, id_ends_at, n_texts, missing_at, n_missing, new_at, n
     first = 0
     for word in range(n_missing):
         last, slot = new_ends[word], missing[3 * word + 2]
-        if slot >= 0 and last - first > MOST_IDS:
+        if slot >= 0 and last - first > MAX_IDS:
             known[8 * slot + 4] = -1
         elif slot >= 0:
-            for k in range(MOST_IDS):
+            for k in range(MAX_IDS):
                 known[8 * slot + 4 + k] = new[first + k] if first + k < last else -1
         first = last
     n = i = 0
@@ -174,9 +175,9 @@ def insert_missing(ids_at, id_ends_at, n_texts, missing_at, n_missing, new_at, n
 
 # --- hashes of words --------------------------------------------------------------------------------------------------
 
-COPIED = 16  # bytes that are copied at once
+COPY_BYTES = 16  # copied at once
 MULTIPLIER, MIXER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-# What a byte of a word adds to its hash, for which case does not count; 0 for the bytes that are not in a word.
+# The value of a byte in the hash of a word, which ignores case; 0 for bytes that are not in words.
 VALUES = np.array(
     [ord(chr(b).lower() if b < 128 else chr(b)) + 1 if b >= 128 or chr(b).isalnum() else 0 for b in range(256)],
     np.uint64,
@@ -184,28 +185,28 @@ VALUES = np.array(
 
 
 def folded(code: int) -> int:
-    """The lowercase of a character for which case does not count, or itself if that has another number of bytes."""
+    """Return the case-folded character, or the character itself if the result has another number of bytes."""
     lower = chr(code).casefold()
     has_same_size = len(lower) == 1 and len(lower.encode()) == len(chr(code).encode())
     return ord(lower) if has_same_size else code
 
 
-# Latin, Greek, Cyrillic, Armenian, Georgian: the characters of two bytes, and those of three up to U+1FFF.
+# Latin, Greek, Cyrillic, Armenian, Georgian: all characters of two bytes, and up to U+1FFF of three.
 FOLDED = np.array([folded(code) for code in range(0x2000)], np.uint16)
 
 
 @compiled
 def mix(hashed):
-    """As in leakage.py."""
+    """Mix the bits of a hash, as in leakage.py."""
     hashed = (hashed ^ (hashed >> np.uint64(32))) * MIXER
     return hashed ^ (hashed >> np.uint64(32))
 
 
 @compiled
 def hash_words(data_at, size, hashes_at):
-    """Write the hash of each word of a text, as leakage.py defines them. Returns how many there are."""
+    """Write the hash of each word of a text, as defined in leakage.py. Returns the number of words."""
     data, hashes = octets(data_at, size), unsigned(hashes_at, size + 1)
-    count = signs_end = 0  # the end of the last character that is not in a word, though its bytes look so
+    count = signs_end = 0  # end of the last punctuation character that is not ASCII
     in_word = character = character_end = 0  # the last folded character and where its bytes end
     hashed, power = np.uint64(0), np.uint64(1)
     for k in range(size):
@@ -230,7 +231,7 @@ def hash_words(data_at, size, hashes_at):
                 character_end, value = k + 3, np.uint64(0xE1 + (character >> 12))
             if k < signs_end:
                 value = np.uint64(0)
-        hashes[count] = hashed  # without a branch, because whether a word ends cannot be predicted
+        hashes[count] = hashed  # without a branch, because the ends of words are unpredictable
         continues = np.int64(value != 0)
         count += in_word & ~continues
         mask = np.uint64(-continues)
@@ -246,15 +247,16 @@ def hash_words(data_at, size, hashes_at):
 
 @compiled
 def hash_ngrams(words_at, n_words, n, short, hashes_at, starts_at):
-    """Write the hash of each n-gram of words between two boundaries, as leakage.py defines them, and the word that it
-    begins with. short: fewer words between two boundaries are an n-gram, too. Returns how many there are.
+    """Write the hash and the first word of each n-gram of words between two boundaries, as defined in leakage.py.
+
+    short: fewer words between two boundaries are an n-gram, too. Returns the number of n-grams.
     """
     words, hashes, starts = unsigned(words_at, n_words), unsigned(hashes_at, n_words), integers(starts_at, n_words)
     boundary, first_power = mix(np.uint64(0x100)), np.uint64(1)
     for _ in range(n):
         first_power *= MULTIPLIER
-    count = begin = 0  # of these words
-    hashed = np.uint64(0)  # of the last n words, or of fewer
+    count = begin = 0  # begin: the first word after the last boundary
+    hashed = np.uint64(0)  # hash of the last n words after the boundary, or of fewer
     for k in range(n_words + 1):
         if k == n_words or words[k] == boundary:
             if short and begin < k < begin + n:
@@ -273,7 +275,7 @@ def hash_ngrams(words_at, n_words, n, short, hashes_at, starts_at):
 
 @compiled
 def filter_bits(hashed, shift):
-    """The two bits of a hash in a filter of 2 ** (64 - shift) bits."""
+    """Return the two bits of a hash in a filter of 2 ** (64 - shift) bits."""
     return hashed >> np.uint64(shift), (hashed * MULTIPLIER) >> np.uint64(shift)
 
 
@@ -293,32 +295,32 @@ def add_to_filter(hashes_at, n, filter_at, shift):
 
 
 @compiled
-def find_in_filter(hashes_at, n, filter_at, shift, places_at):
-    """Write the places of the hashes whose bits are set in a filter. Returns how many there are."""
-    hashes, bits, places = unsigned(hashes_at, n), unsigned(filter_at, 1), integers(places_at, n)
+def find_in_filter(hashes_at, n, filter_at, shift, indices_at):
+    """Write the indices of the hashes whose bits are set in a filter. Returns the number of indices."""
+    hashes, bits, indices = unsigned(hashes_at, n), unsigned(filter_at, 1), integers(indices_at, n)
     count = 0
     for k in range(n):
         first, second = filter_bits(hashes[k], shift)
         if is_set(bits, first) and is_set(bits, second):
-            places[count] = k
+            indices[count] = k
             count += 1
     return count
 
 
 @compiled
 def join_tokens(ids_at, n, starts_at, content_at, text_at):
-    """Write the bytes of tokens, of which token i is content[starts[i]:starts[i + 1]]. Returns how many.
+    """Write the bytes of tokens, where token i is content[starts[i]:starts[i + 1]]. Returns the number of bytes.
 
-    Up to COPIED bytes after the content are read, and after the text are written. text_at: 0: only count the bytes.
+    Up to COPY_BYTES bytes after the content are read, and after the text are written. text_at: 0: only count the bytes.
     """
     ids, starts = integers_32(ids_at, n), integers(starts_at, 1)
     size = 0
     for i in range(n):
         begin, end = starts[ids[i]], starts[ids[i] + 1]
         if text_at:
-            for k in range(begin, end, COPIED):
-                copy, original = unsigned(text_at + size + k - begin, 2), unsigned(content_at + k, 2)
-                copy[0], copy[1] = original[0], original[1]
+            for k in range(begin, end, COPY_BYTES):
+                target, source = unsigned(text_at + size + k - begin, 2), unsigned(content_at + k, 2)
+                target[0], target[1] = source[0], source[1]
         size += end - begin
     return size
 
@@ -337,7 +339,7 @@ def link(document, slots, bands, older, newest, capacity):
 
 @compiled
 def link_documents(slots_at, n, bands, older_at, newest_at, capacity):
-    """Add the first n documents to the chains, given the slot of each band of each."""
+    """Add the first n documents to the chains. slots: the slot of each band, (n, bands)."""
     older, newest = integers_32(older_at, 1), integers_32(newest_at, 1)
     for document in range(n):
         link(document, integers(slots_at + 8 * bands * document, bands), bands, older, newest, capacity)
@@ -345,19 +347,19 @@ def link_documents(slots_at, n, bands, older_at, newest_at, capacity):
 
 
 @compiled
-def find_similar(signature, slots, size, bands, chain, similar, signatures, older, newest, capacity):
-    """SimilarDocuments.find for one document, given the slot of each band. -1: none."""
+def find_similar(signature, slots, size, bands, max_chain, min_equal, signatures, older, newest, capacity):
+    """Return the first document that is similar to one document, or -1. slots: the slot of each band."""
     first = -1
     for band in range(bands):
         document = np.int64(newest[band * 2 * capacity + slots[band]])
-        for _ in range(chain):
+        for _ in range(max_chain):
             if document < 0:
                 break
             if first < 0 or document < first:
                 equal = 0
                 for k in range(size):
                     equal += signatures[document * size + k] == signature[k]
-                if equal >= similar:
+                if equal >= min_equal:
                     first = document
             document = np.int64(older[document * bands + band])
     return first
@@ -370,36 +372,37 @@ def find_documents(
     n,
     size,
     bands,
-    chain,
-    similar,
+    max_chain,
+    min_equal,
     signatures_at,
     older_at,
     newest_at,
     capacity,
     count,
-    adds,
-    found_at,
+    add,
+    results_at,
 ):
-    """Write the number of the first document that is similar to each of n documents, or -1, until the tables are full.
+    """Write the index of the first document that is similar to each of n documents, or -1, until the tables are full.
 
-    size: of a signature, of which `similar` values must be equal. chain: documents per band to compare with. count: how
-    many documents are in the tables. adds: add those that are not similar to one. Returns how many were looked up.
+    size: values per signature, at least min_equal of which are equal for similar documents. max_chain: documents per
+    band to compare with. count: documents in the tables. add: add documents without a similar one. Returns the number
+    of documents processed.
     """
     signatures, older = integers_32(signatures_at, 1), integers_32(older_at, 1)
-    newest, found = integers_32(newest_at, 1), integers(found_at, n)
+    newest, results = integers_32(newest_at, 1), integers(results_at, n)
     for document in range(n):
-        if adds and count == capacity:
+        if add and count == capacity:
             return document
         signature = integers_32(new_at + 4 * size * document, size)
         slots = integers(slots_at + 8 * bands * document, bands)
         has_words = False
         for k in range(size):
             has_words |= signature[k] != -1
-        found[document] = -1
+        results[document] = -1
         if has_words:
             tables = signatures, older, newest, capacity
-            found[document] = find_similar(signature, slots, size, bands, chain, similar, *tables)
-        if adds and found[document] < 0:
+            results[document] = find_similar(signature, slots, size, bands, max_chain, min_equal, *tables)
+        if add and results[document] < 0:
             for k in range(size):
                 signatures[count * size + k] = signature[k]
             link(count, slots, bands, older, newest, capacity)

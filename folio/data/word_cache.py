@@ -1,4 +1,4 @@
-"""A cache of the words that a BPE has encoded, because most words of a text occur again."""
+"""A cache of the words that a BPE has encoded, because most words of a text are repeated."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from folio.machine import compiled
 from folio.machine.compiled import CompiledModule, addresses
 
 TEXT_STEP = CompiledModule("folio.data.text_step", imports=("folio.machine.simd",))  # also hashes words
-SLOTS, MOST_IDS = 1 << 20, 4  # as in folio/data/text_step.py
-PADDING = bytes(16)  # because words are read as two numbers, and copied so
+SLOTS, MAX_IDS = 1 << 20, 4  # as in folio/data/text_step.py
+PADDING = bytes(16)  # words are read and copied as two 8-byte numbers
 
 
 class WordCache:
-    """Encodes texts by looking their words up. tiktoken encodes each word that is new, and those that are long.
+    """Encodes texts by looking up their words. tiktoken encodes new words and long words.
 
-    The ids are those of the whole text: it is only cut where GPT-2's pattern ends a word, whatever comes before and
-    after. Memory: at most 32 MB.
+    The ids are equal to those of the complete text, because it is cut only where GPT-2's pattern always ends a word.
+    Memory: at most 32 MB.
 
     separator: the encoding's special token, which no word contains.
     """
@@ -32,12 +32,12 @@ class WordCache:
         self.insert_missing = compiled.function(TEXT_STEP, "insert_missing", 9)
 
     def encode(self, contents: Sequence[bytes]) -> list[np.ndarray]:
-        """The ids of each of the texts, which are UTF-8."""
+        """Return the ids of each text, given as UTF-8."""
         content = b"".join([*contents, self.separator.encode(), PADDING])
         ends = np.cumsum([len(c) for c in contents], dtype=np.int64)
         data = np.frombuffer(content, np.uint8)[: ends[-1] if len(ends) else 0]
         id_ends, cuts = np.empty_like(ends), np.empty(len(data) + 1, np.int64)
-        ids, missing = np.empty(len(data) + MOST_IDS, np.int32), np.empty((len(data), 3), np.int64)
+        ids, missing = np.empty(len(data) + MAX_IDS, np.int32), np.empty((len(data), 3), np.int64)
         n_missing = self.encode_words(
             *addresses(data, ends), len(ends), *addresses(self.table, self.n_words, cuts, ids, id_ends, missing)
         )
@@ -49,18 +49,18 @@ class WordCache:
         return [ids[begin:end] for begin, end in itertools.pairwise([0, *id_ends.tolist()])]
 
     def _encode_missing(self, content: bytes, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the words content[begin:end], and where those of each word end.
+        """Encode the words content[begin:end]. Returns all ids, and the end of each word in the ids.
 
         The content ends with the separator and PADDING.
         """
         n, end = len(missing), len(content) - len(PADDING)
         bounds = np.append(missing[:, :2], [end - len(self.separator.encode()), end])
-        pieces = np.full(2 * n - 1, 2 * n, np.int32)  # piece 2 k is word k, and piece 2 n is the separator
-        pieces[::2] = 2 * np.arange(n)
+        pieces = np.full(2 * n - 1, 2 * n, np.int32)  # the separator has the index 2 n
+        pieces[::2] = 2 * np.arange(n)  # word k has the index 2 k
         data = np.frombuffer(content, np.uint8)
         arguments = *addresses(pieces), len(pieces), *addresses(bounds, data)
-        joined = np.empty(self.join_tokens(*arguments, 0) + len(PADDING), np.uint8)
-        text = str(joined[: self.join_tokens(*arguments, *addresses(joined))], "utf-8")
+        buffer = np.empty(self.join_tokens(*arguments, 0) + len(PADDING), np.uint8)
+        text = str(buffer[: self.join_tokens(*arguments, *addresses(buffer))], "utf-8")
         ids = self.encoding.encode_to_numpy(text, allowed_special={self.separator}).astype(np.int32)
         separators = np.append(np.flatnonzero(ids == self.separator_id), len(ids))
         return ids[ids != self.separator_id], separators - np.arange(len(separators))

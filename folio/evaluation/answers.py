@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from folio.base.progress import note, progress_bar
-from folio.data.sources.pairs import Pair, document_of
+from folio.data.sources.pairs import Pair, strip_tldr
 from folio.decoding.language_model import GenerationConfig, LanguageModel
 from folio.evaluation.intervals import leave_one_out_influence
 from folio.evaluation.scores import Evaluation, Measure, Reading, read_characters
@@ -45,7 +45,7 @@ def answer_pairs(model: LanguageModel, name: str, pairs: Sequence[Pair], stop: s
 
 def first_sentence(prompt: str) -> str:
     """The first sentence of the document in a prompt: up to a ".", "!", or "?" before white space, or a blank line."""
-    document = document_of(prompt).strip()
+    document = strip_tldr(prompt).strip()
     return " ".join(re.split(r"(?<=[.!?])\s|\n\s*\n", document, maxsplit=1)[0].split())
 
 

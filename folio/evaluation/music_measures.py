@@ -31,8 +31,8 @@ from folio.data.sources.music import (
     Note,
     PieceError,
     highest_voice,
-    in_order,
     read_score,
+    sort_notes,
     timed_pitches,
     write_midi,
 )
@@ -63,7 +63,7 @@ class Piece:
     """What is measured of one piece. A piece that does not parse has no notes."""
 
     parses: bool
-    notes: Sequence[Note] = ()  # in_order
+    notes: Sequence[Note] = ()  # sort_notes
     steps: int = TUNE_STEPS  # of time per quarter
     meter: Share = NOTHING  # of a tune: bars that add up to its meter; of events: notes that begin on a beat
     key: frozenset[int] | None = None  # the pitch classes of the key that it states; None: it states none
@@ -134,7 +134,7 @@ def piece_of_tune(tune: str) -> Piece:
         classes = None if signature is None else frozenset((7 * signature.sharps + step) % 12 for step in MAJOR)
     except Exception:  # music21 raises many kinds for what is not ABC
         return Piece(False)
-    return Piece(bool(notes), in_order(notes), TUNE_STEPS, meter_share, classes)
+    return Piece(bool(notes), sort_notes(notes), TUNE_STEPS, meter_share, classes)
 
 
 def _with_lines(measures: Sequence) -> list[tuple]:

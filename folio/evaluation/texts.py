@@ -6,7 +6,7 @@ from typing import NamedTuple
 from folio import UserError
 from folio.base.settings import line_breaks
 from folio.checkpoints.checkpoint import Checkpoint
-from folio.data.blocks import texts_of
+from folio.data.blocks import iterate_texts
 from folio.data.corpus import Corpus, find_sources
 from folio.data.find_data import find_datasets
 from folio.data.shards import Dataset
@@ -29,7 +29,7 @@ def open_files(files: Sequence[str], field: str, split_on: str | None, tokenizer
     """The documents of files and folders, read as by prepare/text.py. Raises UserError."""
     corpus = Corpus(find_sources(files), field=field, split_on=split_on and line_breaks(split_on))
     stream = corpus_stream(corpus, tokenizer)
-    texts = (text for block in corpus.blocks() for text in texts_of(block))
+    texts = (text for block in corpus.blocks() for text in iterate_texts(block))
     return EvaluatedText(", ".join(files), [stream], read_characters(texts, tokenizer))
 
 

@@ -20,7 +20,7 @@ MANY_EPOCHS = 40  # "Scaling Data-Constrained Language Models" (Muennighoff et a
 def describe_run(cfg: Any, data: Mixture, schedule: Schedule, loader: BatchLoader) -> list[str]:
     """The data and the length of a run with train.py's settings, and what in it will probably disappoint."""
     max_iters, warmup = schedule.max_iters, schedule.counts.warmup_steps
-    lines = [data.described(max_iters * loader.sequences)]
+    lines = [data.describe(max_iters * loader.sequences)]
     for name, epochs in data.epochs(max_iters * loader.sequences).items():
         if epochs > MANY_EPOCHS:
             lines.append(

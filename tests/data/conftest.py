@@ -1,4 +1,4 @@
-"""Fixtures of the tests of preparing: documents, as JSON lines and as files."""
+"""Fixtures for preparation: documents, as JSON lines and as files."""
 
 import json
 import random
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from folio.data import corpus
-from folio.data.corpus import Corpus, find_sources
+from folio.data.corpus import Corpus
+from tests.support.prepared import SMALL_BLOCKS, corpus_of, write_documents
 
 
 @pytest.fixture
 def texts(tmp_path: Path, seed: int) -> list[str]:
-    """Some documents: an empty one, a repeated one, and a repeated one that is larger than a block."""
+    """Documents, including an empty one, a repeated one, and a repeated one larger than a block."""
     rng = random.Random(seed)
     words = ["alpha", "beta", "γάμμα", "日本", "🎉", "the", "of", "\n", "it's"]
     texts = [" ".join(rng.choices(words, k=rng.randrange(1, 60))) for _ in range(120)]
@@ -24,17 +24,9 @@ def texts(tmp_path: Path, seed: int) -> list[str]:
 @pytest.fixture
 def lines(texts: list[str], tmp_path: Path) -> Corpus:
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    return Corpus(find_sources([str(tmp_path / "texts.jsonl")]))
+    return corpus_of(tmp_path / "texts.jsonl", limits=SMALL_BLOCKS)
 
 
 @pytest.fixture
 def folder_of_texts(texts: list[str], tmp_path: Path) -> Corpus:
-    (tmp_path / "texts").mkdir()
-    for number, text in enumerate(texts):
-        (tmp_path / "texts" / f"{number:03d}.txt").write_bytes(text.encode())
-    return Corpus(find_sources([str(tmp_path / "texts")]))
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
+    return write_documents(tmp_path / "texts", texts)

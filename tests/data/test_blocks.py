@@ -1,4 +1,4 @@
-"""Blocks of a corpus: their documents, and the tokens of these."""
+"""Blocks of a corpus: their documents and tokens."""
 
 import json
 
@@ -9,19 +9,16 @@ from folio import UserError
 from folio.data import tokenizer
 from folio.data.blocks import END, Field, JsonLinesBlock, document_hash, encode
 from folio.data.builder import split_by_number
-from folio.data.corpus import Corpus, find_sources
 from folio.data.prepare import prepare
-from tests.support.prepared import config, read_back
+from tests.support.prepared import SMALL_BLOCKS, config, corpus_of, read_back
 from tests.support.tiny_tokenizers import bpe
-
-pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.mark.parametrize("form", ["text", "jsonl", "split_on"])
 def test_too_much_white_space_is_reported_with_its_byte_in_the_file(form, tmp_path, monkeypatch):
-    """A million white-space characters gave a traceback from tiktoken."""
+    """A million white-space characters caused a traceback from tiktoken."""
     monkeypatch.setattr(tokenizer, "LONG_SPACES", 10)
-    monkeypatch.setattr(tokenizer, "MOST_SPACES", 30)
+    monkeypatch.setattr(tokenizer, "MAX_SPACES", 30)
     monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
     before, spaces = "größer " * 400 + "é", "\t" * 31
     path = tmp_path / ("x.jsonl" if form == "jsonl" else "x.txt")
@@ -31,14 +28,13 @@ def test_too_much_white_space_is_reported_with_its_byte_in_the_file(form, tmp_pa
     else:
         path.write_text((before + spaces + "b") if form == "text" else f"a--b--{before}{spaces}b")
         place = rf"x\.txt, from byte {len(before.encode()) + 6 * (form == 'split_on'):,}"
-    text = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
+    settings = dict(limits=SMALL_BLOCKS, split_on="--" if form == "split_on" else None)
+    text = corpus_of(path, **settings)
     for workers in (0, 1):
-        with pytest.raises(
-            UserError, match=rf"^\S*{place}: more than 30 white-space characters in a row.* char or byte$"
-        ):
+        with pytest.raises(UserError, match=rf"^\S*{place}: more than 30 white-space .* char or byte$"):
             prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5, num_workers=workers), text, "a")
     path.write_text(path.read_text().replace(spaces, spaces[1:]).replace(r"\t" * 31, r"\t" * 30))
-    text = Corpus(find_sources([str(path)]), split_on="--" if form == "split_on" else None)
+    text = corpus_of(path, **settings)
     prepare(config(tmp_path, tokenizer="gpt2", val_fraction=0.5), text, "a")
 
 
@@ -47,17 +43,17 @@ def test_a_lone_surrogate_in_json_becomes_a_question_mark(kind, tmp_path, monkey
     """json.loads returns a string that UTF-8 cannot encode, so writing the tokenizer failed."""
     monkeypatch.setattr(tokenizer, "gpt2_tokenizer", bpe)
     (tmp_path / "x.jsonl").write_text('{"text": "a \\ud83d b \\ud83d\\ude00 c"}\n' * 2 + '{"text": "more"}\n' * 2)
-    lines = Corpus(find_sources([str(tmp_path / "x.jsonl")]), split_rule=split_by_number(np.array([1])))
+    lines = corpus_of(tmp_path / "x.jsonl", split_rule=split_by_number(np.array([1])))
     folder = prepare(config(tmp_path, tokenizer=kind, vocab_size=258), lines, "a")
     assert read_back(folder, "val") == ["a ? b 😀 c"]
 
 
-def test_field_takes_the_text_of_one_field():
+def test_field_returns_the_text_of_one_field():
     assert Field("a")({"a": "text"}) == "text" and END is None
 
 
-def test_the_tokens_of_a_block_are_those_of_its_segments():
-    """By hand, with bytes as ids: questions do not count as targets, and an empty document has no token."""
+def test_the_tokens_of_a_block_are_the_tokens_of_its_segments():
+    """Expected values by hand, with bytes as ids: questions are masked, and an empty document has no tokens."""
     block = JsonLinesBlock(
         0, "x.jsonl", b'{"q": "1?", "a": "\xc3\xa4"}\n\n{"q": "", "a": ""}\n{"q": "", "a": "b"}', 7, pair
     )

@@ -1,19 +1,20 @@
-"""What is kept of the documents while shards are written, and builds that are interrupted."""
+"""Records of documents while shards are written, and resuming interrupted builds."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 
 from folio.base.files import read_json, write_json
 from folio.data import builder
-from folio.data import prepare as prepare_module
 from folio.data.builder import DatasetBuilder, describe_unknown, split_by_number
-from folio.data.corpus import Corpus, find_sources
 from folio.data.prepare import prepare
 from tests.support.prepared import (
+    SMALL_BLOCKS,
     config,
     content,
+    corpus_of,
     interrupt,
     interrupted_after,
     read_back,
@@ -21,14 +22,12 @@ from tests.support.prepared import (
     write_documents,
 )
 
-pytestmark = pytest.mark.usefixtures("small_blocks")
-
 
 @pytest.mark.parametrize("dedup", [False, True])
 def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, seed):
-    """The corpus is read twice, because a split is empty; either pass may be interrupted at any block.
+    """The corpus is read twice, because a split is empty. Either pass may be interrupted at any block.
 
-    The validation split is one text, twice if it is one of those that occur twice.
+    The validation split is one text, which may occur twice.
     """
     rng = random.Random(seed)
     texts = [" ".join(rng.choices(["alpha", "beta", "of"], k=rng.choice([40, 40, 600]))) for _ in range(16)]
@@ -37,7 +36,7 @@ def test_an_interrupted_second_pass_is_resumed(dedup, tmp_path, monkeypatch, see
     add, bounds = DatasetBuilder.add, []
 
     def interrupted(builder, block, encoded):
-        bounds.append(builder.notes["bound"])
+        bounds.append(builder.metadata["bound"])
         add(builder, block, encoded)
         if len(bounds) == stop_after:
             raise KeyboardInterrupt
@@ -75,7 +74,7 @@ def test_validation_documents_that_are_also_in_training_are_counted(lines, tmp_p
 
 
 def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
-    """The size of the file with the signatures after each block, from now on."""
+    """A list that receives the size of the file "signatures" after each block."""
     sizes, add = [], DatasetBuilder.add
 
     def add_and_measure(builder, block, encoded):
@@ -89,25 +88,25 @@ def sizes_of_signatures(tmp_path, monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
-    """And not after an interruption either."""
+def test_documents_are_signed_until_there_are_too_many_to_compare(workers, lines, tmp_path, monkeypatch):
+    """Also after an interruption."""
     settings = dict(num_workers=workers, shard_tokens=3000)
     sizes = sizes_of_signatures(tmp_path, monkeypatch)
     prepare(config(tmp_path, **settings), lines, "all")
     signed = sizes[-1] // 512
     assert len(sizes) > 8 and signed == sum(read_json(tmp_path / "data" / "all" / "report.json")["documents"].values())
-    monkeypatch.setattr(prepare_module, "MOST_COMPARED", signed // 3)
+    prepare_few = partial(prepare, max_compared_documents=signed // 3)
     sizes.clear()
-    straight = prepare(config(tmp_path, **settings), lines, "few")
+    straight = prepare_few(config(tmp_path, **settings), lines, "few")
     assert signed // 3 < sizes[-1] // 512 < signed // 2 and sizes[-1] == sizes[-4]
     sizes.clear()
-    prepare(config(tmp_path, dedup="near", **settings), lines, "near")
+    prepare_few(config(tmp_path, dedup="near", **settings), lines, "near")
     assert sizes[-1] > 512 * signed // 2  # dedup needs all of them
 
     for stop_after in (4,) if workers else (2, 4, 6, 8):
         with interrupted_after(stop_after, monkeypatch):
-            prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
-        folder = prepare(config(tmp_path, **settings), lines, f"cut{stop_after}")
+            prepare_few(config(tmp_path, **settings), lines, f"cut{stop_after}")
+        folder = prepare_few(config(tmp_path, **settings), lines, f"cut{stop_after}")
         assert content(folder) == content(straight)
         assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
 
@@ -117,7 +116,7 @@ def test_documents_are_signed_until_they_are_too_many_to_compare(workers, lines,
 def test_an_interrupted_run_resumes_after_the_last_full_shard(
     form, dedup, tmp_path, monkeypatch, request, capsys, seed
 ):
-    """Wherever it is interrupted, the result has the same bytes, and no full shard is written again."""
+    """The result is bitwise identical wherever the interruption occurs, and no full shard is written again."""
     documents = request.getfixturevalue(form)
     settings = dict(tokenizer="bpe", vocab_size=300, shard_tokens=700, dedup=dedup)
     add, blocks = DatasetBuilder.add, 0
@@ -142,7 +141,7 @@ def test_an_interrupted_run_resumes_after_the_last_full_shard(
         assert not (tmp_path / "data" / name).exists()
         assert part.exists() == ("the same command resumes after them" in capsys.readouterr().err)
         if part.exists():
-            (part / ".progress.json.123.tmp").touch()  # of a process that was killed; it stayed in the data set
+            (part / ".progress.json.123.tmp").touch()  # left by a killed process; it remained in the data set
         full_shards = {path: path.stat().st_mtime_ns for path in part.glob("*.bin")}
         stop_after = None
         folder = prepare(config(tmp_path, **settings), documents, name)
@@ -156,8 +155,8 @@ def test_an_interrupted_run_resumes_after_the_last_full_shard(
 
 
 @pytest.mark.parametrize("save", [2, 5])
-def test_killed_after_finishing_a_shard_and_before_saving_the_progress(save, lines, tmp_path, monkeypatch):
-    """The shard had its final name while progress.json described the unfinished file: it was replaced by zeros."""
+def test_a_process_killed_between_finishing_a_shard_and_saving_progress_is_resumed(save, lines, tmp_path, monkeypatch):
+    """The shard had its final name while progress.json described the incomplete file. It was replaced by zeros."""
     straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
     saves = 0
 
@@ -175,7 +174,7 @@ def test_killed_after_finishing_a_shard_and_before_saving_the_progress(save, lin
 
 
 def test_progress_of_another_version_is_not_resumed(lines, tmp_path, monkeypatch):
-    """Its blocks were different, so a resumed run would leave text out or repeat it."""
+    """Its blocks differ, so a resumed run would omit or repeat text."""
     straight = prepare(config(tmp_path, shard_tokens=700), lines, "straight")
     interrupt(lines, tmp_path, monkeypatch)
     path = tmp_path / "data" / ".a.part" / "progress.json"
@@ -196,13 +195,13 @@ def test_unknown_characters_are_counted_across_an_interruption(lines, tmp_path, 
     assert (folder / "report.json").read_bytes() == (straight / "report.json").read_bytes()
 
 
-def test_after_a_change_of_the_source_the_run_is_not_resumed(lines, tmp_path, monkeypatch):
+def test_a_changed_source_is_not_resumed(lines, tmp_path, monkeypatch):
     """Shards of the old text must not be mixed with the new text."""
     interrupt(lines, tmp_path, monkeypatch)
     assert (tmp_path / "data" / ".a.part" / "progress.json").exists()
     path = lines.sources[0].path
     path.write_text(path.read_text().replace("alpha", "omega"))
-    folder = prepare(config(tmp_path, shard_tokens=700), Corpus(find_sources([str(path)])), "a")
+    folder = prepare(config(tmp_path, shard_tokens=700), corpus_of(path, limits=SMALL_BLOCKS), "a")
     assert "alpha" not in "".join(read_back(folder, "train"))
 
 

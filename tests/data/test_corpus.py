@@ -14,7 +14,8 @@ from pyarrow import parquet
 
 from folio.data import corpus
 from folio.data.blocks import CorpusError, DocumentPart, TextBlock, document_hash
-from folio.data.corpus import Corpus, find_cut, find_sources
+from folio.data.corpus import DEFAULT_LIMITS, Corpus, SizeLimits, find_cut, find_sources
+from tests.support.prepared import corpus_of
 from tests.support.tiny_tokenizers import bpe, trained
 
 DOCUMENTS = ["first one", "zweites, größer", "", '日本 "quoted", and\na break', "last\r\n"]
@@ -67,9 +68,8 @@ def zstd(content: bytes) -> bytes:
     ids=["txt", "jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet"],
 )
 @pytest.mark.parametrize("block_bytes", [1, 7, 1 << 20])
-def test_every_format_gives_the_same_documents(write, block_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", block_bytes)
-    read = Corpus(find_sources(write(tmp_path)))
+def test_every_format_gives_the_same_documents(write, block_bytes, tmp_path):
+    read = Corpus(find_sources(write(tmp_path), limits=SizeLimits(block=block_bytes)))
     blocks = [(block, list(block.documents())) for block in read.blocks()]
     texts, pending = [], ""
     for block, documents in blocks:
@@ -85,20 +85,18 @@ def test_every_format_gives_the_same_documents(write, block_bytes, tmp_path, mon
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1000])
-def test_separators_are_matched_from_left_to_right(block_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", block_bytes)
+def test_separators_are_matched_from_left_to_right(block_bytes, tmp_path):
     text = "a\n\n\n\nb--\n\n\nc\n\n"
     (tmp_path / "x.txt").write_text(text)
-    assert documents_of(Corpus(find_sources([str(tmp_path / "x.txt")]), split_on="\n\n\n")) == text.split("\n\n\n")
+    separated = corpus_of(tmp_path / "x.txt", limits=SizeLimits(block=block_bytes), split_on="\n\n\n")
+    assert documents_of(separated) == text.split("\n\n\n")
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gz"])
 @pytest.mark.parametrize("block_bytes", [1, 5, 64])
 @pytest.mark.parametrize("separator", ["\n", "\n--\n", "aa"])
-def test_large_documents_between_separators_come_in_parts(
-    separator, block_bytes, compress, tmp_path, monkeypatch, seed
-):
-    """The whole document was in memory, and was searched again for a separator with every block that was read."""
+def test_large_documents_between_separators_are_split_into_parts(separator, block_bytes, compress, tmp_path, seed):
+    """The complete document was in memory, and each block read caused another search for a separator."""
     rng = random.Random(seed)
     documents = ["".join(rng.choices("a é\n-日x", k=rng.choice([0, 1, 9, 40, 300]))) for _ in range(40)]
     documents[7] = documents[30] = "é b日" * 200
@@ -107,15 +105,13 @@ def test_large_documents_between_separators_come_in_parts(
     expected = expected if expected[-1] else expected[:-1]
     path = tmp_path / ("x.txt" if compress is bytes else "x.txt.gz")
     path.write_bytes(compress(text.encode()))
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(corpus, "LARGE_DOCUMENT", 100)
-    monkeypatch.setattr(corpus, "LONGEST_WORD", 200)
+    limits = SizeLimits(block=block_bytes, document=100, word=200)
     contents, pending, offset = [], b"", 0
-    for block in Corpus(find_sources([str(path)]), split_on=separator).blocks():
+    for block in corpus_of(path, limits=limits, split_on=separator).blocks():
         if isinstance(block, TextBlock):
             assert not pending
-            for content, _, at in block.content:
-                assert at == offset
+            for content, _, start in block.content:
+                assert start == offset
                 contents.append(content)
                 offset += len(content) + len(separator.encode())
             continue
@@ -130,19 +126,17 @@ def test_large_documents_between_separators_come_in_parts(
 
 
 @pytest.mark.parametrize("text", [b"word " * 10_000, b"a" * 50_000, b"\n" * 50_000], ids=["words", "letters", "breaks"])
-def test_a_separator_that_does_not_occur_costs_linear_time(text, tmp_path, monkeypatch):
+def test_a_separator_that_does_not_occur_costs_linear_time(text, tmp_path):
     """The time grew with the square of the file's size, and the memory with its size."""
     (tmp_path / "x.txt").write_bytes(text)
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(corpus, "LARGE_DOCUMENT", 3000)
-    monkeypatch.setattr(corpus, "LONGEST_WORD", 5000)
-    parts = list(Corpus(find_sources([str(tmp_path / "x.txt")]), split_on="XYZ").blocks())
+    limits = SizeLimits(block=1000, document=3000, word=5000)
+    parts = list(corpus_of(tmp_path / "x.txt", limits=limits, split_on="XYZ").blocks())
     assert b"".join(part.content for part in parts) == text and max(len(part.content) for part in parts) <= 6000
     assert {part.hash for part in parts} == {document_hash(text)} and [part.last for part in parts].count(True) == 1
 
 
 def test_a_file_is_searched_once_for_places_to_cut(tmp_path, monkeypatch):
-    """With every block that was read, the text before it was searched again."""
+    """Each block read caused another search of the text before it."""
 
     class CountingPattern:
         def finditer(self, content, begin):
@@ -152,44 +146,35 @@ def test_a_file_is_searched_once_for_places_to_cut(tmp_path, monkeypatch):
 
     searched = 0
     monkeypatch.setattr(corpus, "SAFE_CUT", CountingPattern())
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 1000)
     (tmp_path / "x.txt").write_bytes(b"a" * 200_000)
-    list(Corpus(find_sources([str(tmp_path / "x.txt")])).blocks())
+    list(corpus_of(tmp_path / "x.txt", limits=SizeLimits(block=1000)).blocks())
     assert searched < 4 * 200_000  # three times: once for each length of the tail
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        (
-            "x.jsonl",
-            b'{"text": "a"}\n{"text": "' + b"a" * 2000 + b'"}',
-            r"x\.jsonl:2: this line has more than 1,000 bytes",
-        ),
-        ("x.jsonl", b" " * 5000, r"x\.jsonl:1: this line has more than"),
-        (
-            "x.csv",
-            b"text\nfine\n" + b"a" * 2000,
-            r"x\.csv, line 3: this row .* has more than 1,000 bytes; .* \.txt file",
-        ),
-        ("x.csv", b'text\nfine\n"' + b"a\n" * 2000 + b'"\n', r"x\.csv, line \d+: this row \(is a quote missing\?\)"),
+        ("x.jsonl", b'{"text": "a"}\n{"text": "' + b"a" * 2000 + b'"}', r"x\.jsonl:2: .*1,000 bytes; .*\.txt"),
+        ("x.csv", b"text\nfine\n" + b"a" * 2000, r"x\.csv, line 3: .*1,000 bytes; .*\.txt"),
+        ("x.csv", b'text\nfine\n"' + b"a\n" * 2000 + b'"\n', r"x\.csv, line \d+: .*is a quote missing"),
     ],
 )
-def test_a_record_that_is_too_long_for_memory_is_refused(name, content, message, tmp_path, monkeypatch):
+def test_a_record_that_is_too_long_for_memory_is_refused(name, content, message, tmp_path):
     """A JSON line or a CSV row without an end was read into memory until the end of the file."""
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(corpus, "LONGEST_RECORD", 1000)
+    limits = SizeLimits(block=100, record=1000)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=message):
-        documents_of(Corpus(find_sources([str(tmp_path / name)])))
-    (tmp_path / name).write_bytes(content.replace(b"a" * 2000, b"a" * 900).replace(b"a\n" * 2000, b"a\n" * 20))
-    if content.strip():
-        assert (
-            len(documents_of(Corpus(find_sources([str(tmp_path / name)])))) == 2
-        )  # the limit is per record, not per file
+        documents_of(corpus_of(tmp_path / name, limits=limits))
 
 
-def test_folders_patterns_and_files_are_found_once_in_order(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, head, record", [("x.jsonl", "", '{{"text": "{0}"}}\n'), ("x.csv", "text\n", '"{0}"\n')])
+def test_the_limit_of_a_record_is_not_a_limit_of_the_file(name, head, record, tmp_path):
+    text = "\n".join("a" * 400) if name == "x.csv" else "a" * 900
+    (tmp_path / name).write_bytes((head + 3 * record.format(text)).encode())
+    assert documents_of(corpus_of(tmp_path / name, limits=SizeLimits(block=100, record=1000))) == [text] * 3
+
+
+def test_files_in_folders_and_patterns_are_returned_once_in_order(tmp_path, monkeypatch):
     for name in ("b.txt", "a.md", "sub/c.jsonl.gz", "sub/picture.png", "code.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -210,7 +195,7 @@ def test_folders_patterns_and_files_are_found_once_in_order(tmp_path, monkeypatc
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab1' ,.!\n\r\t\xa0\u3000\u2003\x1f\x85éж日。ा🎉<|>s"), max_size=60))
-def test_a_text_cut_in_two_gives_the_ids_of_the_whole_text(text):
+def test_a_text_cut_in_two_has_the_same_ids(text):
     """For GPT-2's BPE and for a trained one, with any white space and letters around the cut."""
     content = text.encode()
     cut = find_cut(content)
@@ -220,23 +205,21 @@ def test_a_text_cut_in_two_gives_the_ids_of_the_whole_text(text):
             assert np.concatenate(parts).tolist() == tokenizer.encode(text).tolist()
 
 
-def test_a_text_without_white_space_is_cut_between_characters(monkeypatch):
+def test_a_text_without_white_space_is_cut_between_characters():
     content = ("日本" * 10).encode()
     assert find_cut(content) == 0
-    monkeypatch.setattr(corpus, "LONGEST_WORD", 20)
     for missing in range(3):
-        cut = find_cut(content[: len(content) - missing])
+        cut = find_cut(content[: len(content) - missing], max_word=20)
         assert cut > 20 and content[:cut].decode()
 
 
 @pytest.mark.parametrize("block_bytes", [3, 5, 64, 1 << 20])
-def test_one_text_is_split_between_two_characters(block_bytes, tmp_path, monkeypatch, seed):
+def test_one_text_is_split_between_two_characters(block_bytes, tmp_path, seed):
     rng = random.Random(seed)
     text = "".join(rng.choice("ab日🎉é \n") for _ in range(333))
-    (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())  # with the byte-order mark of editors on Windows
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", block_bytes)
+    (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())  # with a byte-order mark
     for fraction in (0.1, 0.5, 0.999):
-        blocks = list(Corpus(find_sources([str(tmp_path / "x.txt")])).blocks(fraction))
+        blocks = list(corpus_of(tmp_path / "x.txt", limits=SizeLimits(block=block_bytes)).blocks(fraction))
         cut = int(333 * (1 - fraction))
         for split, expected in (("train", text[:cut]), ("val", text[cut:])):
             parts = [block for block in blocks if block.split == split]
@@ -250,70 +233,69 @@ def test_one_text_is_split_between_two_characters(block_bytes, tmp_path, monkeyp
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("x.txt", "café\n".encode("latin-1") * 5, r"x\.txt is not UTF-8 text at byte 3: it looks like Latin-1.*iconv"),
-        ("x.txt", b"fine\n" * 300_000 + b"caf\xe9", r"at byte 1,500,003: it looks like Latin-1"),
-        ("x.txt", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "byte 0: it looks like a binary file"),
-        ("x.txt", "text".encode("utf-16"), "it looks like UTF-16"),
-        ("x.jsonl", b'{"text": "a"}\n\n{"text": \n', r"x\.jsonl:3: this line is not JSON"),
-        ("x.jsonl", b'{"text": "a"}\n[1]', r"x\.jsonl:2: it is not an object"),
-        ("x.jsonl", b'{"texts": "a", "b": 1}', r"x\.jsonl:1: there is no field 'text', only b, texts; set --field"),
-        ("x.jsonl", b'{"text": 5}', r"x\.jsonl:1: the field 'text' is int, not text"),
-        ("x.jsonl", b'{"text": "caf\xe9"}', r"x\.jsonl:1: this line is not UTF-8"),
-        ("x.jsonl", b"[" * 100_000, r"x\.jsonl:1: this line is not JSON"),
-        ("x.csv", b"a,b\n1,2\n", r"x\.csv: there is no column 'text', only a, b"),
-        ("x.csv", b"a,text\n1,2\n3\n", r"x\.csv:3: this row ends before the column 'text'"),
-        ("x.csv", b'text\n"open\n', r"x\.csv:\d: this is not CSV"),
-        ("x.csv", b"text\ncaf\xe9\n", r"x\.csv, line 2, is not UTF-8"),
-        ("x.csv", b"a,b\n", r"x\.csv: there is no column 'text', only a, b"),
-        ("x.csv", b"a,b\n1,2,3\n", r"x\.csv: there is no column 'text', only a, b"),  # it raised a TypeError
-        ("x.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x\.jsonl:1: this line is not JSON"),
+        ("x.txt", b"fine\n" * 300_000 + b"caf\xe9\n", r"x\.txt .*UTF-8.* byte 1,500,003: .*Latin-1.*iconv"),
+        ("x.txt", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "byte 0: .*binary file"),
+        ("x.txt", "text".encode("utf-16"), "UTF-16"),
+        ("x.jsonl", b'{"text": "a"}\n\n{"text": \n', r"x\.jsonl:3: .*not JSON"),
+        ("x.jsonl", b'{"text": "a"}\n[1]', r"x\.jsonl:2: .*not an object"),
+        ("x.jsonl", b'{"texts": "a", "b": 1}', r"x\.jsonl:1: .*'text', only b, texts; set --field"),
+        ("x.jsonl", b'{"text": 5}', r"x\.jsonl:1: .*'text' is int, .*--field"),
+        ("x.jsonl", b'{"text": "caf\xe9"}', r"x\.jsonl:1: .*not UTF-8"),
+        ("x.csv", b"a,b\n1,2,3\n", r"x\.csv: .*column 'text', only a, b"),  # it raised a TypeError
+        ("x.csv", b"a,text\n1,2\n3\n", r"x\.csv:3: .*column 'text'"),
+        ("x.csv", b'text\n"open\n', r"x\.csv:\d: .*not CSV"),
+        ("x.csv", b"text\ncaf\xe9\n", r"x\.csv, line 2,.* UTF-8"),
+        ("x.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x\.jsonl:1: .*not JSON"),
         ("x.jsonl", b'{"text": "\\ud800", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", r"x\.jsonl:1: .* not JSON"),
-        ("x.txt.gz", b"not gzip", r"x\.txt\.gz is damaged or truncated"),
-        ("x.parquet", b"PAR1 is not enough", r"x\.parquet is not a parquet file, or damaged"),
-        ("x.txt.gz", gzip.compress(b"text " * 100_000)[:-20], r"x\.txt\.gz is damaged or truncated"),
-        ("x.txt.zst", b"not zstandard", r"x\.txt\.zst is damaged or truncated"),
+        ("x.parquet", b"PAR1 is not enough", r"x\.parquet .*damaged"),
+        ("x.txt.gz", gzip.compress(b"text " * 100_000)[:-20], r"x\.txt\.gz .*damaged"),
+        ("x.txt.zst", b"not zstandard", r"x\.txt\.zst .*damaged"),
     ],
 )
 def test_errors_in_files_give_the_location_and_the_reason(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=message):
-        documents_of(Corpus(find_sources([str(tmp_path / name)])))
+        documents_of(corpus_of(tmp_path / name))
 
 
 def test_a_parquet_file_without_the_column_of_text_is_refused(tmp_path):
     parquet.write_table(pyarrow.table({"id": [1], "body": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(CorpusError, match="there is no column 'text', only id, body; set --field=NAME"):
-        Corpus(find_sources([str(tmp_path / "x.parquet")]))
-    with pytest.raises(CorpusError, match="the column 'id' is int64, not text"):
-        Corpus(find_sources([str(tmp_path / "x.parquet")]), field="id")
-    assert documents_of(Corpus(find_sources([str(tmp_path / "x.parquet")]), field="body")) == ["a"]
+    with pytest.raises(CorpusError, match="column 'text', only id, body; set --field"):
+        corpus_of(tmp_path / "x.parquet")
+    with pytest.raises(CorpusError, match=r"'id' is int64, .*--field"):
+        corpus_of(tmp_path / "x.parquet", field="id")
+    assert documents_of(corpus_of(tmp_path / "x.parquet", field="body")) == ["a"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"text\n", b"\n\n"])
 def test_a_csv_file_without_rows_has_no_documents(content, tmp_path):
     """A file with only a byte-order mark raised "not enough values to unpack"."""
     (tmp_path / "x.csv").write_bytes(content)
-    assert documents_of(Corpus(find_sources([str(tmp_path / "x.csv")]))) == []
+    assert documents_of(corpus_of(tmp_path / "x.csv")) == []
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1 << 20])
-def test_csv_with_every_kind_of_line_end(block_bytes, tmp_path, monkeypatch):
+def test_csv_with_every_kind_of_line_end(block_bytes, tmp_path):
     (tmp_path / "x.csv").write_bytes(b'text,n\r\na,1\r\n"b\r\nc",2\rd,3\n"e\0",4')
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", block_bytes)
-    assert documents_of(Corpus(find_sources([str(tmp_path / "x.csv")]))) == ["a", "b\r\nc", "d", "e\0"]
+    assert documents_of(corpus_of(tmp_path / "x.csv", limits=SizeLimits(block=block_bytes))) == [
+        "a",
+        "b\r\nc",
+        "d",
+        "e\0",
+    ]
 
 
-def test_a_csv_file_with_two_columns_of_the_name_is_refused(tmp_path):
-    """It took the last one without a word."""
+def test_a_csv_file_with_two_columns_of_the_same_name_is_refused(tmp_path):
+    """The last one was used without a warning."""
     (tmp_path / "x.csv").write_text("text,n,text\na,1,b\n")
-    rows = Corpus(find_sources([str(tmp_path / "x.csv")]))
-    with pytest.raises(CorpusError, match=r"x\.csv: several columns have the name 'text'; rename the others"):
+    rows = corpus_of(tmp_path / "x.csv")
+    with pytest.raises(CorpusError, match=r"x\.csv: several columns .*'text'; rename"):
         documents_of(rows)
     assert documents_of(Corpus(rows.sources, field="n")) == ["1"]
 
 
-def test_a_folder_without_text_files_names_the_pattern_for_what_it_contains(tmp_path, monkeypatch):
-    """The message said only that there are no text files, and nothing about a folder of Python files."""
+def test_the_error_for_a_folder_without_text_files_suggests_a_pattern(tmp_path, monkeypatch):
+    """The message did not say how to read a folder of Python files."""
     monkeypatch.chdir(tmp_path)
     for name, content in {
         "src/a.py": b"a",
@@ -343,65 +325,60 @@ def test_a_folder_without_text_files_names_the_pattern_for_what_it_contains(tmp_
 
 
 def test_null_in_parquet_is_an_empty_document(tmp_path):
-    """It was None, which gave a traceback in tools/evaluate.py."""
+    """It was None, which caused a traceback in tools/evaluate.py."""
     parquet.write_table(pyarrow.table({"text": ["a", None, "b"]}), tmp_path / "x.parquet")
-    assert documents_of(Corpus(find_sources([str(tmp_path / "x.parquet")]))) == ["a", "", "b"]
+    assert documents_of(corpus_of(tmp_path / "x.parquet")) == ["a", "", "b"]
 
 
-def test_parquet_with_a_dictionary_is_read_in_blocks_of_the_text_that_comes_out(tmp_path):
-    """A file of 0.4 MB with 800 MB of text was one block, because its footer counts each different text once. Its
+def test_parquet_with_a_dictionary_is_read_in_blocks_of_decoded_text(tmp_path):
+    """A file of 0.4 MB with 800 MB of text was one block, because its footer counts each distinct text once. Its
     tokenization took 13 GB.
     """
     long = [character * 100_000 for character in "abc"]
     texts = [long[k % 3] for k in range(400)] + [None] + [f"{k}" * 50 for k in range(20_000)]
     path = tmp_path / "x.parquet"
     parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=401)
-    blocks = list(Corpus(find_sources([str(path)])).blocks())
+    blocks = list(corpus_of(path).blocks())
     assert [text for block in blocks for text in block.documents()] == [text or "" for text in texts]
-    assert max(block.content.nbytes for block in blocks) < corpus.BLOCK_BYTES + 500_000
+    assert max(block.content.nbytes for block in blocks) < DEFAULT_LIMITS.block + 500_000
     starts = [block.first for block in blocks]
     assert starts == [0, *np.cumsum([len(block.content) for block in blocks])[:-1]]
     large_strings = pyarrow.table({"text": pyarrow.array(texts, pyarrow.large_string())})
     parquet.write_table(large_strings, path)
-    assert documents_of(Corpus(find_sources([str(path)]))) == [text or "" for text in texts]
+    assert documents_of(corpus_of(path)) == [text or "" for text in texts]
 
 
 def test_errors_in_parquet_files_give_the_location_and_the_reason(tmp_path):
     path = tmp_path / "x.parquet"
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
-    with pytest.raises(
-        CorpusError, match="several columns have the name 'text'; rename the others"
-    ):  # it raised a KeyError
-        Corpus(find_sources([str(path)]))
+    with pytest.raises(CorpusError, match=r"several columns .*'text'; rename"):  # it raised a KeyError
+        corpus_of(path)
     strings = pyarrow.array([b"fine", b"caf\xe9"], pyarrow.binary()).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"text": strings}), path)
-    with pytest.raises(CorpusError, match=r"x\.parquet, row 1, is not UTF-8 text at byte 3: it looks like Latin-1"):
-        documents_of(Corpus(find_sources([str(path)])))
+    with pytest.raises(CorpusError, match=r"x\.parquet, row 1,.* byte 3: .*Latin-1"):
+        documents_of(corpus_of(path))
     parquet.write_table(pyarrow.table({"text": [f"some text {k}" for k in range(5000)]}), path)
     content = path.read_bytes()
     path.write_bytes(content[:1000] + b"\xff" * 2000 + content[3000:])
-    with pytest.raises(CorpusError, match=r"x\.parquet is damaged after row 0"):
-        documents_of(Corpus(find_sources([str(path)])))
+    with pytest.raises(CorpusError, match=r"x\.parquet .*after row 0"):
+        documents_of(corpus_of(path))
 
 
 def test_parquet_with_nested_columns_or_without_rows(tmp_path):
     table = pyarrow.table({"a": [{"text": "wrong" * 1000}, {"text": "wrong"}], "text": ["b", "c"]})
     parquet.write_table(table, tmp_path / "nested.parquet", compression="none", use_dictionary=False)
-    nested = Corpus(find_sources([str(tmp_path / "nested.parquet")]))
-    assert (
-        documents_of(nested) == ["b", "c"] and nested.text_bytes < 500
-    )  # of the column, not of the nested field with the same name
+    nested = corpus_of(tmp_path / "nested.parquet")
+    assert documents_of(nested) == ["b", "c"]
+    assert nested.text_bytes < 500  # the size of the column, not of the nested field with the same name
     parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "empty.parquet")
-    assert documents_of(Corpus(find_sources([str(tmp_path / "empty.parquet")]))) == []
+    assert documents_of(corpus_of(tmp_path / "empty.parquet")) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
 def test_paths_that_are_not_text_files_are_refused(tmp_path, monkeypatch):
-    """A pipe was empty when it was read the second time. A name that is too long raised an OSError."""
+    """A pipe was empty when it was read a second time. A name that is too long raised an OSError."""
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(
-        CorpusError, match=r"pipe\.txt is not a file or a folder; pipe it to standard input, and name -"
-    ):
+    with pytest.raises(CorpusError, match=r"pipe\.txt is not a file or a folder; .*standard input"):
         find_sources([str(tmp_path / "pipe.txt")])
     with pytest.raises(CorpusError, match=r"^x{200}\.\.\.: there is no such file"):
         find_sources(["x" * 5000])

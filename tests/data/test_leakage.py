@@ -1,5 +1,5 @@
-"""Repeated text: hashes against words that are cut one character at a time, near duplicates against exact similarities
-and a search of all signatures. What a data set's report says of them is in test_prepare.py.
+"""Repeated text: hashes against words split one character at a time, and near duplicates against exact similarities and
+an exhaustive search. test_prepare.py tests the report on a data set.
 """
 
 import random
@@ -20,10 +20,10 @@ from folio.data.leakage import (
     HashFilter,
     KeySet,
     SimilarDocuments,
+    compute_signatures,
     count_leakage,
     mix,
     ngrams_within_documents,
-    signatures_of,
     word_hashes,
 )
 from tools.bench import duplicates as bench_duplicates
@@ -35,13 +35,13 @@ CHARACTERS = [*"abXYZ019", *" .,;\n-_", *"éÉßẞЖжΣςσỆệᲐა中日�
 
 
 def is_separator(character: str) -> bool:
-    """ASCII that is not a letter or digit, the signs of Latin-1, and typographic quotes and dashes."""
+    """Whether a character is ASCII or Latin-1 punctuation, or a typographic quote or dash."""
     if character.isascii():
         return not character.isalnum()
     return 0x80 <= ord(character) < 0xC0 or 0x2000 <= ord(character) < 0x2040
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     words, in_word = [], False
     for character in text:
         lower = character.casefold()
@@ -57,46 +57,44 @@ def words_of(text: str) -> list[str]:
     return words
 
 
-def test_words_have_equal_hashes_where_they_are_equal(seed):
-    rng, hash_of = random.Random(seed), {}
+def test_equal_words_have_equal_hashes(seed):
+    rng, hash_by_word = random.Random(seed), {}
     for _ in range(300):
         text = "".join(rng.choices(CHARACTERS, k=rng.randrange(60)))
-        words, hashes = words_of(text), word_hashes(text.encode())
+        words, hashes = split_words(text), word_hashes(text.encode())
         assert len(words) == len(hashes), text
-        for word, of_word in zip(words, hashes.tolist(), strict=True):
-            assert hash_of.setdefault(word, of_word) == of_word
-    assert len(set(hash_of.values())) == len(hash_of) > 500
+        for word, word_hash in zip(words, hashes.tolist(), strict=True):
+            assert hash_by_word.setdefault(word, word_hash) == word_hash
+    assert len(set(hash_by_word.values())) == len(hash_by_word) > 500
 
 
-def test_case_and_punctuation_do_not_count():
-    assert (
-        word_hashes(b'"To be, or NOT to be?"').tolist()
-        == word_hashes("\u2018to be \u2013 or not to be\u2019".encode()).tolist()
-    )
+def test_case_and_punctuation_are_ignored():
+    expected = word_hashes(b'"To be, or NOT to be?"')
+    assert np.array_equal(word_hashes("\u2018to be \u2013 or not to be\u2019".encode()), expected)
     assert len(word_hashes(b"")) == len(word_hashes(b" ?!")) == len(word_hashes("…".encode())) == 0
-    assert len(word_hashes(b"\xe2")) == 1  # a part of a character
+    assert len(word_hashes(b"\xe2")) == 1  # an incomplete character
 
 
 @pytest.mark.parametrize(
     "text", ["Мороз и солнце; день чудесный", "Ὠδή στη χαρά της άνοιξης", "Trăm năm trong cõi người", "été"]
 )
-def test_case_does_not_count_in_other_alphabets(text):
-    """Only ASCII was folded: a Russian text in capitals shared no words with the same text in small letters."""
+def test_case_is_ignored_in_other_alphabets(text):
+    """Only ASCII was folded: a Russian text in upper case had no words in common with the same text in lower case."""
     upper, lower = word_hashes(text.upper().encode()), word_hashes(text.lower().encode())
     assert upper.tolist() == lower.tolist() and len(set(upper)) == len(text.split())
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 13])
-def test_ngrams_have_equal_hashes_where_they_are_equal(n, seed):
-    rng, hash_of = np.random.default_rng(seed), {}
+def test_equal_ngrams_have_equal_hashes(n, seed):
+    rng, hash_by_ngram = np.random.default_rng(seed), {}
     vocabulary = rng.integers(2**63, size=4, dtype=np.uint64)
     for size in (0, 1, n - 1, n, 40, 500):
         ids = rng.integers(4, size=size)
         hashes, starts = ngrams_within_documents(vocabulary[ids], n)
         assert starts.tolist() == list(range(size - n + 1))
-        for start, of_ngram in enumerate(hashes.tolist()):
-            assert hash_of.setdefault(tuple(ids[start : start + n]), of_ngram) == of_ngram
-    assert len(set(hash_of.values())) == len(hash_of)
+        for start, ngram_hash in enumerate(hashes.tolist()):
+            assert hash_by_ngram.setdefault(tuple(ids[start : start + n]), ngram_hash) == ngram_hash
+    assert len(set(hash_by_ngram.values())) == len(hash_by_ngram)
 
 
 def test_no_ngram_crosses_the_end_of_a_document():
@@ -105,13 +103,13 @@ def test_no_ngram_crosses_the_end_of_a_document():
     assert word_hashes(BOUNDARY).tolist() == [BOUNDARY_WORD]
     for short, expected in ((False, [0, 1, 9]), (True, [0, 1, 6, 9])):
         hashes, starts = ngrams_within_documents(words, 3, short)
-        of_documents = [ngrams_within_documents(word_hashes(document), 3, short)[0] for document in documents]
-        assert hashes.tolist() == np.concatenate(of_documents).tolist() and starts.tolist() == expected
+        by_document = [ngrams_within_documents(word_hashes(document), 3, short)[0] for document in documents]
+        assert hashes.tolist() == np.concatenate(by_document).tolist() and starts.tolist() == expected
     assert len(ngrams_within_documents(words[:2], 3)[0]) == 0
 
 
 def test_the_hash_of_an_ngram_is_a_mixed_polynomial(seed):
-    """Also that of fewer words, so that signatures stay the same."""
+    """Also for fewer words, so that signatures remain the same."""
     words = np.random.default_rng(seed).integers(2**63, size=7, dtype=np.uint64)
     for n in (3, 7, 9):
         values = [words[k : k + n].tolist() for k in range(max(1, 8 - n))]
@@ -124,20 +122,20 @@ def test_the_hash_of_an_ngram_is_a_mixed_polynomial(seed):
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000])
-def test_a_filter_finds_its_hashes_and_few_others(size, seed):
+def test_a_filter_contains_its_hashes_and_few_others(size, seed):
     rng = np.random.default_rng(seed)
     hashes, others = (rng.integers(2**64, size=n, dtype=np.uint64) for n in (size, 1000))
-    looked_up = rng.permutation(np.concatenate([hashes, hashes[:10], others]))
-    expected, likely = np.flatnonzero(np.isin(looked_up, hashes)), HashFilter(hashes).find(looked_up)
-    assert np.isin(expected, likely).all() and len(likely) <= len(expected) + 100
+    queries = rng.permutation(np.concatenate([hashes, hashes[:10], others]))
+    expected, results = np.flatnonzero(np.isin(queries, hashes)), HashFilter(hashes).find(queries)
+    assert np.isin(expected, results).all() and len(results) <= len(expected) + 100
 
 
 def test_mixing():
-    upper = mix(np.arange(1, 20_001, dtype=np.uint64)) >> np.uint64(32)  # all 32 upper bits follow from the lower ones
+    upper = mix(np.arange(1, 20_001, dtype=np.uint64)) >> np.uint64(32)  # the upper 32 bits depend on the lower ones
     assert len(np.unique(upper)) > 19_990
 
 
-# --- equal documents --------------------------------------------------------------------------------------------------
+# --- duplicates -------------------------------------------------------------------------------------------------------
 
 
 def test_a_key_set_is_a_set(seed):
@@ -153,7 +151,7 @@ def test_a_key_set_is_a_set(seed):
     assert sum(map(len, keys.levels)) == len(python_set) and len(keys.levels) < 12
 
 
-def test_equal_documents_are_counted(seed):
+def test_duplicates_are_counted(seed):
     rng = np.random.default_rng(seed)
     keys, val = rng.integers(40, size=60), rng.random(60) < 0.3
     hashes = keys.astype(np.uint64) << np.uint64(1) | val.astype(np.uint64)
@@ -176,7 +174,7 @@ def random_words(rng: random.Random, count: int) -> list[str]:
 
 @pytest.mark.parametrize("words", [80, 400])
 def test_planted_copies_are_found_and_others_are_not(words, seed):
-    """At least 95 % of copies with 5 % of the words changed; of 300 unrelated documents none, or almost none."""
+    """At least 95 % of copies with 5 % of the words changed, and at most 1 % of unrelated documents."""
     rng = random.Random(seed)
     passages = [random_words(rng, words) for _ in range(600)]
     rows = {row.kind: row for row in measure(passages[:300], passages[300:], random_words(rng, 5000), rng)}
@@ -196,31 +194,31 @@ def test_signatures_estimate_the_similarity(seed):
             first = random_words(rng, 200)
             second = change(first, share, random_words(rng, 500), rng)
             exact = jaccard(first, second)
-            a, b = signatures_of([" ".join(words).encode() for words in (first, second)])
+            a, b = compute_signatures([" ".join(words).encode() for words in (first, second)])
             estimate = (a == b).mean()
             errors.append((estimate - exact) / max(0.01, (exact * (1 - exact) / PERMUTATIONS) ** 0.5))
     assert abs(np.mean(errors)) < 0.4 and np.std(errors) < 1.4  # 0 and 1 are expected
 
 
 def test_short_documents():
-    a, b, empty, c, points = signatures_of([b"Two words!", b"two  words", b"", b"two birds", b"..."])
+    a, b, empty, c, points = compute_signatures([b"Two words!", b"two  words", b"", b"two birds", b"..."])
     assert (a == b).all() and (a != c).mean() > 0.9
     assert (empty == NO_WORDS).all() and (points == NO_WORDS).all()
     assert SimilarDocuments(np.array([empty])).find(points[None]).tolist() == [-1]
-    assert len(signatures_of([])) == 0 and (signatures_of([b""]) == NO_WORDS).all()
+    assert len(compute_signatures([])) == 0 and (compute_signatures([b""]) == NO_WORDS).all()
 
 
-def test_signatures_do_not_depend_on_the_other_documents_of_a_block(seed):
+def test_signatures_are_independent_of_the_other_documents_of_a_block(seed):
     rng = random.Random(seed)
     contents = [" ".join(random_words(rng, rng.choice([0, 1, 2, 4, 5, 6, 100]))).encode() for _ in range(60)]
-    together = signatures_of(contents)
-    assert np.array_equal(together, np.concatenate([signatures_of([content]) for content in contents]))
+    together = compute_signatures(contents)
+    assert np.array_equal(together, np.concatenate([compute_signatures([content]) for content in contents]))
     long = b" ".join(b"%d" % rng.randrange(10**6) for _ in range(200_000))  # more than 1 MiB
-    assert np.array_equal(*signatures_of([long, long[: 1 << 20]]))
+    assert np.array_equal(*compute_signatures([long, long[: 1 << 20]]))
 
 
 def related_signatures(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Random signatures, most of which share a random part of their values with one before: (count, P)."""
+    """Random signatures, most of which share some values with a previous one, (count, P)."""
     signatures = rng.integers(2**32 - 1, size=(count, PERMUTATIONS), dtype=np.uint32)
     for k in range(1, count):
         shared = rng.random(PERMUTATIONS) < rng.choice([0, 0.3, 0.45, 0.6, 0.8, 1])
@@ -232,7 +230,7 @@ def share_a_band(first: np.ndarray, second: np.ndarray) -> bool:
     return bool((first == second).reshape(BANDS, -1).all(axis=1).any())
 
 
-def test_what_is_found_is_the_first_similar_document_with_an_equal_band(seed):
+def test_find_returns_the_first_similar_document_with_an_equal_band(seed):
     rng = np.random.default_rng(seed)
     signatures = related_signatures(rng, 400)
     for k in range(0, 400, 5):
@@ -241,43 +239,43 @@ def test_what_is_found_is_the_first_similar_document_with_an_equal_band(seed):
         assert SimilarDocuments(signatures[:k]).find(signatures[k : k + 1]).tolist() == (similar[:1] or [-1])
 
 
-def test_the_tables_are_the_same_one_by_one_and_at_once(seed):
-    """Also when they grow while documents are added."""
+def test_adding_documents_in_blocks_gives_the_same_tables(seed):
+    """Also if the tables grow while documents are added."""
     rng = np.random.default_rng(seed)
     signatures = related_signatures(rng, 3500)
-    one_by_one = SimilarDocuments()
-    kept = signatures[~np.concatenate([one_by_one.add_new(block) for block in np.split(signatures, [7, 8, 900, 3000])])]
-    at_once, with_room = SimilarDocuments(kept), SimilarDocuments(expected=len(kept))
-    assert not with_room.add_new(kept).any()
-    for tables in (at_once, with_room):
-        assert tables.count == one_by_one.count == len(kept) > 1024
-        assert np.array_equal(tables.newest, one_by_one.newest) and np.array_equal(tables.older, one_by_one.older)
+    expected, blocks = SimilarDocuments(), np.split(signatures, [7, 8, 900, 3000])
+    unique = signatures[~np.concatenate([expected.add_new(block) for block in blocks])]
+    initial, allocated = SimilarDocuments(unique), SimilarDocuments(expected=len(unique))
+    assert not allocated.add_new(unique).any()
+    for tables in (initial, allocated):
+        assert tables.count == expected.count == len(unique) > 1024
+        assert np.array_equal(tables.newest, expected.newest) and np.array_equal(tables.older, expected.older)
 
 
-def test_of_documents_that_are_left_out_one_before_is_kept(seed):
+def test_each_removed_document_is_similar_to_a_previous_one(seed):
     rng = np.random.default_rng(seed)
     signatures = related_signatures(rng, 400)
-    left_out = SimilarDocuments().add_new(signatures)
-    kept = signatures[~left_out]
-    index = SimilarDocuments(kept)
+    is_removed = SimilarDocuments().add_new(signatures)
+    unique = signatures[~is_removed]
+    index = SimilarDocuments(unique)
     assert (index.find(signatures) >= 0).all()
-    for k, of_document in enumerate(kept):
-        similar = (kept[:k] == of_document).mean(axis=1) >= SIMILARITY
-        assert not any(share_a_band(kept[number], of_document) for number in np.flatnonzero(similar))
+    for k, signature in enumerate(unique):
+        similar = (unique[:k] == signature).mean(axis=1) >= SIMILARITY
+        assert not any(share_a_band(unique[number], signature) for number in np.flatnonzero(similar))
     val = rng.random(400) < 0.2
     hashes = rng.integers(2**62, size=400, dtype=np.uint64) << np.uint64(1) | val.astype(np.uint64)
     counts = count_leakage(hashes, signatures, Path(), None, None, 0)
     training = SimilarDocuments(signatures[~val])
     expected = (training.find(signatures[val]) >= 0).sum()
-    assert counts["near_duplicates"] == {"repeated": int(left_out.sum()), "val_in_train": expected}
+    assert counts["near_duplicates"] == {"repeated": int(is_removed.sum()), "val_in_train": expected}
     assert 0 < expected < val.sum()
 
 
-def test_the_tool(tmp_path, capsys, seed):
+def test_the_duplicates_benchmark(tmp_path, capsys, seed):
     (tmp_path / "text.txt").write_text(" ".join(random_words(random.Random(seed), 3000)), encoding="utf-8")
     words = [str(tmp_path / "text.txt"), "--words=50", "--passages=20"]
     bench_duplicates.main(load(DuplicatesBenchConfig, words))
     out = capsys.readouterr().out
     assert "| exact | 1.00 | 100.0% | 100.0% |" in out and "of 20 other passages are taken" in out
-    with pytest.raises(UserError, match=r"the text has 60 passages of 50 words, and 2,000 are needed: set fewer --pas"):
+    with pytest.raises(UserError, match=r"60 passages of 50 words, .* 2,000 .*--passages"):
         bench_duplicates.main(load(DuplicatesBenchConfig, words[:2]))

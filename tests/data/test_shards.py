@@ -51,13 +51,13 @@ def test_nanogpt_can_read_our_shards(data_dir, text):
 
 @pytest.mark.parametrize("ids", [[3, 10], [-1, 3]])
 def test_an_id_outside_the_vocabulary_is_not_written(tmp_path, ids):
-    """numpy would wrap it silently: 70,000 as uint16 is 4,464."""
-    with pytest.raises(DatasetError, match="does not fit a vocabulary of 10"):
+    """numpy wraps silently: 70,000 as uint16 is 4,464."""
+    with pytest.raises(DatasetError, match="outside the vocabulary of 10"):
         write(tmp_path, [np.array([1, 2]), np.array(ids)], 10)
     assert not list(tmp_path.glob("*.bin"))
 
 
-def test_tokens_are_on_the_disk_before_a_shard_has_its_name_or_a_state_counts_them(tmp_path, monkeypatch):
+def test_tokens_are_synced_before_a_shard_is_renamed_and_a_state_is_returned(tmp_path, monkeypatch):
     calls = record_disk(monkeypatch)
     with ShardWriter(tmp_path, "train", 9, shard_tokens=4, masked=True) as writer:
         writer.write(np.arange(6), np.ones(6))
@@ -75,7 +75,7 @@ def test_large_vocabularies_use_uint32(tmp_path, vocab_size, dtype):
 
 
 def test_a_writer_resumes_from_its_state(tmp_path):
-    """What was written after the state was saved, to the open file or as full shards, is written again identically."""
+    """Data written after the state was saved, to the current file or as full shards, is written again."""
     ids, mask = np.arange(95), np.arange(95) % 3 > 0
     for folder in ("straight", "resumed"):
         (tmp_path / folder).mkdir()
@@ -97,7 +97,7 @@ def test_a_writer_resumes_from_its_state(tmp_path):
 
 
 def test_the_sha256_of_a_large_data_set_is_not_checked(folder, monkeypatch):
-    """For 10,000 shards of 64 MiB, the check would take a quarter of an hour."""
+    """Checking 10,000 shards of 64 MiB would take 15 minutes."""
     monkeypatch.setattr(shards_module, "VERIFY_BYTES", 10_000)
     flip_a_bit(folder / "train.bin")
     assert len(open_dataset(folder).train) == 1
@@ -159,27 +159,25 @@ LETTERS = {0: "a", 1: "b"}
 @pytest.mark.parametrize(
     "table, message",
     [
-        ({"itos": {0: "a", 1: "bc"}}, "itos maps the id 1 to 'bc', but Folio reads only single characters"),
-        ({"itos": {0: "the ", 1: "cat"}}, "itos maps the id 0 to 'the '"),
-        ({"itos": {0: "", 1: "a"}}, "itos maps the id 0 to ''"),
-        ({"itos": {0: "<|endoftext|>", 1: "a"}}, r"itos maps the id 0 to '<\|endoftext\|>'"),
-        ({"itos": {0: "a", 1: 7}}, "itos maps the id 1 to 7, but"),
-        ({"itos": {0: "a", 1: {}}}, "itos maps the id 1 to a dict, but"),
-        ({"itos": {0: "a", 2: "b"}}, "no dict itos that maps the ids from 0 to n - 1 to characters"),
-        ({"itos": {}}, "no dict itos that maps the ids"),
-        ({"itos": {"a": 0}}, "no dict itos that maps the ids"),
+        ({"itos": {0: "a", 1: "bc"}}, r"itos .* id 1 to 'bc'.*prepare/text\.py"),
+        ({"itos": {0: "", 1: "a"}}, "itos .* id 0 to ''"),
+        ({"itos": {0: "<|endoftext|>", 1: "a"}}, r"itos .* id 0 to '<\|endoftext\|>'"),
+        ({"itos": {0: "a", 1: 7}}, "itos .* id 1 to 7,"),
+        ({"itos": {0: "a", 1: {}}}, "itos .* id 1 to a dict,"),
+        ({"itos": {0: "a", 2: "b"}}, "no dict itos"),
+        ({"itos": {}}, "no dict itos"),
         ({"itos": {0: "a", 1: "a"}}, "itos maps two ids to 'a'"),
-        ({"itos": LETTERS, "stoi": {"a": 0, "c": 1}}, "stoi and itos do not have the same characters"),
-        ({"itos": LETTERS, "stoi": {"a": 0}}, "stoi and itos do not have the same characters"),
-        ({"itos": LETTERS, "stoi": 5}, "stoi and itos do not have the same characters"),
-        ({"itos": LETTERS, "stoi": {"a": 1, "b": 0}}, "itos maps the id 0 to 'a', but stoi maps 'a' to another id"),
-        ({"itos": LETTERS, "vocab_size": 1}, "vocab_size is 1, but itos has 2 characters"),
-        ({"itos": LETTERS, "vocab_size": "2"}, "vocab_size is '2', but itos has 2 characters"),
+        ({"itos": LETTERS, "stoi": {"a": 0, "c": 1}}, "stoi and itos"),
+        ({"itos": LETTERS, "stoi": {"a": 0}}, "stoi and itos"),
+        ({"itos": LETTERS, "stoi": 5}, "stoi and itos"),
+        ({"itos": LETTERS, "stoi": {"a": 1, "b": 0}}, "itos .* id 0 to 'a', but stoi"),
+        ({"itos": LETTERS, "vocab_size": 1}, "vocab_size is 1, .* 2 characters"),
+        ({"itos": LETTERS, "vocab_size": "2"}, "vocab_size is '2', .* 2 characters"),
     ],
 )
 def test_a_meta_pkl_without_a_valid_table_of_characters_is_refused(tmp_path, table, message):
-    """The entry "bc" was split into the characters "b" and "c", or the vocabulary gave a traceback. A stoi that
-    contradicts itos was not noticed.
+    """The entry "bc" was split into the characters "b" and "c", or the vocabulary caused a traceback. A stoi that
+    contradicts itos was not detected.
     """
     with pytest.raises(DatasetError, match=message) as refused:
         open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(table)))
@@ -193,7 +191,7 @@ def test_a_deeply_nested_meta_pkl_is_refused(tmp_path):
 
 
 def test_meta_pkl_may_list_its_ids_in_any_order(tmp_path):
-    table = {"itos": {2: "<|endoftext|>", 1: "b", 0: "a"}}  # stoi is optional, because it follows from itos
+    table = {"itos": {2: "<|endoftext|>", 1: "b", 0: "a"}}  # stoi is optional
     tokenizer = open_dataset(nanogpt_folder(tmp_path / "d", pickle.dumps(table))).load_tokenizer()
     assert tokenizer.characters == "ab" and tokenizer.eot == 2
 
@@ -224,8 +222,8 @@ def test_llmc_shards_are_read(tmp_path):
 @pytest.mark.parametrize(
     "shard, message",
     [
-        (dict(magic=1), "wrong magic: it starts with 1"),
-        (dict(count=99), "its header says 99 tokens"),
+        (dict(magic=1), "wrong magic: .* 1,"),
+        (dict(count=99), "header .* 99 tokens"),
     ],
 )
 def test_damaged_llmc_shards_are_refused(tmp_path, shard, message):
@@ -239,17 +237,17 @@ def test_damaged_llmc_shards_are_refused(tmp_path, shard, message):
 
 
 @pytest.mark.parametrize("target", ["gone", os.devnull, "."])
-def test_what_is_not_a_file_among_llmc_shards_is_refused(target, tmp_path):
-    """A folder or a link to nothing was a traceback, and a FIFO was waited for."""
+def test_an_llmc_shard_that_is_not_a_file_is_refused(target, tmp_path):
+    """A folder or a broken link caused a traceback, and a FIFO blocked forever."""
     for name in ("x_train_1.bin", "x_val_0.bin"):
         llmc_shard(tmp_path / name, np.arange(100))
     (tmp_path / "x_train_2.bin").symlink_to(target)
-    with pytest.raises(DatasetError, match=r"x_train_2\.bin is not a file, but a folder, a device or a link"):
+    with pytest.raises(DatasetError, match=r"x_train_2\.bin is not a file"):
         open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.pkl"])
-def test_what_is_not_a_file_in_a_folder_of_nanogpt_is_refused(name, tmp_path):
+def test_a_nanogpt_entry_that_is_not_a_file_is_refused(name, tmp_path):
     folder = nanogpt_folder(tmp_path / "d", pickle.dumps({"itos": LETTERS}))
     (folder / name).unlink()
     (folder / name).symlink_to(os.devnull)
@@ -258,7 +256,7 @@ def test_what_is_not_a_file_in_a_folder_of_nanogpt_is_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.bin", "meta.json", "tokenizer.json"])
-def test_what_is_not_a_file_in_a_data_set_is_refused(name, folder):
+def test_an_entry_of_a_data_set_that_is_not_a_file_is_refused(name, folder):
     (folder / name).unlink()
     (folder / name).mkdir()
     with pytest.raises(DatasetError, match=r"not a (regular )?file"):
@@ -279,15 +277,15 @@ def flip_a_bit(path: Path) -> None:
     "damage, message",
     [
         (lambda f: truncate(f / "train.bin", 0), r"train\.bin is empty"),
-        (lambda f: truncate(f / "train.bin", 1000), r"train\.bin is truncated or not the original file: it has 500"),
-        (lambda f: truncate(f / "train.bin", 1001), "not a whole number of uint16 tokens"),
+        (lambda f: truncate(f / "train.bin", 1000), r"train\.bin is truncated .* 500"),
+        (lambda f: truncate(f / "train.bin", 1001), "not a multiple of 2"),
         (lambda f: (f / "val.bin").unlink(), r"val\.bin is missing"),
-        (lambda f: flip_a_bit(f / "val.bin"), "has changed since it was written: its sha256"),
-        (lambda f: (f / "meta.json").write_text("{"), r"meta\.json is not a valid meta\.json of Folio"),
+        (lambda f: flip_a_bit(f / "val.bin"), "sha256"),
+        (lambda f: (f / "meta.json").write_text("{"), r"not a valid meta\.json"),
         (lambda f: write_json(f / "meta.json", {"format_version": 99}), "format version 99 is not 2"),
         (lambda f: [path.unlink() for path in f.iterdir()], "is not a data set"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
-        (lambda f: write_json(f / "tokenizer.json", {"kind": "byte"}), "is not the tokenizer that meta.json describes"),
+        (lambda f: write_json(f / "tokenizer.json", {"kind": "byte"}), r"tokenizer\.json is not the tokenizer"),
     ],
 )
 def test_a_damaged_data_set_is_refused_with_the_reason(folder, damage, message):
@@ -296,15 +294,15 @@ def test_a_damaged_data_set_is_refused_with_the_reason(folder, damage, message):
         open_dataset(folder)
 
 
-def test_a_shard_of_llmc_without_a_full_header_is_refused_with_its_size(tmp_path):
-    """A file of 3 bytes "has 0 bytes"."""
+def test_an_llmc_shard_without_a_complete_header_is_refused_with_its_size(tmp_path):
+    """The message for a file of 3 bytes was "it has 0 bytes"."""
     for split in ("train", "val"):
         (tmp_path / f"x_{split}_000.bin").write_bytes(b"abc")
-    with pytest.raises(DatasetError, match="is truncated: it has 3 bytes, fewer than"):
+    with pytest.raises(DatasetError, match="truncated: it has 3 bytes"):
         open_dataset(tmp_path)
 
 
-def test_masks_beside_shards_of_nanogpt_and_llmc(tmp_path):
+def test_masks_of_nanogpt_and_llmc_shards(tmp_path):
     folder = nanogpt_folder(tmp_path / "d", None)
     (folder / "train_mask.bin").write_bytes(bytes([0, 1] * 20))
     data = open_dataset(folder)
@@ -318,7 +316,7 @@ def test_masks_beside_shards_of_nanogpt_and_llmc(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
 def test_there_may_be_more_shards_than_open_files(data_dir, tmp_path):
-    """A mapped shard stays open, and most systems allow only 1,024 open files at first. It was a traceback."""
+    """Mapped shards stay open, and most systems allow 1,024 open files by default. It was a traceback."""
     text = str(data_dir / "verse.txt")
     prepare_text.main(prepare_text.TextConfig(inputs=(text,), name="many", data_dir=str(tmp_path), shard_tokens=100))
     program = """
@@ -332,7 +330,7 @@ try:
 except UserError as error:
     print(error)
 """
-    for hard, expected in (("400", "186"), ("100", "more shards than the 100 files that a process may open here")):
+    for hard, expected in (("400", "186"), ("100", "more shards than the limit of 100 open files")):
         words = [sys.executable, "-c", program, str(tmp_path / "many"), hard]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
         assert expected in done.stdout, done.stderr

@@ -1,4 +1,4 @@
-"""Where words end, against GPT-2's pre-tokenizer, and small letters, against Python's.
+"""Ends of words, against GPT-2's pre-tokenizer, and case folding, against Python's.
 
 The loops are tested through the modules that run them: test_word_cache.py and test_leakage.py.
 """
@@ -15,7 +15,7 @@ CHARACTERS = [*"aZ09", *"'''", *"   ", *"\n\t\r", *".-&", *"éßñ中。🎉", *
 
 
 def test_words_end_where_the_table_says_so(seed):
-    """The table sees four bytes, and is right whatever comes before and after them."""
+    """The table depends on four bytes, and must be correct for any bytes before and after them."""
     rng, words = random.Random(seed), pre_tokenizers.ByteLevel(add_prefix_space=False)
     seen = set()
     for _ in range(3000):
@@ -24,15 +24,15 @@ def test_words_end_where_the_table_says_so(seed):
         kinds = KINDS[np.frombuffer(text.encode(), np.uint8)].tolist()
         for k in range(3, len(kinds)):
             four = tuple(kinds[k - 3 : k + 1])
-            found = WORD_ENDS.reshape(8, 8, 8, 8)[four]
-            assert k in ends or not found & 1, (text, k)
-            assert k - 1 in ends or not found & 2, (text, k)
-            if found:
+            entry = WORD_ENDS.reshape(8, 8, 8, 8)[four]
+            assert k in ends or not entry & 1, (text, k)
+            assert k - 1 in ends or not entry & 2, (text, k)
+            if entry:
                 seen.add(four)
     assert len(seen) > 500  # of 1,466
 
 
 @pytest.mark.parametrize("pair", ["Aa", "Zz", "Éé", "Жж", "Σσ", "ςσ", "aa", "ßß"])
-def test_letters_are_folded_to_small_ones_of_as_many_bytes(pair):
+def test_letters_are_folded_to_lower_case_with_the_same_number_of_bytes(pair):
     assert FOLDED[ord(pair[0])] == ord(pair[1])
     assert len(pair[0].encode()) == len(pair[1].encode())

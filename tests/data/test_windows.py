@@ -12,13 +12,13 @@ T = 8
 
 
 def shards(*lengths: int) -> list[Shard]:
-    """Shards in which no two tokens have the same id."""
+    """Shards of distinct token ids."""
     ends = np.cumsum(lengths)
     return [Shard(np.arange(end - length, end, dtype="<u2")) for end, length in zip(ends, lengths, strict=True)]
 
 
 @pytest.mark.parametrize("lengths", [(100,), (T + 1,), (2 * T,), (2 * T - 1, 50, 3, 77)])
-def test_an_epoch_takes_each_window_once(lengths, seed):
+def test_each_window_occurs_once_per_epoch(lengths, seed):
     data = shards(*lengths)
     windows = TrainingWindows(data, T, 1000, seed, "epoch")
     assert windows.per_epoch == sum(max(1, (n - T) // T) for n in lengths if n > T)
@@ -33,7 +33,7 @@ def test_an_epoch_takes_each_window_once(lengths, seed):
         assert len({tuple(order) for order in orders}) > 1
 
 
-def test_epochs_cut_the_shard_at_every_offset(seed):
+def test_epochs_use_every_offset(seed):
     windows = TrainingWindows(shards(4 * T), T, 1000, seed, "epoch")
     starts, _ = windows.batch(0, 600)
     assert set((starts[:, 0] % T).tolist()) == set(range(T))
@@ -58,8 +58,8 @@ def test_random_sampling_starts_anywhere(seed):
     assert counts[[0, 1, 2, 16, 17]].min() > 800 and np.array_equal(y, x + 1)
 
 
-def test_an_order_without_code_raises(seed):
-    """A name added to the settings alone was trained with a mixture of the two orders."""
+def test_an_unknown_order_raises(seed):
+    """A name added only to the settings was trained with a mixture of the two orders."""
     with pytest.raises(ValueError, match="sampling='sorted'"):
         TrainingWindows(shards(100), T, 1000, seed, "sorted")
 
@@ -94,11 +94,11 @@ def test_too_little_text_is_refused():
         ValidationWindows(shards(1), T, 1000)
 
 
-def test_a_step_reads_as_little_from_ten_thousand_shards_as_from_one():
+def test_the_reads_per_step_do_not_depend_on_the_number_of_shards():
     class CountingArray(np.ndarray):
-        def __getitem__(self, at):
-            reads.append(at)
-            return super().__getitem__(at)
+        def __getitem__(self, index):
+            reads.append(index)
+            return super().__getitem__(index)
 
     many = [Shard(np.arange(100, dtype="<u2").view(CountingArray)) for _ in range(10_000)]
     windows, reads = TrainingWindows(many, T, 1000, 1, "epoch"), []
@@ -111,10 +111,10 @@ def test_a_step_reads_as_little_from_ten_thousand_shards_as_from_one():
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def test_targets_that_do_not_count_are_minus_one(seed):
+def test_masked_targets_are_minus_one(seed):
     rng, data = np.random.default_rng(seed), shards(100, 77, 50)
     data[:2] = [Shard(shard.ids, rng.integers(2, size=len(shard)).astype(np.uint8)) for shard in data[:2]]
-    counts = np.concatenate([data[0].mask, data[1].mask, np.ones(50)])  # by id, because ids are positions here
+    counts = np.concatenate([data[0].mask, data[1].mask, np.ones(50)])  # indexed by token id
     x, y = TrainingWindows(data, T, 1000, seed, "epoch").batch(0, 60)
     assert np.array_equal(y, np.where(counts[x + 1] > 0, x + 1, -1))
     targets = np.concatenate([y[y != -1] for _, y in ValidationWindows(data, T, 1000).batches(5)])
@@ -122,7 +122,7 @@ def test_targets_that_do_not_count_are_minus_one(seed):
 
 
 def sets(*lengths: int, weights: tuple[float, ...]) -> list[tuple[Dataset, float]]:
-    """Data sets with one tokenizer, in which no two tokens have the same id."""
+    """Data sets of distinct token ids with the same tokenizer."""
     tokenizer = CharTokenizer("".join(map(chr, range(1, 5000))))
     return [
         (Dataset(Path(f"set{k}"), [s], [Shard(s.ids[:20])], 4999, f"hash{k}", tokenizer), weight)
@@ -131,17 +131,17 @@ def sets(*lengths: int, weights: tuple[float, ...]) -> list[tuple[Dataset, float
 
 
 @pytest.mark.parametrize("weights", [(0.7, 0.3), (1, 1), (5, 2, 1), (1e-3, 1)])
-def test_each_data_set_has_its_share_of_any_first_sequences(weights, seed):
+def test_each_data_set_has_its_share_of_the_first_n_sequences(weights, seed):
     data = Mixture(sets(*[400] * len(weights), weights=weights), T, seed, "epoch")
     x, _ = data.batch(0, 3000)
     which = x[:, 0] // 400  # data set of each sequence
     for n in (1, 10, 100, 3000):
-        given = np.bincount(which[:n], minlength=len(weights))
-        assert np.abs(given - n * np.array(weights) / sum(weights)).max() <= len(weights)
-        assert data.split_counts(n) == given.tolist()
-    for k in range(len(weights)):  # each data set's sequences are those of the data set alone, in order
-        alone = TrainingWindows([data.datasets[k][0].train[0]], T, 4999, seed, "epoch")
-        expected, _ = alone.batch(0, int((which == k).sum()))
+        counts = np.bincount(which[:n], minlength=len(weights))
+        assert np.abs(counts - n * np.array(weights) / sum(weights)).max() <= len(weights)
+        assert data.split_counts(n) == counts.tolist()
+    for k in range(len(weights)):  # the order in each data set is the same as without a mixture
+        windows = TrainingWindows([data.datasets[k][0].train[0]], T, 4999, seed, "epoch")
+        expected, _ = windows.batch(0, int((which == k).sum()))
         assert np.array_equal(x[which == k], expected)
     assert data.epochs(3000) == pytest.approx(
         {f"set{k}": (which == k).sum() / data.training[k].per_epoch for k in range(len(weights))}
@@ -157,7 +157,7 @@ def test_sequence_i_of_a_mixture_does_not_depend_on_the_batch(seed):
 
 
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
-def test_the_places_of_a_mixtures_sequences_have_their_tokens(sampling, seed):
+def test_places_are_the_positions_of_sequences_in_a_mixture(sampling, seed):
     (one, _), (two, _) = sets(300, 400, weights=(1, 1))
     two = replace(two, train=[Shard(two.train[0].ids[:150]), Shard(two.train[0].ids[150:])])
     data, shards_of = Mixture([(one, 3), (two, 2)], T, seed, sampling), {"set0": one.train, "set1": two.train}
@@ -178,11 +178,9 @@ def test_a_mixture_of_one_data_set_equals_the_data_set(seed):
 def test_only_data_sets_with_the_same_tokenizer_and_different_names_can_be_mixed():
     (a, _), (b, _) = sets(100, 100, weights=(1, 1))
     other = Dataset(Path("other"), b.train, b.val, 3, "hash", CharTokenizer("abc"))
-    with pytest.raises(
-        DatasetError, match=r"other was made with another tokenizer \(char, 3 .* than set0 \(char, 4,999"
-    ):
+    with pytest.raises(DatasetError, match=r"other .*\(char, 3 .* than set0 \(char, 4,999.*--tokenizer=set0"):
         Mixture([(a, 1), (other, 1)], T, 1, "epoch")
-    with pytest.raises(DatasetError, match="needs data sets with different names: set0, set0"):
+    with pytest.raises(DatasetError, match="different names: set0, set0"):
         Mixture([(a, 1), (a, 1)], T, 1, "epoch")
 
 
@@ -203,21 +201,20 @@ def test_parse_mixture_returns_names_and_weights(text, expected):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a:1e308,b:1e308", "the sum of the weights is infinite; write smaller ones"),
-        ("a:1,b:1e-9", "b would give less than 1 of 1,048,576 sequences, the smallest share; use a larger weight"),
-        ("a:0.9e-6,b:1", "a would give less"),
-        ("a:5e-324,b:1e308", "a would give less"),
+        ("a:1e308,b:1e308", "weights is infinite; use smaller"),
+        ("a:1,b:0.95e-6", "b .*less than 1 of 1,048,576.*larger weight"),
+        ("a:0.95e-6,b:1", "a .*less than 1"),
     ],
 )
 def test_weights_without_a_share_are_refused(text, message):
-    """With an infinite sum, all shares were 0, and a run trained to "best validation loss 0.0000". A weight of 1e-9
-    acted as 2^-20.
+    """With an infinite sum, all shares were 0, and a run reported "best validation loss 0.0000". A weight of 1e-9 had
+    the effect of 2^-20.
     """
     with pytest.raises(DatasetError, match=message):
         parse_mixture(text)
 
 
-def test_the_smallest_share_gives_one_sequence_of_a_million():
+def test_the_minimum_share_is_accepted():
     (_, small), (_, large) = parse_mixture(f"a:1,b:{2**20 - 1}")
     assert (small, large) == (1, 2**20 - 1)
     assert parse_mixture("a:1e-9") == [("a", 1e-9)] and parse_mixture("a:1e307,b:1e307")

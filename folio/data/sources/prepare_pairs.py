@@ -1,4 +1,4 @@
-"""Prepares a data set from prompts and completions, with those for validation in a file beside the shards."""
+"""Prepares a data set of prompts and completions. A file in its folder contains the pairs for validation."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,20 +17,20 @@ from folio.data.blocks import CorpusError, document_hash
 from folio.data.corpus import Corpus, CsvLines, Documents, Source, read_lines
 from folio.data.prepare import PrepareConfig, VocabSize, prepare, refuse_inputs_inside
 from folio.data.shards import data_root
-from folio.data.sources.pairs import HELD_OUT, Texts, document_of, pair_segments, write_pairs
+from folio.data.sources.pairs import HELD_OUT, Texts, pair_segments, strip_tldr, write_pairs
 
-Column = tuple[str, str | None]  # of a parquet file, and the field in it if the column is a struct
+Column = tuple[str, str | None]  # name of a parquet column, and the field if the column is a struct
 
 
 @dataclass(frozen=True)
 class TextPairsConfig(PrepareConfig):
-    """Settings that scripts for pairs have in common."""
+    """Settings of all scripts for pairs."""
 
     # --- the texts ---
     inputs: tuple[str, ...] = ()
     source: NonEmptyStr | None = None
-    limit: PositiveInt | None = None  # pairs to take from --source, from the first one; None: all
-    seed: NonNegativeInt = 1337  # which pairs are for validation
+    limit: PositiveInt | None = None  # use only the first N pairs of --source; None: all
+    seed: NonNegativeInt = 1337  # selects the pairs for validation
     # --- the tokenizer ---
     tokenizer: str = "bpe"  # char, byte, gpt2, bpe (trained on these texts), or the folder of a data set or a run
     vocab_size: VocabSize | None = None
@@ -38,14 +38,14 @@ class TextPairsConfig(PrepareConfig):
     def problems(self) -> list[tuple[str, str]]:
         problems = super().problems()
         if self.inputs and self.source:
-            problems.append(("source", "it replaces the input files; give only one of them"))
+            problems.append(("source", "it replaces the input files; use only one of them"))
         if self.limit and not self.source:
             problems.append(("limit", "it is only for --source"))
         return problems
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the texts are those that the script itself makes."""
+        """Whether the script generates the texts."""
         return not self.inputs and not self.source
 
 
@@ -55,10 +55,10 @@ class TextPairsConfig(PrepareConfig):
 def read_pair(
     value: dict[str, Any], names: Texts, make: Callable[[str, str], dict[str, str]], advice: str
 ) -> dict[str, Any] | None:
-    """A prompt and its completion from a JSON object: as they are, or made of the texts in the two fields `names`. The
-    other fields are kept. None if a text is empty.
+    """Return a prompt and its completion from a JSON object, with its other fields. None if a text is empty.
 
-    advice: how to write the object, for messages. Raises CorpusError.
+    The object has the fields prompt and completion, or the two fields `names`, from which `make` creates them.
+    advice: the format of the object, for messages. Raises CorpusError.
     """
     if "prompt" in value or "completion" in value:
         pair_segments(value)
@@ -76,15 +76,15 @@ def read_pair(
 def read_json_lines(
     sources: list[Source], make: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> Iterator[dict[str, Any] | None]:
-    """What `make` returns for each object in files of JSON lines. Raises CorpusError, with the file and the line."""
+    """Apply `make` to each object in files of JSON lines. Raises CorpusError with the file and the line."""
     corpus = Corpus([replace(source, format="jsonl") for source in sources], document=make)
     return (pair for block in corpus.blocks() for pair in block.documents())
 
 
 def read_parquet(files: Iterable[Path], choose_columns: Callable[[Path, Any], Sequence[Column]]) -> Iterator[Texts]:
-    """Two texts per row of parquet files. A missing text is empty.
+    """Yield two texts per row of parquet files. A missing text is empty.
 
-    choose_columns: the columns of both texts, from the path of a file and its Arrow schema. Raises CorpusError.
+    choose_columns: returns the two columns for the path and the Arrow schema of a file. Raises CorpusError.
     """
     import pyarrow
     from pyarrow import parquet
@@ -95,13 +95,13 @@ def read_parquet(files: Iterable[Path], choose_columns: Callable[[Path, Any], Se
                 columns = choose_columns(path, file.schema_arrow)
                 for batch in file.iter_batches(columns=list(dict.fromkeys(column for column, _ in columns))):
                     for row in batch.to_pylist():
-                        yield _texts_of_row(path, row, columns)
+                        yield _row_texts(path, row, columns)
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())  # Arrow's messages may have several lines
             raise CorpusError(f"{path} is not a parquet file, or damaged: {reason}") from None
 
 
-def _texts_of_row(path: Path, row: dict[str, Any], columns: Sequence[Column]) -> Texts:
+def _row_texts(path: Path, row: dict[str, Any], columns: Sequence[Column]) -> Texts:
     values = [row[column] and row[column].get(field) if field else row[column] for column, field in columns]
     first, second = ("" if value is None else value for value in values)
     if not isinstance(first, str) or not isinstance(second, str):
@@ -109,7 +109,7 @@ def _texts_of_row(path: Path, row: dict[str, Any], columns: Sequence[Column]) ->
     return first, second
 
 
-HEADERS = [  # names of the columns of a prompt and its completion, in any order
+HEADERS = [  # column names of the prompt and the completion, which may be in any order
     ("prompt", "completion"),
     ("question", "answer"),
     ("instruction", "output"),
@@ -120,9 +120,9 @@ HEADERS = [  # names of the columns of a prompt and its completion, in any order
 
 
 def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
-    """The pairs in .tsv and .csv files, of two columns or with a header of HEADERS. Raises CorpusError.
+    """Yield the pairs in .tsv and .csv files with two columns or one of HEADERS. Raises CorpusError.
 
-    A completion begins with a space unless there is white space already.
+    A space is added before a completion unless white space is present.
     """
     for source in sources:
         columns = None
@@ -135,8 +135,8 @@ def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
                     continue
                 if len(row) != 2:
                     raise CorpusError(
-                        f"{source.name}: it has {counted(len(row), 'column')}; give two, the prompt and the "
-                        f"completion, or a first line with the names prompt and completion"
+                        f"{source.name}: it has {counted(len(row), 'column')}; use two columns, the prompt and the "
+                        f"completion, or a header with the names prompt and completion"
                     )
             if len(row) <= max(columns):
                 raise CorpusError(
@@ -148,7 +148,7 @@ def read_pair_tables(sources: Iterable[Source]) -> Iterator[dict[str, Any]]:
 
 
 def _table_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a .tsv or .csv file that are not blank, and the numbers of their (last) lines. Raises CorpusError."""
+    """Yield the line number and the values of each row of a .tsv or .csv file that is not blank. Raises CorpusError."""
     if source.suffix == ".tsv":
         yield from ((n, line.split("\t")) for n, line in enumerate(read_lines(source), start=1) if line.strip())
         return
@@ -175,29 +175,29 @@ def prepare_pairs(
     validation: int | None = None,
     documents_only: bool = False,
 ) -> None:
-    """Prepare the data set `name` from pairs, which must fit in memory. None is left out, and counted.
+    """Prepare the data set `name` from pairs, which must fit in memory. A pair of None is counted, but not used.
 
-    sources: the files that they are from. validation: how many of the first pairs are for validation. None: about
-    cfg.val_fraction of all; pairs with one field "item", or else with one prompt, are in the same split.
-    documents_only: only the documents of summaries, which all count as targets, as NAME-documents. Raises UserError.
+    sources: the files of the pairs. validation: the number of leading pairs for validation; None: about
+    cfg.val_fraction of all, where pairs with the same field "item", or else the same prompt, are in the same split.
+    documents_only: prepare only the documents of summaries, without masks, as NAME-documents. Raises UserError.
     """
     folder_name = f"{name}-documents" if documents_only else name
     inputs = [*(source.path for source in sources), *([Path(cfg.source)] if cfg.source else [])]
     refuse_inputs_inside(data_root(cfg.data_dir) / folder_name, inputs)
     print(f"making the pairs of {name}", flush=True)
-    made = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
-    usable = [pair for pair in made if pair is not None]
-    if left_out := len(made) - len(usable):
+    results = list(progress_bar(iterable=pairs, unit=" pairs", leave=False))
+    usable = [pair for pair in results if pair is not None]
+    if left_out := len(results) - len(usable):
         print(f"left out: {counted(left_out, 'pair')} with an empty text")
     if validation is None:
         groups = [f"{cfg.seed} {pair.get('item', pair['prompt'])}".encode("utf-8", "replace") for pair in usable]
-        chosen = choose_validation([document_hash(group) for group in groups], cfg.val_fraction)
+        val = select_validation([document_hash(group) for group in groups], cfg.val_fraction)
     else:
-        chosen = np.arange(validation)
+        val = np.arange(validation)
     corpus = Documents(
         sources,
         usable,
-        chosen,
+        val,
         recipe={"seed": cfg.seed, "documents_only": documents_only},
         document=_document if documents_only else pair_segments,
         masked=not documents_only,
@@ -207,7 +207,7 @@ def prepare_pairs(
     if not documents_only and not (folder / HELD_OUT).exists():
         try:
             with atomic_write(folder / HELD_OUT) as temporary:
-                write_pairs(temporary, (usable[number] for number in chosen))
+                write_pairs(temporary, (usable[number] for number in val))
         except OSError as error:
             raise UserError(
                 f"{folder / HELD_OUT} could not be written ({error.strerror}); free some space, and repeat the command"
@@ -215,20 +215,21 @@ def prepare_pairs(
 
 
 def _document(value: dict[str, Any]) -> str:
-    return document_of(value["prompt"])
+    return strip_tldr(value["prompt"])
 
 
-def choose_validation(groups: list[int], fraction: float) -> np.ndarray:
-    """The numbers of the pairs for validation: about this fraction of them, in the groups with the smallest hashes.
+def select_validation(groups: list[int], fraction: float) -> np.ndarray:
+    """Return the indices of about this fraction of the pairs, in the groups with the smallest hashes.
 
-    groups: the hash of each pair's group, which is in one split. Raises UserError if there is only one group.
+    groups: the hash of each pair's group. All pairs of a group are in one split. Raises UserError if there is only one
+    group.
     """
     hashes = np.array(groups, dtype=np.uint64)
-    different, counts = np.unique(hashes, return_counts=True)
-    if not len(different):
-        raise UserError("the input has no pair of texts; there is nothing to learn from")
-    if len(different) == 1:
-        what = "there is only one pair" if len(hashes) == 1 else "all pairs have the same prompt, or are of one item"
-        raise UserError(f"{what}, and it cannot be in both splits; add another")
+    unique, counts = np.unique(hashes, return_counts=True)
+    if not len(unique):
+        raise UserError("the input has no pair of texts; use files that contain pairs")
+    if len(unique) == 1:
+        problem = "there is only one pair" if len(hashes) == 1 else "all pairs have the same prompt, or are of one item"
+        raise UserError(f"{problem}, and it cannot be in both splits; add another")
     shares = np.cumsum(counts)[:-1] / len(hashes)
-    return np.flatnonzero(hashes <= different[np.abs(shares - fraction).argmin()])
+    return np.flatnonzero(hashes <= unique[np.abs(shares - fraction).argmin()])

@@ -1,7 +1,7 @@
-"""Tunes in ABC notation (https://abcnotation.com/wiki/abc:standard), reduced to what is music.
+"""Tunes in ABC notation (https://abcnotation.com/wiki/abc:standard), reduced to the music.
 
-A tune is a text of ASCII characters: the fields X, M (meter), L (length of a note without a number) and K (key), then
-the notes. Titles, sources, transcribers, lyrics and comments are left out.
+A tune is ASCII text: the fields X, M (meter), L (length of a note without a number) and K (key), followed by the notes.
+Titles, sources, transcribers, lyrics and comments are removed.
 """
 
 import re
@@ -10,17 +10,17 @@ from collections.abc import Iterator
 SUFFIXES = (".abc",)
 START = re.compile(r"^(?=X:)", re.MULTILINE)
 FIELD = re.compile(r"(?![A-Ga-g]:[|:])([A-Za-z+]):(.*)")  # a line may also begin with a last note and a repeat, "A:|"
-HEADER = "MLK"  # the fields of the header that are kept, in this order, after X
-MAX_DIGITS = 9  # of a number in a meter
+HEADER = "MLK"  # header fields to keep after X, in this order
+MAX_DIGITS = 9  # per number in a meter
 NOTES = re.compile(r"[A-Ga-g]")
 
 
 class TuneError(ValueError):
-    """A tune that cannot be used: the reason."""
+    """A tune that cannot be used, with the reason."""
 
 
 def decode(content: bytes) -> str:
-    """The text of an ABC file: UTF-8, or else Latin-1, as in files of the 1990s. Lines end with a line feed."""
+    """Decode an ABC file as UTF-8, or else as Latin-1, as in files from the 1990s. Lines end with a line feed."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -29,14 +29,14 @@ def decode(content: bytes) -> str:
 
 
 def split_tunes(text: str) -> Iterator[tuple[str, str]]:
-    """Each tune of an ABC file: its number, such as "X:12", and its whole text."""
+    """Yield the number, such as "X:12", and the text of each tune in an ABC file."""
     for tune in START.split(text):
         if tune.startswith("X:"):
             yield re.match(r"X: *\d{0,9}", tune)[0], tune
 
 
 def reduce_tune(text: str) -> str:
-    """A tune with the fields X:1, M, L and K and its notes only. Raises TuneError if it is not one for one voice."""
+    """Return a tune with only the fields X:1, M, L and K and the notes. Raises TuneError unless it has one voice."""
     header, body = {"M": "none"}, []
     for line in filter(None, map(_clean, text.partition("\n\n")[0].splitlines())):
         field = FIELD.match(line)
@@ -58,18 +58,18 @@ def reduce_tune(text: str) -> str:
     if not NOTES.search("".join(line for line in body if not FIELD.match(line))):
         raise TuneError("it has no notes")
     if not (tune.isascii() and tune.replace("\n", "").isprintable()):
-        raise TuneError("it has characters that are not ABC's")
+        raise TuneError("it has characters that are not valid in ABC")
     return tune
 
 
 def _clean(line: str) -> str:
-    """A line without its comment, and without what only concerns typesetting: continuation, beams, extra spaces."""
+    """Remove comments and typesetting from a line: continuations, beams, extra spaces."""
     line = re.sub(r"(?<!\\)%.*", "", line).replace("`", "")
     return re.sub(r"[ \t]+", " ", line).lstrip().rstrip(" \\")
 
 
 def _default_length(meter: str) -> str:
-    """The length of a note without a number if there is no field L: the standard's rule. Raises TuneError."""
+    """Return the value of a missing field L according to the standard. Raises TuneError."""
     fraction = re.fullmatch(r"(\d+)/(\d+)", meter)
     if fraction and max(map(len, fraction.groups())) > MAX_DIGITS:
         raise TuneError(f"its meter, M:, has a number of more than {MAX_DIGITS} digits")
@@ -77,10 +77,10 @@ def _default_length(meter: str) -> str:
 
 
 def without_spaces(tune: str) -> str:
-    """The tune without white space: tunes that are equal in this form are the same."""
+    """Remove white space from a tune, to compare it with others."""
     return re.sub(r"\s+", "", tune)
 
 
-def distinct(tunes: list[str]) -> list[str]:
-    """The tunes without repetitions, in order."""
+def remove_duplicates(tunes: list[str]) -> list[str]:
+    """Return the tunes without repetitions, in order."""
     return list({without_spaces(tune): tune for tune in reversed(tunes)}.values())[::-1]

@@ -13,7 +13,7 @@ from folio.base.settings import ConfigError, load
 from folio.data.blocks import CorpusError
 from folio.data.corpus import Source
 from folio.data.shards import open_dataset
-from folio.data.sources.bitext import language_of, language_problem, read_table, translation_pair
+from folio.data.sources.bitext import detect_language, language_problem, read_table, translation_pair
 from folio.data.sources.pairs import split_pairs, validation_pairs
 from folio.data.tokenizer import ByteTokenizer
 from prepare import translation
@@ -28,19 +28,19 @@ EXPECTED = sorted((f"en: {en} | de:", f" {de}") for en, de in SENTENCES)
 
 
 def prepared(folder: Path, *words: str) -> list[tuple[str, str]]:
-    """The prompts and completions of the data set that the script makes, in both splits."""
+    """Run the script, and return the prompts and completions of both splits."""
     options = ["--tokenizer=byte", f"--data_dir={folder / 'data'}", "--val_fraction=0.2", "--overwrite=True"]
     translation.main(load(TranslationConfig, [*options, *words]))
-    (made,) = [path for path in (folder / "data").iterdir() if not path.name.startswith(".")]
-    dataset = open_dataset(made)
+    (prepared_folder,) = [path for path in (folder / "data").iterdir() if not path.name.startswith(".")]
+    dataset = open_dataset(prepared_folder)
     splits = [list(split_pairs(shards, ByteTokenizer())) for shards in (dataset.train, dataset.val)]
     assert all(splits)
-    made.rename(folder / f"made-{made.name}-{len(list(folder.iterdir()))}")
+    prepared_folder.rename(folder / f"made-{prepared_folder.name}-{len(list(folder.iterdir()))}")
     return sorted(splits[0] + splits[1])
 
 
 def write_files(folder: Path) -> None:
-    """The sentences as a table, as two line-aligned files, and as JSON lines of three kinds."""
+    """Write the sentences as a table, as two line-aligned files, and as JSON lines in three formats."""
     (folder / "s.tsv").write_text("".join(f"{en}\t{de}\tCC-BY\r\n" for en, de in SENTENCES) + "\n", encoding="utf-8")
     (folder / "corpus.en").write_text("\n".join(en for en, _ in SENTENCES), encoding="utf-8")
     (folder / "corpus.de.gz").write_bytes(gzip.compress("".join(f"{de}\n" for _, de in SENTENCES).encode()))
@@ -61,7 +61,7 @@ def write_files(folder: Path) -> None:
         ["corpus.en", "corpus.de.gz", "--languages=en,de"],
     ],
 )
-def test_your_own_texts(words, tmp_path, monkeypatch):
+def test_user_texts(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path)
     assert prepared(tmp_path, *words) == EXPECTED
@@ -80,7 +80,7 @@ def test_preparing_the_same_files_again_does_nothing(tmp_path, monkeypatch, caps
     settings = dict(inputs=("s.tsv",), languages="en,de", tokenizer="byte", data_dir=str(tmp_path / "data"))
     for _ in range(2):
         translation.main(TranslationConfig(**settings))
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
     with pytest.raises(UserError, match="contains another data set"):
         translation.main(TranslationConfig(**{**settings, "languages": "de,en"}))
 
@@ -118,7 +118,7 @@ def write_parquet(path: Path, **columns: list) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
-def test_a_folder_with_the_columns_of_opus_and_of_tatoeba(tmp_path):
+def test_parquet_files_of_opus_and_tatoeba(tmp_path):
     write_parquet(
         tmp_path / "opus" / "train-00000-of-00001.parquet", translation=[{"de": de, "en": en} for en, de in SENTENCES]
     )
@@ -130,17 +130,17 @@ def test_a_folder_with_the_columns_of_opus_and_of_tatoeba(tmp_path):
     for name in ("opus", "tatoeba"):
         assert prepared(tmp_path, f"--source={tmp_path / name}", "--languages=en,de") == EXPECTED
     assert len(prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=de,en", "--limit=20")) == 20
-    with pytest.raises(CorpusError, match=r"has no texts in 'fr', only in de, en; set --languages"):
+    with pytest.raises(CorpusError, match=r"no texts in 'fr', only in de, en; set --languages"):
         prepared(tmp_path, f"--source={tmp_path / 'opus'}", "--languages=en,fr")
     write_parquet(tmp_path / "flat" / "train.parquet", translation=["a", "b"])
-    with pytest.raises(CorpusError, match=r'has the columns translation; texts must be in "translation", by language'):
+    with pytest.raises(CorpusError, match=r'columns translation; texts must be in "translation", by language'):
         prepared(tmp_path, f"--source={tmp_path / 'flat'}", "--languages=en,de")
-    with pytest.raises(CorpusError, match=r'has the columns english, non_english; texts must be in "translation", by'):
+    with pytest.raises(CorpusError, match=r"columns english, non_english; .* with en in --languages"):
         prepared(tmp_path, f"--source={tmp_path / 'tatoeba'}", "--languages=de,fr")
 
 
 def test_downloads_from_a_hub(tmp_path):
-    """datasets and huggingface_hub themselves run, against a local hub."""
+    """Run datasets and huggingface_hub against a local hub."""
     write_parquet(tmp_path / "opus.parquet", translation=[{"de": de, "en": en} for en, de in SENTENCES])
     columns = dict(english=[en for en, _ in SENTENCES], non_english=[de for _, de in SENTENCES])
     write_parquet(tmp_path / "tatoeba.parquet", **columns)
@@ -162,52 +162,48 @@ def test_downloads_from_a_hub(tmp_path):
         assert done.returncode == 0, done.stderr
         for source in sources:
             dataset = open_dataset(tmp_path / "data" / f"{source}-en-de")
-            both = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
-            assert sorted(both) == EXPECTED
+            pairs = [*split_pairs(dataset.train, ByteTokenizer()), *split_pairs(dataset.val, ByteTokenizer())]
+            assert sorted(pairs) == EXPECTED
     assert read_json(tmp_path / "data" / "tatoeba-en-de" / "meta.json")["recipe"]["val_fraction"] == 0.2
 
 
-def test_codes_of_languages():
+def test_language_codes():
     assert [language_problem(code) for code in ("en", "gsw", "zh-Hans", "pt_BR")] == [None] * 4
-    assert language_problem("german") == "'german' is not the code of a language; did you mean de?"
+    assert language_problem("german") == "'german' is not a language code; did you mean de?"
     assert language_problem("Englisch").endswith("did you mean en?")
-    assert language_problem("EN") == "'EN' is not the code of a language; did you mean en?"
-    assert language_problem("xx") == "'xx' is not the code of a language; use one such as en or de"
+    assert language_problem("EN").endswith("did you mean en?") and "such as en or de" in language_problem("xx")
     names = ["a.en", "b/a.tok.de.zst", "corpus.txt", "corpus"]
-    assert [language_of(Path(name)) for name in names] == ["en", "de", None, None]
+    assert [detect_language(Path(name)) for name in names] == ["en", "de", None, None]
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["one.tsv", "--languages=en,de"], r"^one.tsv:2: this line has one column; write the two texts with a tab"),
-        (["s.tsv"], r"^s.tsv: name the languages of its columns, as in --languages=en,de$"),
-        (["s.tsv", "--languages=en,dee"], r"^command line: languages=en,dee: 'dee' is not the code of a language"),
-        (["s.tsv", "--languages=en"], r"languages=en: name two different languages"),
-        (["s.tsv", "--languages=en,en"], r"languages=en,en: name two different languages"),
-        (["s.tsv", "--languages=en,de,fr"], r"languages=en,de,fr: name two: your texts are translated from the first"),
-        (["--languages=en,ja"], r"languages=en,ja: there are no phrases in 'ja', only in en, de, fr, es, it, pl$"),
-        (["corpus.en", "short.de"], r"^corpus.en has 30 lines and short.de 29, so they are not aligned; give files "),
-        (["short.de", "corpus.en"], r"^short.de has 29 lines and corpus.en 30, so they are not aligned"),
-        (
-            ["corpus.en", "corpus.de.gz", "--languages=de,en"],
-            r"^corpus.en, corpus.de.gz: give them in the order",
-        ),
-        (["corpus.en", "a.txt"], r"^corpus.en, a.txt: name their languages, as in --languages=en,de$"),
-        (["corpus.en"], r"^corpus.en: give .jsonl files, .tsv files, or two files with one sentence per line$"),
-        (["corpus.en", "s.tsv"], r"^corpus.en, s.tsv: give .jsonl files, .tsv files, or two files"),
-        (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv, t.csv: give .jsonl files"),
+        (["one.tsv", "--languages=en,de"], r"^one.tsv:2: .*one column.* tab"),
+        (["s.tsv"], r"^s.tsv: .*--languages=en,de$"),
+        (["s.tsv", "--languages=en,dee"], r"^command line: languages=en,dee: 'dee'"),
+        (["s.tsv", "--languages=en"], r"languages=en: .*two different"),
+        (["s.tsv", "--languages=en,en"], r"languages=en,en: .*two different"),
+        (["s.tsv", "--languages=en,de,fr"], r"languages=en,de,fr: name two: "),
+        (["--languages=en,ja"], r"languages=en,ja: .*'ja', only in en, de, fr, es, it, pl$"),
+        (["corpus.en", "short.de"], r"^corpus.en has 30 lines and short.de 29, .*not aligned"),
+        (["short.de", "corpus.en"], r"^short.de has 29 lines and corpus.en 30, .*not aligned"),
+        (["corpus.en", "corpus.de.gz", "--languages=de,en"], r"^corpus.en, corpus.de.gz: .*order of --languages"),
+        (["corpus.en", "a.txt"], r"^corpus.en, a.txt: .*--languages=en,de$"),
+        (["corpus.en"], r"^corpus.en: .*two files with one sentence per line$"),
+        (["corpus.en", "s.tsv"], r"^corpus.en, s.tsv: .*two files"),
+        (["s.csv", "t.csv", "--languages=en,de"], r"^s.csv, t.csv: .*two files"),
         (["none.tsv", "--languages=en,de"], r"^none.tsv: there is no such file$"),
         (["latin.tsv", "--languages=en,de"], r"^latin.tsv, line 1, is not UTF-8 text at byte 2"),
-        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr: set --languages to two of its fields"),
-        (["s.jsonl"], r"^s.jsonl:1: it has no prompt and completion; for texts by language, set --languages"),
-        (["s.tsv", "--languages=en,de", "--source=tatoeba"], r"source=tatoeba: it replaces the input files"),
-        (["--source=tatoeba"], r"languages: name the two languages, as in --languages=en,de$"),
-        (["--source=tatoeba", "--languages=fr,de"], r"^languages=fr,de: one of the languages of tatoeba is English"),
-        (["mixed", "--languages=en,de"], r"^mixed: give .jsonl files, .tsv files, or two files with one sentence per"),
+        (["s.jsonl", "--languages=en,fr"], r"^s.jsonl:1: it has no fr: set --languages"),
+        (["s.jsonl"], r"^s.jsonl:1: .*no prompt and completion.* set --languages"),
+        (["s.tsv", "--languages=en,de", "--source=tatoeba"], r"source=tatoeba: .*input files"),
+        (["--source=tatoeba"], r"languages: .*--languages=en,de$"),
+        (["--source=tatoeba", "--languages=fr,de"], r"^languages=fr,de: .*tatoeba.*English"),
+        (["mixed", "--languages=en,de"], r"^mixed: .*two files with one sentence per line"),
         (["--val_fraction=0.999"], r"val_fraction=0.999: for phrases, use 0.01 to 0.9$"),
         (["--val_fraction=1e-6", "--held_out=1"], r"val_fraction=1e-06: for phrases, use 0.01 to 0.9$"),
-        (["--limit=5"], r"limit=5: it is only for --source$"),
+        (["--limit=5"], r"limit=5: .*--source$"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
@@ -227,17 +223,17 @@ def test_bad_input_is_one_line(words, message, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.glob("data/*") if path.suffix != ".lock"]
 
 
-def test_text_that_is_not_text():
+def test_values_that_are_not_text_are_refused():
     languages = ("en", "de")
     for value in ({"en": 5, "de": "x"}, {"translation": {"en": ["a"], "de": "x"}}):
-        with pytest.raises(CorpusError, match="en and de must be strings: set --languages to two of its fields"):
+        with pytest.raises(CorpusError, match="en and de must be strings: set --languages"):
             translation_pair(languages, value)
     assert translation_pair(languages, {"en": None, "de": "x"}) is translation_pair(languages, {"en": " ", "de": "x"})
     with pytest.raises(ConfigError):
         translation.main(TranslationConfig(languages="en"))
 
 
-def test_a_long_line_arrives_whole(tmp_path):
+def test_a_long_line_is_read_completely(tmp_path):
     long = "é" * 3_000_000
     (tmp_path / "s.tsv").write_text(f"{long}\tb\nc\td", encoding="utf-8")
     assert list(read_table(Source(tmp_path / "s.tsv", "text", "s.tsv"))) == [(long, "b"), ("c", "d")]

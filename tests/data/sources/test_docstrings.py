@@ -2,11 +2,9 @@ import inspect
 import zipfile
 from pathlib import Path
 
-from folio.data.sources.docstrings import Docstring, distinct, read_module, read_wheel, split_docstring
+from folio.data.sources.docstrings import Docstring, read_module, read_wheel, remove_duplicates, split_docstring
 
-PROSE = (
-    "It begins with prose, which goes on for as many words as a document must have, that is at least twenty of them."
-)
+PROSE = "It begins with prose, which has as many words as the minimum for the document of a docstring: exactly 20."
 SOURCE = f'''
 """The summary of the module.
 
@@ -51,20 +49,20 @@ def h():
 '''
 
 
-def test_docstrings_are_those_of_inspect():
-    """The oracle runs the module, and reads what Python keeps of the docstrings."""
+def test_docstrings_match_inspect():
+    """The oracle runs the module and reads the docstrings of its objects."""
     names: dict = {}
     exec(compile(SOURCE, "m", "exec"), names)
     docstrings = {docstring.name: docstring for docstring in read_module("p/q/m.py", SOURCE.encode())}
     assert list(docstrings) == ["", "A.f", "A.f.inner"]
-    for name, documented in (("", names["__doc__"]), ("A.f", inspect.getdoc(names["A"].f))):
-        assert "\n\n".join(docstrings[name][2:]) == inspect.cleandoc(documented)
+    for name, expected in (("", names["__doc__"]), ("A.f", inspect.getdoc(names["A"].f))):
+        assert "\n\n".join(docstrings[name][2:]) == inspect.cleandoc(expected)
     assert docstrings["A.f.inner"].document == f"{PROSE}\n\n    indented"
     assert [docstring.begins for docstring in docstrings.values()] == ["prose", "section", "prose"]
     assert (docstrings["A.f"].package, docstrings["A.f"].folder) == ("p", "p/q")
 
 
-def test_what_is_a_summary():
+def test_splitting_docstrings_into_summary_and_document():
     assert split_docstring(f"Return the answer.\n   \n{PROSE}\n") == ("Return the answer.", PROSE)
     for text in (
         "",
@@ -84,7 +82,7 @@ def test_sections():
         assert Docstring("", "", "", document).begins == "prose"
 
 
-def test_a_wheel_is_read_without_its_tests_and_broken_files(tmp_path: Path):
+def test_tests_and_broken_files_in_a_wheel_are_skipped(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
         for name in ("a/z.py", "a/b.py", "a/tests/test_b.py", "a/conftest.py", "setup.py", "a/b.txt"):
             archive.writestr(name, SOURCE)
@@ -95,12 +93,12 @@ def test_a_wheel_is_read_without_its_tests_and_broken_files(tmp_path: Path):
     assert [(docstring.module, docstring.name) for docstring in docstrings] == [
         (module, name) for module in ("a/b.py", "a/z.py") for name in ("", "A.f", "A.f.inner")
     ]
-    assert [(docstring.module, docstring.name) for docstring in distinct(docstrings)] == [
+    assert [(docstring.module, docstring.name) for docstring in remove_duplicates(docstrings)] == [
         ("a/b.py", name) for name in ("", "A.f", "A.f.inner")
     ]
 
 
-def test_repetitions_are_found_whatever_their_numbers_and_case():
+def test_duplicates_are_removed_independent_of_digits_and_case():
     texts = [("Add 2 numbers.", "Text a."), ("Add 3 Numbers!", "Text b."), ("Other one.", "text A"), ("Third.", "c")]
     docstrings = [Docstring("m", str(k), *parts) for k, parts in enumerate(texts)]
-    assert [docstring.name for docstring in distinct(docstrings)] == ["0", "3"]
+    assert [docstring.name for docstring in remove_duplicates(docstrings)] == ["0", "3"]

@@ -1,4 +1,4 @@
-"""MIDI files to events and back, against symusic's own conversion to seconds and a player of events written here."""
+"""Conversion between MIDI files and events, against symusic's conversion to seconds and a simple player of events."""
 
 import random
 from pathlib import Path
@@ -16,22 +16,22 @@ from folio.data.sources.music import (
     PieceError,
     events_of_file,
     events_of_notes,
-    in_order,
     notes_of_events,
     notes_of_score,
     place_notes,
     read_score,
+    sort_notes,
     transpose,
     write_midi,
 )
-from folio.data.tokenizer import MidiTokenizer, TextError
+from folio.data.tokenizer import EncodingError, MidiTokenizer
 from tests.support.music import SCORE, write
 
 PERFORMANCE = EventFormat()
 
 
 def random_notes(rng: random.Random, count: int, velocities: list[int], low: int = 30, high: int = 90) -> list[Note]:
-    """Notes as one player plays them: each pitch sounds once at a time."""
+    """Random notes, in which each pitch sounds once at a time."""
     notes, free = [], dict.fromkeys(range(low, high + 1), 0)
     time = 0
     for _ in range(count):
@@ -42,31 +42,31 @@ def random_notes(rng: random.Random, count: int, velocities: list[int], low: int
         notes.append(Note(start, end, pitch, rng.choice(velocities)))
         time += rng.choice([0, 0, 1, 2, 4])
     first = min(note.start for note in notes)
-    return in_order(note._replace(start=note.start - first, end=note.end - first) for note in notes)
+    return sort_notes(note._replace(start=note.start - first, end=note.end - first) for note in notes)
 
 
 def play(events: str, steps: int) -> list[Note]:
-    """What events play."""
+    """Return the notes of valid events."""
     time, sounding, played = 0, {}, []
     names = events.split()
-    for name, following in zip(names, [*names[1:], ""], strict=True):
+    for name, next_name in zip(names, [*names[1:], ""], strict=True):
         kind, value = name.split("_")
         if kind == "TimeShift":
-            whole, part, resolution = map(int, value.split("."))
+            units, fraction, resolution = map(int, value.split("."))
             assert resolution == steps
-            time += whole * steps + part
+            time += units * steps + fraction
         elif kind == "NoteOn":
-            velocity = int(following.split("_")[1]) if following.startswith("Velocity") else 100
+            velocity = int(next_name.split("_")[1]) if next_name.startswith("Velocity") else 100
             assert int(value) not in sounding
             sounding[int(value)] = (time, velocity)
         elif kind == "NoteOff":
             start, velocity = sounding.pop(int(value))
             played.append(Note(start, time, int(value), velocity))
     assert not sounding
-    return in_order(played)
+    return sort_notes(played)
 
 
-def test_the_default_events_are_those_of_the_music_transformer():
+def test_the_default_events_match_the_music_transformer():
     """Section 2.1 of Huang et al. 2018: 128 note-ons, 128 note-offs, 100 time-shifts of 10 ms, and 32 velocities."""
     kinds = [event.partition("_")[0] for event in PERFORMANCE.tokenizer().events]
     assert {kind: kinds.count(kind) for kind in kinds} == {
@@ -79,27 +79,27 @@ def test_the_default_events_are_those_of_the_music_transformer():
 
 
 @pytest.mark.parametrize("format", [PERFORMANCE, SCORE], ids=["seconds", "beats"])
-def test_notes_become_events_and_the_same_notes_again(format, tmp_path, seed):
+def test_notes_to_events_and_back(format, tmp_path, seed):
     levels = [int(event.split("_")[1]) for event in format.tokenizer().events if event.startswith("Velocity")] or [100]
     notes = random_notes(random.Random(seed), 1000, levels, format.lowest, format.highest)
     events = events_of_notes(notes, format)
     assert play(events, format.steps) == notes == notes_of_events(events, format)
-    made = format.tokenizer()
-    assert made.decode(made.encode(events)).split() == events.split()
+    encoding = format.tokenizer()
+    assert encoding.decode(encoding.encode(events)).split() == events.split()
     assert write_midi(tmp_path / "piece.mid", events, format) == notes
     assert notes_of_score(read_score(tmp_path / "piece.mid"), format) == notes
 
 
 def test_times_in_seconds_follow_all_tempos(tmp_path, seed):
-    """symusic converts ticks to seconds, too."""
+    """Against symusic's conversion of ticks to seconds."""
     rng = random.Random(seed)
     score, track, time = symusic.Score(96), symusic.Track(), 0
     for k in range(100):
         track.notes.append(symusic.Note(time, rng.randint(10, 200), 30 + k % 50, 64))
         time += rng.randint(1, 300)
     score.tracks.append(track)
-    for at in rng.sample(range(time), 20):
-        score.tempos.append(symusic.Tempo(at, rng.uniform(30, 200)))
+    for tick in rng.sample(range(time), 20):
+        score.tempos.append(symusic.Tempo(tick, rng.uniform(30, 200)))
     score.dump_midi(tmp_path / "a.mid")
     read = read_score(tmp_path / "a.mid")
     expected = read.to("second").tracks[0].notes.numpy()
@@ -107,18 +107,18 @@ def test_times_in_seconds_follow_all_tempos(tmp_path, seed):
     assert np.allclose([note.start / 100 for note in notes], expected["time"], atol=0.0051)
 
 
-def test_all_tracks_are_one_piece_without_drums_from_its_first_note_on(tmp_path):
+def test_all_tracks_except_drums_are_one_piece_from_its_first_note(tmp_path):
     path = write(tmp_path / "a.mid", [(960, 480, 60, 80)], [(1440, 480, 64, 70)], [(0, 480, 36, 90)], drums=(2,))
     assert notes_of_score(read_score(path), SCORE) == [Note(0, 4, 60, 80), Note(4, 8, 64, 70)]
 
 
-def test_each_key_of_the_instrument_sounds_once_at_a_time(tmp_path):
+def test_each_pitch_sounds_once_at_a_time(tmp_path):
     tracks = [[(0, 480, 60, 80), (240, 480, 62, 1)], [(0, 960, 60, 70), (480, 480, 62, 2), (960, 10, 95, 9)]]
     notes = notes_of_score(read_score(write(tmp_path / "a.mid", *tracks)), SCORE)
-    assert notes == [Note(0, 8, 60, 70), Note(2, 4, 62, 1), Note(4, 8, 62, 2)]  # 95 is out of range
+    assert notes == [Note(0, 8, 60, 70), Note(2, 4, 62, 1), Note(4, 8, 62, 2)]  # 95 is outside the range
 
 
-def test_the_sustain_pedal_holds_notes(tmp_path):
+def test_the_sustain_pedal_extends_notes(tmp_path):
     score, track = symusic.Score(480), symusic.Track()
     for start, pitch in ((0, 60), (480, 61), (1440, 62)):
         track.notes.append(symusic.Note(start, 120, pitch, 64))
@@ -131,21 +131,21 @@ def test_the_sustain_pedal_holds_notes(tmp_path):
 
 
 def test_long_silences_are_shortened(tmp_path):
-    """A damaged time of 2^28 ticks would be millions of events."""
+    """A damaged file with a time of 2^27 ticks would have millions of events."""
     path = write(tmp_path / "a.mid", [(0, 480, 60, 80), (1 << 27, 480, 62, 80)])
     assert [note.start for note in notes_of_score(read_score(path), SCORE)] == [0, 4 + 10 * 4]
 
 
-def test_a_silence_is_shortened_where_a_longer_note_was_cut(tmp_path):
-    """The first note, cut at beat 9, would have ended at beat 20: nothing changes there."""
+def test_the_original_end_of_a_shortened_note_does_not_count_as_an_event(tmp_path):
+    """The first note is cut at beat 9. Its original end at beat 20 must not divide the gap."""
     beat = 480
     path = write(tmp_path / "a.mid", [(0, 20 * beat, 60, 80), (9 * beat, 12 * beat, 60, 80)])
     assert [note[:2] for note in notes_of_score(read_score(path), SCORE)] == [(0, 36), (36, 36 + 10 * 4)]
 
 
 @pytest.mark.parametrize("format", [PERFORMANCE, SCORE], ids=["seconds", "beats"])
-def test_any_score_is_the_same_after_it_was_written_and_read_again(format, tmp_path, seed):
-    """Notes overlap, begin together and repeat; tracks have pedals and drums; tempos change; and silences are long."""
+def test_writing_and_reading_any_score_gives_the_same_events(format, tmp_path, seed):
+    """With overlapping and repeated notes, pedals, drums, tempo changes, and long silences."""
     rng = random.Random(seed)
     for _ in range(30):
         score = symusic.Score(rng.choice([24, 480, 960]))
@@ -159,7 +159,7 @@ def test_any_score_is_the_same_after_it_was_written_and_read_again(format, tmp_p
             score.tracks.append(track)
         for _ in range(rng.randint(0, 4)):
             score.tempos.append(symusic.Tempo(rng.randrange(5000), rng.uniform(20, 300)))
-        score.tracks[0].notes.append(symusic.Note(0, 100, 60, 64))  # in the range
+        score.tracks[0].notes.append(symusic.Note(0, 100, 60, 64))  # inside the range
         score.dump_midi(tmp_path / "a.mid")
         events = events_of_file(tmp_path / "a.mid", format)
         write_midi(tmp_path / "b.mid", events, format)
@@ -172,14 +172,14 @@ def test_a_full_disk_is_an_error():
         write_midi(Path("/dev/full"), "NoteOn_60 TimeShift_1.0.4", SCORE)
 
 
-def test_a_models_events_need_not_make_sense():
+def test_invalid_events_of_a_model_are_ignored():
     events = "NoteOff_60 NoteOn_60 TimeShift_0.1.100 NoteOn_64 Velocity_7 ROMEO TimeShift_1.0.100 NoteOn_65 Velocity_3"
     assert notes_of_events(f"{events} NoteOn_66", PERFORMANCE) == [Note(1, 101, 64, 7)]
 
 
 @pytest.mark.parametrize("format", [PERFORMANCE, SCORE, EventFormat(velocities=0, highest=60)])
-def test_events_in_any_order_are_the_notes_that_miditok_decodes(format, seed):
-    """miditok takes any number after a note-on for its velocity, so here a velocity follows each one."""
+def test_events_in_any_order_are_decoded_as_in_miditok(format, seed):
+    """Each note-on has a velocity here, because miditok uses any number after a note-on as its velocity."""
     miditok = pytest.importorskip("miditok")
     config = miditok.TokenizerConfig(
         pitch_range=(format.lowest, format.highest),
@@ -214,15 +214,15 @@ def test_events_in_any_order_are_the_notes_that_miditok_decodes(format, seed):
 
 
 @pytest.mark.parametrize("format", [PERFORMANCE, SCORE])
-def test_a_note_on_needs_the_velocity_after_it(format):
-    """miditok took the pitch of the next event for the velocity."""
+def test_a_note_on_without_a_velocity_is_ignored(format):
+    """miditok uses the pitch of the next event as the velocity."""
     placed, times = place_notes("NoteOn_60 NoteOn_64 NoteOff_60 Velocity_9 <|endoftext|> NoteOn_62".split(), format)
     pitches = [note.pitch for note, *_ in placed]
     assert pitches == ([] if format.velocities else [60, 64, 62]) and times == [0] * 6
     assert place_notes([], format) == ([], [])
 
 
-def test_transposing_moves_each_pitch_or_is_refused():
+def test_transposing():
     notes = [Note(0, 4, 31, 100), Note(2, 8, 88, 100)]
     events = events_of_notes(notes, SCORE)
     for semitones in (-1, 2):
@@ -234,17 +234,16 @@ def test_transposing_moves_each_pitch_or_is_refused():
 @pytest.mark.parametrize(
     "content, problem, message",
     [
-        (b"hello", "broken", "it is not a MIDI file"),
-        (b"", "broken", "it is not a MIDI file"),
-        (b"MThd\0\0\0\6\0\1\0\1\0\0MTrk\0\0\0\4\0\xff\x2f\0", "broken", "it has no ticks per beat"),
-        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\xff\x2f\0", "empty", "it has no notes"),
-        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x99\x24", "broken", "it is damaged: Invalid chunk length"),
-        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x90\xc8\x40", "broken", "it is damaged: Get pitch=200$"),
-        (b"MThd\0\0\0\6\0\7\0\0\0\x60", "broken", "it is damaged: Invalid midi format$"),
-        (b"MThd\0\0\0\6\0\1\0\0\xe7\x28", "broken", "it is damaged: Division type is not ticks per quarter$"),
+        (b"hello", "broken", "not a MIDI file"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\0MTrk\0\0\0\4\0\xff\x2f\0", "broken", "no ticks per beat"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\xff\x2f\0", "empty", "no notes"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x99\x24", "broken", "damaged: Invalid chunk length"),
+        (b"MThd\0\0\0\6\0\1\0\1\0\x60MTrk\0\0\0\4\0\x90\xc8\x40", "broken", "damaged: Get pitch=200$"),
+        (b"MThd\0\0\0\6\0\7\0\0\0\x60", "broken", "damaged: Invalid midi format$"),
+        (b"MThd\0\0\0\6\0\1\0\0\xe7\x28", "broken", "damaged: Division type is not ticks per quarter$"),
     ],
 )
-def test_a_piece_that_cannot_be_used_has_one_line(content, problem, message, tmp_path):
+def test_the_error_for_an_unusable_piece_is_one_line(content, problem, message, tmp_path):
     (tmp_path / "a.mid").write_bytes(content)
     with pytest.raises(PieceError, match=message) as error:
         events_of_file(tmp_path / "a.mid", SCORE)
@@ -259,11 +258,11 @@ def test_drums_only_and_a_missing_file_are_reported(tmp_path):
         assert error.value.problem == problem
 
 
-def test_the_tokenizer_holds_all_that_is_needed_to_write_midi_again():
-    made = SCORE.tokenizer()
-    again = tokenizer.from_json(made.to_json())
-    assert isinstance(again, MidiTokenizer) and again.hash == made.hash
-    assert EventFormat.of(again) == SCORE and again.eot == again.vocab_size - 1 == len(again.events)
+def test_the_tokenizer_contains_the_format_for_writing_midi():
+    encoding = SCORE.tokenizer()
+    restored = tokenizer.from_json(encoding.to_json())
+    assert isinstance(restored, MidiTokenizer) and restored.hash == encoding.hash
+    assert EventFormat.of(restored) == SCORE and restored.eot == restored.vocab_size - 1 == len(restored.events)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +270,9 @@ def test_the_tokenizer_holds_all_that_is_needed_to_write_midi_again():
     [{"steps": 10**9}, {"steps": "4"}, {"tempo": 0.0}, {"lowest": 91}, {"highest": 128}, {"time": "bars"}, {"more": 1}],
 )
 def test_a_damaged_format_is_refused(change):
-    made = SCORE.tokenizer()
-    with pytest.raises(UserError, match="the format of this music tokenizer is damaged"):
-        EventFormat.of(MidiTokenizer(made.events, {**made.format, **change}))
+    encoding = SCORE.tokenizer()
+    with pytest.raises(UserError, match="format of this music tokenizer"):
+        EventFormat.of(MidiTokenizer(encoding.events, {**encoding.format, **change}))
 
 
 @pytest.mark.parametrize("events", [[], ["a", "a"], ["a b"], [""]])
@@ -282,6 +281,6 @@ def test_damaged_events_are_refused(events):
         tokenizer.from_json({"kind": "midi", "events": events, "format": {}})
 
 
-def test_text_is_not_music():
-    with pytest.raises(TextError, match=r"at byte 11 .*'ROMEO:' is not an event of this model, .* or a MIDI file$"):
+def test_text_is_not_encoded_as_music():
+    with pytest.raises(EncodingError, match=r"at byte 11 .*'ROMEO:' .* MIDI file$"):
         SCORE.tokenizer().encode("NoteOn_60  ROMEO: Is")

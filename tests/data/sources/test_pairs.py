@@ -17,26 +17,26 @@ PAIRS = [{"prompt": f"{k} + {k} =", "completion": f" {2 * k}ä"} for k in range(
 
 
 def shard_of(*segments: tuple[str | None, int]) -> Shard:
-    """Text, or None for the end of text, with its mask."""
+    """A shard of texts, or None for the end of text, with their masks."""
     parts = [[EOT] if text is None else list(text.encode()) for text, _ in segments]
     mask = np.repeat([mask for _, mask in segments], [len(part) for part in parts])
     return Shard(np.concatenate(parts).astype(np.uint16), mask.astype(np.uint8))
 
 
-def test_pairs_are_found_again_in_the_shards(tmp_path):
+def test_pairs_are_restored_from_shards(tmp_path):
     (tmp_path / "texts" / "sums").mkdir(parents=True)
-    (tmp_path / "texts" / "sums" / "README.md").write_text("not of the data set")
+    (tmp_path / "texts" / "sums" / "README.md").write_text("ignored")
     write_pairs(tmp_path / "texts" / "sums" / "a.jsonl", PAIRS)
     settings = dict(inputs=(str(tmp_path / "texts" / "sums"),), tokenizer="byte", data_dir=str(tmp_path))
     prepare_pairs.main(PairsConfig(**settings, val_fraction=0.5, shard_tokens=50))  # a pair may be in two shards
     dataset = open_dataset(tmp_path / "sums")
     assert len(dataset.val) > 2
-    both = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
-    assert sorted(both) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
+    pairs = [*split_pairs(dataset.val, ByteTokenizer()), *split_pairs(dataset.train, ByteTokenizer())]
+    assert sorted(pairs) == sorted((pair["prompt"], pair["completion"]) for pair in PAIRS)
     assert [pair[:2] for pair in validation_pairs(dataset)] == list(split_pairs(dataset.val, ByteTokenizer()))
 
 
-def test_pairs_of_a_chat_of_an_empty_answer_and_of_an_unfinished_one():
+def test_pairs_of_chats_and_of_empty_and_incomplete_answers():
     chat = [("User: a\n\nAssistant:", 0), (" b", 1), (None, 1), ("User: c\n\nAssistant:", 0), (" d", 1), (None, 1)]
     shard = shard_of(*chat, ("empty", 0), (None, 1), ("", 0), ("no prompt", 1), (None, 1), ("cut", 0), ("off", 1))
     assert list(split_pairs([shard], ByteTokenizer())) == [
@@ -74,7 +74,7 @@ def test_preparing_phrases_again_does_nothing(tmp_path, capsys):
     assert "train on it: python train.py config/translate.py --dataset=translation " in out and "--split_on" not in out
     before = open_dataset(tmp_path / "translation").hash
     translation.main(TranslationConfig(**settings))
-    assert "is prepared already" in capsys.readouterr().out
+    assert "is already prepared" in capsys.readouterr().out
     translation.main(TranslationConfig(**settings, seed=2, overwrite=True))
     assert open_dataset(tmp_path / "translation").hash != before
 
@@ -83,7 +83,7 @@ def test_a_file_of_pairs(tmp_path):
     write_pairs(tmp_path / "a.jsonl", PAIRS[:2])
     assert read_pairs(str(tmp_path / "a.jsonl")) == [Pair(p["prompt"], p["completion"], p) for p in PAIRS[:2]]
     (tmp_path / "b.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
-    with pytest.raises(UserError, match=r"b.jsonl:2: completion is missing, or not text: write "):
+    with pytest.raises(UserError, match=r"b.jsonl:2: completion is missing.* write "):
         read_pairs(str(tmp_path / "b.jsonl"))
     (tmp_path / "c.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"c.jsonl has no pairs; write "):
@@ -91,5 +91,5 @@ def test_a_file_of_pairs(tmp_path):
 
 
 def test_a_data_set_without_completions_is_an_error(data_dir):
-    with pytest.raises(UserError, match=r"verse has no prompts and completions; prepare them with prepare/pairs.py, "):
+    with pytest.raises(UserError, match=r"verse has no prompts .*prepare/pairs.py"):
         validation_pairs(open_dataset(data_dir / "verse"))

@@ -21,7 +21,7 @@ from folio.data.sources.phrases import (
     training_pairs,
 )
 
-# Written by hand, in the order of LANGUAGES.
+# Expected phrases, in the order of LANGUAGES.
 DATES = {
     date(2026, 3, 3): [
         "Tuesday, March 3, 2026",
@@ -203,7 +203,7 @@ def test_cldr_has_a_long_form_of_each_unit_in_each_language():
 
 @pytest.mark.needs("babel", "num2words")
 def test_no_two_items_share_a_phrase(seed):
-    """A text has one translation. (All cardinals, ordinals, and dates were compared once; these are samples.)"""
+    """Each text has one translation. (All cardinals, ordinals, and dates were compared once; these are samples.)"""
     rng = random.Random(seed)
     days = range((LAST_DATE - FIRST_DATE).days + 1)
     values = [*range(25), *(Decimal(k).scaleb(-1) for k in range(1, 25) if k % 10)]
@@ -231,21 +231,21 @@ def test_ranges(seed):
     assert not any(str(item.value).endswith(".0") for item in drawn["unit"])
 
 
-def number_in(text: str) -> str | None:
-    """The number in figures of a phrase, with a decimal point."""
+def extract_number(text: str) -> str | None:
+    """The number in digits in a phrase, with a decimal point."""
     match = re.search(r"\d+(?:[.,]\d+)?", text)
     return match and match[0].replace(",", ".")
 
 
 @pytest.mark.needs("babel", "num2words")
-def test_what_is_held_out_never_occurs_in_training(seed):
-    """In no language and as no kind: the cardinal, the ordinal, and a number with any unit are held out together."""
+def test_held_out_items_do_not_occur_in_training(seed):
+    """In any language or kind: the cardinal, the ordinal, and the number with any unit are held out together."""
     validation = list(held_out_pairs(200, LANGUAGES, 0.1, seed))
     training = list(training_pairs(8000, LANGUAGES, 0.1, seed))
     assert len(training) == 8000 and len(validation) == 200 * len(LANGUAGES)
     texts = {part for pair in training for part in (pair["prompt"].split(" | ")[0][4:], pair["completion"][1:])}
-    numbers = {number_in(text) for text in texts if len(text.split()) < 6}
-    held_out: dict[str, set[str]] = {}  # item -> the languages that it is translated into
+    numbers = {extract_number(text) for text in texts if len(text.split()) < 6}
+    held_out: dict[str, set[str]] = {}  # item -> target languages
     for pair in validation:
         held_out.setdefault(pair["item"], set()).add(pair["target"])
         kind, value, *unit = pair["item"].split()
@@ -285,12 +285,12 @@ def test_validation_has_equal_parts_and_different_items(seed):
     assert example["completion"] == f" {phrase(Item('cardinal', number), 'fr')}"
 
 
-def test_words_that_occur_in_one_number_only_are_trained():
+def test_small_integers_are_never_held_out():
     for item in (Item("ordinal", 1), Item("unit", 1, "length-meter"), Item("cardinal", 16)):
         assert not is_held_out(item, 0.999999)
     assert is_held_out(Item("unit", Decimal("1.5"), "length-meter"), 0.999999)
 
 
 def test_too_few_held_out_ordinals_are_an_error():
-    with pytest.raises(UserError, match=r"^val_fraction=0.001: it holds out \d+ ordinals, fewer than 500, a quarter"):
+    with pytest.raises(UserError, match=r"^val_fraction=0.001: .*ordinals.* held_out=2,000; .*--val_fraction"):
         next(held_out_pairs(2000, LANGUAGES, 0.001, 1))

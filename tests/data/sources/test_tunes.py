@@ -1,4 +1,4 @@
-"""Tunes in ABC notation: reduced to their music, without repetitions, split by tune."""
+"""Tunes in ABC notation: reduction to the music, removal of repetitions, and splits."""
 
 import gzip
 import random
@@ -9,7 +9,7 @@ import pytest
 
 from folio import UserError
 from folio.base.files import read_json
-from folio.data.sources.tunes import TuneError, decode, distinct, reduce_tune, split_tunes
+from folio.data.sources.tunes import TuneError, decode, reduce_tune, remove_duplicates, split_tunes
 from prepare import tunes as prepare_tunes
 from prepare.tunes import TunesConfig
 from tests.support.hub import fake_wheel
@@ -42,7 +42,7 @@ def test_a_tune_is_reduced_to_its_music():
     "header, expected",
     [("", "none\nL:1/8"), ("M:2/4\n", "2/4\nL:1/16"), ("M:3/4\n", "3/4\nL:1/8"), ("M:C\n", "C\nL:1/8")],
 )
-def test_a_tune_without_a_length_has_the_standards(header, expected):
+def test_the_default_note_length_follows_the_standard(header, expected):
     assert reduce_tune(f"X:1\n{header}K:G\nABc") == f"X:1\nM:{expected}\nK:G\nABc\n"
 
 
@@ -67,7 +67,7 @@ def test_a_tune_that_cannot_be_used_has_a_reason(text, message):
         reduce_tune(text)
 
 
-def test_a_file_has_many_tunes_in_several_encodings():
+def test_files_with_several_tunes_in_several_encodings():
     text = f"% a collection\n{TUNE}\nX:7\nT:Žluťoučký\nK:G\nABc\n"
     for content in (text.encode(), b"\xef\xbb\xbf" + text.encode(), text.replace("\n", "\r\n").encode()):
         assert [(number, reduce_tune(tune)) for number, tune in split_tunes(decode(content))] == [
@@ -77,8 +77,8 @@ def test_a_file_has_many_tunes_in_several_encodings():
     assert decode("T:Müller".encode("latin-1")) == "T:Müller"
 
 
-def test_tunes_that_differ_in_white_space_are_the_same():
-    assert distinct(["A B\nc", "d", "AB c", "d\n"]) == ["A B\nc", "d"]
+def test_tunes_that_differ_only_in_white_space_are_duplicates():
+    assert remove_duplicates(["A B\nc", "d", "AB c", "d\n"]) == ["A B\nc", "d"]
 
 
 def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
@@ -87,17 +87,20 @@ def prepared(tmp_path: Path, *inputs: str, **settings) -> Path:
     return tmp_path / "data" / (cfg.name or "tunes")
 
 
-def test_tunes_become_documents_that_are_in_one_split(tmp_path, monkeypatch, capsys):
+def test_each_tune_is_a_document_in_one_split(tmp_path, monkeypatch, capsys):
     rng = random.Random(7)
-    made = [tune(rng) for _ in range(40)]
-    files = {"a/1.abc": "\n".join([*made[:30], made[3]]), "b/2.abc": "\n".join([*made[30:], "X:9\nK:G\nV:1\nA"])}
+    expected = [tune(rng) for _ in range(40)]
+    files = {
+        "a/1.abc": "\n".join([*expected[:30], expected[3]]),
+        "b/2.abc": "\n".join([*expected[30:], "X:9\nK:G\nV:1\nA"]),
+    }
     wheel = fake_wheel(tmp_path / "music21.whl", files | {"a/1.txt": tune(rng), "b/3.abc": "no tune"})
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("music21/other.abc", tune(rng))
     monkeypatch.setattr(prepare_tunes, "music21_wheel", lambda: wheel)
     folder = prepared(tmp_path)
     val, train = pieces_of(folder, "val"), pieces_of(folder, "train")
-    assert sorted(val + train) == sorted(made) and len(val) == 4
+    assert sorted(val + train) == sorted(expected) and len(val) == 4
     assert read_json(folder / "report.json")["left_out"] == {
         "broken": [],
         "no tune": ["b/3.abc (it has no line X:)"],
@@ -108,7 +111,7 @@ def test_tunes_become_documents_that_are_in_one_split(tmp_path, monkeypatch, cap
     assert "left out 1 of 43 tunes and files (not usable): b/2.abc X:9 (it has several voices)" in printed
 
 
-def test_files_of_your_own_are_tunes_too(tmp_path):
+def test_user_files(tmp_path):
     rng = random.Random(8)
     (tmp_path / "mine").mkdir()
     for k in range(10):
@@ -118,8 +121,8 @@ def test_files_of_your_own_are_tunes_too(tmp_path):
     assert [len(pieces_of(folder, split)) for split in ("val", "train")] == [2, 8]
 
 
-def test_a_tune_with_a_huge_number_is_left_out(tmp_path, capsys):
-    """Python does not convert 5,000 digits to an integer: one such meter ended the preparation with a traceback."""
+def test_a_tune_with_a_huge_number_is_skipped(tmp_path, capsys):
+    """A meter with 5,000 digits, which Python does not convert to an integer, caused a traceback."""
     rng = random.Random(10)
     tunes = [tune(rng) for _ in range(10)]
     digits = "1" * 5000
@@ -131,7 +134,7 @@ def test_a_tune_with_a_huge_number_is_left_out(tmp_path, capsys):
     assert "(its meter, M:, has a number of more than 9 digits)" in line and len(line) < 500 + 2 * len(str(tmp_path))
 
 
-def test_a_file_that_cannot_be_read_is_left_out_and_the_others_are_used(tmp_path, capsys):
+def test_an_unreadable_file_is_skipped(tmp_path, capsys):
     rng, content = random.Random(9), gzip.compress(TUNE.encode())
     (tmp_path / "cut.abc.gz").write_bytes(content[: len(content) // 2])
     (tmp_path / "all.abc").write_text("\n".join(tune(rng) for _ in range(10)))
@@ -140,8 +143,8 @@ def test_a_file_that_cannot_be_read_is_left_out_and_the_others_are_used(tmp_path
     assert f"left out 1 of 11 tunes and files (broken): {tmp_path / 'cut.abc.gz'} is damaged" in capsys.readouterr().out
 
 
-def test_a_name_for_a_tune_has_nothing_but_its_number():
-    """It is printed, and a damaged file may have characters there that control the terminal."""
+def test_the_name_of_a_tune_contains_only_its_number():
+    """It is printed, and a damaged file may contain terminal escape codes."""
     assert [name for name, _ in split_tunes("X: 12\nK:C\nX:\x1b[2J\nK:C\n")] == ["X: 12", "X:"]
 
 
@@ -159,7 +162,7 @@ def test_2000_damaged_files_are_counted_and_never_crash(tmp_path, seed):
         (tmp_path / "many" / f"{k}.abc").write_bytes(mutated(f"{TUNE}\n{tune(rng)}".encode(), rng))
     folder = prepared(tmp_path, str(tmp_path / "many"), name="many")
     report = read_json(folder / "report.json")
-    found = sum(len(list(split_tunes(decode(p.read_bytes())))) for p in (tmp_path / "many").glob("*.abc"))
+    total = sum(len(list(split_tunes(decode(path.read_bytes())))) for path in (tmp_path / "many").glob("*.abc"))
     used = sum(report["documents"].values()) + report["repetitions"]
-    assert used + len(report["left_out"]["not usable"]) == found
+    assert used + len(report["left_out"]["not usable"]) == total
     assert report["left_out"]["no tune"]
