@@ -15,7 +15,7 @@ from folio.machine.kernels import attention_weights
 from model import (
     GPT,
     POSITIONS,
-    Attend,
+    AttentionFunction,
     AttentionKernel,
     CausalSelfAttention,
     GPTConfig,
@@ -143,7 +143,7 @@ def test_weights_in_bfloat16_compute_nearly_the_same(position, seed):
 class Shifted(AttentionKernel):
     """Attention over a sequence that begins at a later position."""
 
-    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+    def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
         positions = torch.arange(idx.shape[1]) + 5
         return positions, positions
 
@@ -278,4 +278,4 @@ def test_one_split_projection_computes_what_separate_heads_compute(bias, seed):
         scores = q(x) @ k(x).transpose(1, 2) / math.sqrt(D) + causal(T)  # (B, T, T)
         heads.append(F.softmax(scores, dim=-1) @ v(x))  # (B, T, D)
     expected = layer.c_proj(torch.cat(heads, dim=-1))
-    torch.testing.assert_close(layer(x, Attend(AttentionKernel(), None, None)), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(layer(x, AttentionFunction(AttentionKernel(), None, None)), expected, atol=1e-6, rtol=0)

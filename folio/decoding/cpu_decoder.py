@@ -205,7 +205,7 @@ def computes_filters() -> bool:
 def position_vectors(config: GPTConfig, weights: Mapping[str, Tensor]) -> Tensor | None:
     """What is added to the token embedding at each position, (S, C), if the method adds anything."""
     method = POSITIONS[config.position](config)
-    return method.vectors(torch.arange(config.block_size), weights.get(f"transformer.{method.table_name}.weight"))
+    return method.embeddings(torch.arange(config.block_size), weights.get(f"transformer.{method.table_name}.weight"))
 
 
 @torch.no_grad()

@@ -44,8 +44,8 @@ class KVCache(AttentionKernel):
         self.lengths = lengths
         self.last.copy_(torch.tensor(lengths) - 1)  # in place, because captured graphs read this memory
 
-    def positions(self, idx: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance the lengths of the first B rows by the tokens `idx` (B, T). As AttentionKernel.positions.
+    def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance the lengths of the first B rows by the tokens `idx` (B, T). See AttentionKernel.begin_forward.
 
         T > 1 requires rows of equal length, and that the tokens fit.
         """
