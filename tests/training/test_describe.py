@@ -53,7 +53,7 @@ def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tin
     train(tiny(**settings, max_iters=4))
     train(tiny(**settings, max_iters=20, init_from="resume"))
     out = capsys.readouterr().out
-    assert "it rises, so the loss will rise at first" in out and "0.3000 above the best, of step 4" in out
+    assert "it increases, so" in out and "0.3000 above the best, of step 4" in out
     assert "step 10: the validation loss has risen" not in out  # the rate is still higher than at step 4
     assert "step 16: the validation loss has risen" in out
 
@@ -61,18 +61,18 @@ def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tin
 # --- before the first step --------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_read_very_often_is_named_before_the_run(tiny, capsys):
+def test_too_many_epochs_are_reported_before_the_run(tiny, capsys):
     """18,581 tokens in sequences of 32 are 579 sequences per epoch; a step reads 4."""
-    message = "after about 40 times a text has nothing more to teach"
+    message = "after about 40, repetition no longer lowers the loss"
     train(tiny(max_iters=8))
     assert message not in capsys.readouterr().out
     with pytest.raises(TrainingError):  # ends at once
         train(tiny(max_iters=10_000, out_dir=tiny().out_dir + "2", learning_rate=1e30, grad_clip=0, eval_interval=1))
     out = capsys.readouterr().out
-    assert message in out and "verse will be read 69 times" in out
+    assert message in out and "verse will be repeated for 69 epochs" in out
 
 
-def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, data_dir, tmp_path, capsys):
+def test_a_vocabulary_that_is_too_large_for_the_text_is_reported_before_the_run(tiny, data_dir, tmp_path, capsys):
     source, data = str(data_dir / "verse.txt"), dict(data_dir=str(tmp_path), dataset="bpe", max_iters=1)
     cfg = prepare_text.TextConfig(inputs=(source,), name="bpe", tokenizer="bpe", vocab_size=300, data_dir=str(tmp_path))
     prepare_text.main(cfg)
@@ -84,17 +84,17 @@ def test_a_vocabulary_that_is_large_for_the_text_is_named_before_the_run(tiny, d
     assert "is large for" not in capsys.readouterr().out
 
 
-def test_a_learning_rate_that_concerns_a_part_of_the_model_says_so(tiny, capsys):
+def test_a_learning_rate_that_affects_only_part_of_the_model_is_reported(tiny, capsys):
     """--learning_rate changed only the embeddings of a recipe with Muon, and two runs were compared by it."""
-    message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases; the blocks' matrices learn at "
-    for args, said in (
+    message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases"
+    for args, is_reported in (
         (["--optimizer=muon"], True),
         (["--optimizer=muon", "--muon_learning_rate=0.02"], False),
         ([], False),
     ):
         cfg = settings.load(TrainConfig, ["--learning_rate=2e-3", *args])
         train(tiny(max_iters=1, overwrite=True).replace(cfg.origins, optimizer=cfg.optimizer, learning_rate=2e-3))
-        assert (message in capsys.readouterr().out) == said
+        assert (message in capsys.readouterr().out) == is_reported
 
 
 def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
@@ -104,7 +104,7 @@ def test_the_nearest_multiple_of_total_batch_tokens_is_printed(tiny, capsys):
     assert "nearest" not in capsys.readouterr().out
 
 
-def test_a_run_that_ends_before_its_warmup_says_so(tiny, capsys):
+def test_a_run_that_ends_before_its_warmup_is_reported(tiny, capsys):
     train(tiny(max_iters=5, warmup_iters=100))
     assert "warmup_iters=100: the run of 5 steps ends before its warmup does" in capsys.readouterr().out
     assert [line["lr"] for line in read_metrics(tiny().out_dir)] == pytest.approx([3e-3 * n / 101 for n in range(1, 6)])
@@ -150,7 +150,7 @@ def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, co
     assert len(read_metrics(cfg.out_dir)) > 1 and "before its warmup does" not in second_output
 
 
-def test_a_run_that_is_past_its_length_says_so(tiny, capsys):
+def test_a_run_with_more_steps_than_max_iters_is_reported(tiny, capsys):
     train(tiny(max_iters=4))
     capsys.readouterr()
     train(tiny(max_iters=3, init_from="resume"))

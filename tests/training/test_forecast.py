@@ -14,11 +14,11 @@ from folio.machine import distributed, memory
 from folio.machine.kernels import adapt, chunked_cross_entropy
 from folio.machine.runtime import Runtime, resolve_runtime
 from folio.training.forecast import (
-    bytes_kept_by_block,
-    bytes_of_loss,
-    memory_of,
+    loss_bytes,
+    memory_per_process,
     memory_report,
     refuse_too_large,
+    saved_bytes_per_token,
     suggest_memory_fix,
     training_memory,
 )
@@ -62,7 +62,7 @@ def bytes_saved_by_autograd(config: GPTConfig, sequences: int, dtype: torch.dtyp
     return sum(sizes.values())
 
 
-@pytest.mark.architecture("folio/training/forecast.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("position", POSITIONS)
@@ -71,10 +71,10 @@ def test_the_forecast_of_a_blocks_activations_is_exact(dtype, dropout, position)
     config = replace(TINY, dropout=dropout, position=position)
     one, two = (bytes_saved_by_autograd(replace(config, n_layer=n), 4, dtype) for n in (1, 2))
     cast_weights = 0 if dtype == torch.float32 else 2 * 12 * 64 * 64
-    assert (two - one - cast_weights) / (4 * 64) == bytes_kept_by_block(config, dtype, "cpu")
+    assert (two - one - cast_weights) / (4 * 64) == saved_bytes_per_token(config, dtype, "cpu")
 
 
-@pytest.mark.architecture("folio/training/forecast.py: bytes_kept_by_block, and training_memory for the rest")
+@pytest.mark.architecture("folio/training/forecast.py: saved_bytes_per_token, and training_memory for the rest")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
@@ -83,7 +83,7 @@ def test_the_forecast_of_all_activations_is_an_upper_bound(dtype, recompute):
     forecast = training_memory(
         GPT(TINY), 4, optimizer="adamw", dtype=dtype, device="cpu", recompute=recompute
     ).activations
-    block = 4 * 64 * bytes_kept_by_block(TINY, dtype, "cpu")
+    block = 4 * 64 * saved_bytes_per_token(TINY, dtype, "cpu")
     recomputed = block + 2 * 2 * 12 * 64 * 64 if recompute else 0  # a block and cast weights, in the backward pass
     assert saved <= forecast <= saved + 4 * 64 * 100 * 14 + recomputed + 4 * 64 * 64 * 4
 
@@ -117,7 +117,7 @@ def test_the_forecast_of_a_loss_in_chunks(dtype, monkeypatch):
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), PeakBytes() as bytes_:
         chunked_cross_entropy(x, weight, torch.arange(N))
     elsewhere = s * N * C + (s * V * C if dtype != torch.float32 else 0)
-    assert bytes_of_loss(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
+    assert loss_bytes(N, config, s) == pytest.approx(bytes_.peak - elsewhere, rel=0.1)
 
 
 @pytest.mark.architecture("folio/training/forecast.py: training_memory")
@@ -151,16 +151,16 @@ def test_memory_of_weights_gradients_and_optimizer():
 def test_the_report_on_a_run_that_does_not_fit_suggests_a_fix(tiny, monkeypatch):
     model, runtime = GPT(replace(TINY, n_layer=8)), resolve_runtime("cpu", "float32", False)
     cfg = tiny(batch_size=16, gradient_accumulation_steps=2, block_size=64)
-    full_batch = memory_of(cfg, model, torch.float32, "cpu", 1).total
-    half_batch = memory_of(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
+    full_batch = memory_per_process(cfg, model, torch.float32, "cpu", 1).total
+    half_batch = memory_per_process(replace(cfg, batch_size=8), model, torch.float32, "cpu", 1).total
     monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * full_batch)
     assert "too little" not in memory_report(cfg, model, runtime, 0)
     monkeypatch.setattr(memory, "free", lambda device: memory.HEADROOM * half_batch)
     report = memory_report(cfg, model, runtime, 0)
-    assert "too little; what would fit: --batch_size=8 --gradient_accumulation_steps=4; or shard it" in report
-    batch_of_one = memory_of(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
+    assert "too little; use --batch_size=8 --gradient_accumulation_steps=4; or shard it" in report
+    batch_of_one = memory_per_process(replace(cfg, batch_size=1), model, torch.float32, "cpu", 1).total
     fix = suggest_memory_fix(
-        cfg, lambda changed: memory_of(changed, model, torch.float32, "cpu", 1).total < batch_of_one
+        cfg, lambda changed: memory_per_process(changed, model, torch.float32, "cpu", 1).total < batch_of_one
     )
     assert "--recompute=True" in fix
     assert suggest_memory_fix(cfg, lambda c: False) is None

@@ -90,7 +90,7 @@ def test_max_iters_on_the_command_line_scales_a_config_files_step_counts(tmp_pat
     assert counts() == (5000, 5000, 100, 250, None) and capsys.readouterr().out == ""
     assert counts("--max_iters=30") == (30, 30, 1, 2, None)
     assert capsys.readouterr().out == (
-        "max_iters=30 instead of the config file's 5,000, and in proportion: warmup_iters=1 (was 100), "
+        "max_iters=30 instead of the config file's 5,000; scaled in proportion: warmup_iters=1 (was 100), "
         "lr_decay_iters=30 (was 5,000), eval_interval=2 (was 250)\n"
     )
     assert counts("--max_iters=10000") == (10000, 10000, 200, 500, None)

@@ -22,7 +22,7 @@ from folio.decoding.scheduler import generate
 from folio.machine.runtime import resolve_runtime
 from folio.training.run_log import Metrics
 from folio.training.session import TrainingError
-from folio.training.start import resumed, versions
+from folio.training.start import resume_run, versions
 from model import GPT
 from prepare import pairs as prepare_pairs
 from tests.support.runs import assert_same_run, edit_state, read_metrics, same_tensors, write_as_version_1
@@ -225,10 +225,7 @@ def test_a_config_file_does_not_undo_what_its_command_line_had_changed(run_file,
     assert [resumed[name] for name in ("n_layer", "n_head", "batch_size", "seed")] == [3, 1, 2, 7]
     assert resumed["max_iters"] == 8 and resumed["learning_rate"] == 1e-4 and resumed["wsd_decay_iters"] == 4
     out = capsys.readouterr().out
-    assert (
-        "what defines the run comes from a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)"
-        in out
-    )
+    assert "a/step-000006: n_layer=3 (not 2), n_head=1 (not 2), batch_size=2 (not 4)" in out
     assert "max_iters 8 (was 6)" in out
 
 
@@ -275,8 +272,8 @@ def resume_budget(run_file, capsys):
 
     def resume(*args: str, restarted: bool = False) -> tuple[TrainConfig, str]:
         capsys.readouterr()
-        given = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
-        return resumed(given, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
+        user_cfg = settings.load(TrainConfig, ["--out_dir=a", "--init_from=resume", *args])
+        return resume_run(user_cfg, checkpoint.load(Path("a")), restarted).cfg, capsys.readouterr().out
 
     return resume
 
@@ -299,11 +296,11 @@ def test_a_restart_keeps_the_time_budget_of_its_command(resume_budget):
     assert resume_budget("--max_iters=12", restarted=True)[0].minutes is None
 
 
-def test_step_counts_without_effect_on_a_time_budget_are_named(resume_budget):
+def test_step_counts_that_a_time_budget_ignores_are_named(resume_budget):
     """They were ignored in silence."""
     cfg, out = resume_budget("--eval_interval=1", "--lr_decay_iters=2", "--minutes=5")
-    assert cfg.eval_interval is None and "without effect: lr_decay_iters=2, eval_interval=1" in out
-    assert "without effect" not in resume_budget("x.py")[1]
+    assert cfg.eval_interval is None and "ignored: lr_decay_iters=2, eval_interval=1" in out
+    assert "ignored" not in resume_budget("x.py")[1]
 
 
 def test_print_config_shows_the_settings_of_the_run_to_resume(run_file, capsys):
@@ -324,7 +321,7 @@ def test_the_schedule_of_an_extended_run_is_printed(run_file, capsys):
     expected = (
         f"learning rate: {rates[5]:.3g} at the last step, {rates[6]:.3g} at the next one, {rates[11]:.3g} at step 12"
     )
-    assert rates[6] > 1.5 * rates[5] and f"{expected} (cosine); it rises, so the loss will rise at first" in out
+    assert rates[6] > 1.5 * rates[5] and f"{expected} (cosine); it increases" in out
 
 
 def test_damaged_settings_of_a_checkpoint_are_an_error_in_one_line(tiny):
@@ -431,7 +428,7 @@ def test_a_config_files_shape_is_replaced_by_the_checkpoints(tiny, tmp_path, mon
         train(cfg.replace(overwrite=True))
 
 
-def test_the_position_method_is_that_of_the_checkpoint(tiny, tmp_path, monkeypatch, capsys):
+def test_the_position_encoding_is_that_of_the_checkpoint(tiny, tmp_path, monkeypatch, capsys):
     train(tiny(max_iters=2, position="alibi"))
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text("position = 'rotary'\nmax_iters = 2\nbatch_size = 2\n")
@@ -450,7 +447,7 @@ def test_a_longer_context_is_possible_without_learned_positions(tiny, tmp_path, 
     learned, rotary = tiny(max_iters=2, out_dir=str(tmp_path / "learned")), tiny(max_iters=2, position="rotary")
     new = dict(max_iters=2, out_dir=str(tmp_path / "new"), overwrite=True)
     train(learned)
-    with pytest.raises(UserError, match=r"^block_size=64: the checkpoint .* has block_size=32, and only so many"):
+    with pytest.raises(UserError, match=r"^block_size=64: the checkpoint .* has block_size=32"):
         train(tiny(**new, init_from=learned.out_dir, block_size=64))
     train(rotary)
     for block_size in (64, 16):

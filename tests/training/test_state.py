@@ -37,7 +37,7 @@ def test_a_restored_state_continues_as_if_it_had_not_been_saved(kind, seed):
     straight, saved, restored = new_state(seed, kind), new_state(seed, kind), new_state(seed + 1, kind)
     take_steps(straight, 7)
     take_steps(saved, 4)
-    saved.note_evaluation(2.5)
+    saved.record_evaluation(2.5)
     weights, optimizer = saved.tensors(keep=True, copy=True)
     progress = saved.progress()
     take_steps(saved, 2)  # does not change the copies
@@ -69,6 +69,6 @@ def test_the_best_evaluation_is_the_first_of_the_lowest(seed):
             state.step = step
             losses.append(float(rng.randrange(10)))
             best = min(losses)
-            assert state.note_evaluation(losses[-1]) == (losses.index(best) == step - 1)
+            assert state.record_evaluation(losses[-1]) == (losses.index(best) == step - 1)
             assert (state.best_val_loss, state.best_step) == (best, losses.index(best) + 1)
             assert state.is_out_of(patience) == (patience is not None and step - state.best_step >= patience)
