@@ -107,7 +107,7 @@ class AttentionKernel:
     """
 
     def begin_forward(self, idx: Tensor) -> tuple[Tensor, Tensor]:
-        """Start a forward pass over the tokens idx (B, T). Return their positions and those of the S keys.
+        """Start a forward pass over the tokens idx (B, T). Returns the positions of the tokens and of the S keys.
 
         Shapes: (T,) and (S,), or (B, 1) and (B, S) if positions differ between rows.
         """
@@ -166,8 +166,7 @@ class Block(nn.Module):
 
 
 class PositionEncoding:
-    """Base class of position encodings, and the encoding "none": only the causal mask then distinguishes positions
-    (Haviv et al. 2022).
+    """A position encoding. The base class is "none": only the causal mask distinguishes positions (Haviv et al. 2022).
 
     An encoding may have a trainable table, GPT.transformer[table_name]. It changes one of three things: the embeddings,
     the queries and keys, or the attention scores.
@@ -218,8 +217,8 @@ def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 class GPT(nn.Module):
     """GPT-2 ("Language Models are Unsupervised Multitask Learners", Radford et al. 2019).
 
-    Initial weights depend only on `seed` and each parameter's name (see initial_value). Under `torch.device("meta")`
-    nothing is allocated or initialized, which serves to load checkpoints and to count parameters of large models.
+    Initial weights depend only on `seed` and each parameter's name (see initial_value). Under `torch.device("meta")`,
+    nothing is allocated or initialized; this is how checkpoints are loaded and parameters counted.
     """
 
     def __init__(self, config: GPTConfig, seed: int = 1337):
@@ -253,8 +252,7 @@ class GPT(nn.Module):
             p.copy_(self.initial_value(name, p.shape, seed))
 
     def initial_value(self, name: str, shape: torch.Size, seed: int) -> Tensor:
-        """GPT-2's initialization: std 0.02, divided by sqrt(2 L) for projections into the residual stream; biases 0,
-        norm weights 1.
+        """GPT-2's initial values: N(0, 0.02), projections into the residual stream / sqrt(2 L), biases 0, norms 1.
 
         Each parameter has its own generator, seeded with `seed` and its name, so that its values do not depend on the
         order, the device or the other parameters.
@@ -292,7 +290,7 @@ class GPT(nn.Module):
         distance = queries[:, None, :, None] - keys[:, None, None, :]  # (B or 1, 1, T, S)
         return self.position_encoding.bias(distance, self.position_table).masked_fill(distance < 0, -math.inf)
 
-    def attention_fn(self, kernel: AttentionKernel, positions: Tensor, key_positions: Tensor) -> AttentionFunction:
+    def bind_attention(self, kernel: AttentionKernel, positions: Tensor, key_positions: Tensor) -> AttentionFunction:
         """The attention of one forward pass. positions, key_positions: see AttentionKernel.begin_forward."""
         rotation = self.position_encoding.rotation(positions)
         return AttentionFunction(kernel, rotation, self.attention_mask(positions, key_positions))
@@ -300,11 +298,10 @@ class GPT(nn.Module):
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, kernel: AttentionKernel | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the logits of the last position (B, 1, V) and None; with targets, None and the mean cross-entropy in
-        nats.
+        """Return the logits of the last position (B, 1, V) and None; with targets, None and the loss in nats per token.
 
         idx: (B, T) token ids; T <= block_size if positions are learned. targets: (B, T) next ids; -1 is ignored, and
-        the loss is 0 if all are. kernel: the attention kernel, such as a KVCache with the tokens before `idx`.
+        the loss is 0 if all are -1. kernel: the attention kernel, such as a KVCache with the tokens before `idx`.
         """
         x = self.hidden_states(idx, kernel)
         if targets is None:
@@ -323,7 +320,7 @@ class GPT(nn.Module):
             raise ValueError(f"a sequence of {idx.shape[1]} tokens is longer than block_size={config.block_size}")
         kernel = kernel or self.kernel
         positions, key_positions = kernel.begin_forward(idx)  # (T,), (S,); or (B, 1), (B, S) if the rows differ
-        attention_fn = self.attention_fn(kernel, positions, key_positions)
+        attention_fn = self.bind_attention(kernel, positions, key_positions)
         x = self.transformer.drop(self.embed(idx, positions))  # (B, T, C)
         for block in self.transformer.h:
             x = block(x, attention_fn)

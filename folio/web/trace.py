@@ -152,7 +152,7 @@ class Trace:
             return lambda x, y: outputs.update({module: y})
 
         with self._switched(), captured({module: keep(module) for module in modules}):
-            block(self.stream[2 * index][None], self.model.attention_fn(kernel, positions, positions))
+            block(self.stream[2 * index][None], self.model.bind_attention(kernel, positions, positions))
         ln_1, qkv, attention, ln_2, preactivation, mlp = (outputs[module] for module in modules)
         hidden = block.mlp.activation(preactivation)
         traced = LayerTrace(ln_1, qkv, heads[0], attention, ln_2, preactivation, hidden, mlp)

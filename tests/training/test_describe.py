@@ -1,4 +1,4 @@
-"""What a run says about its data, its length, and its end."""
+"""The lines that a run prints about its data, its length, its losses, and its end."""
 
 import shlex
 import sys
@@ -18,7 +18,7 @@ from train import TrainConfig, train
 
 
 def test_overfitting_is_reported(tiny, monkeypatch, capsys):
-    """The validation loss rose by 1.19 without a word, below a sample of the last, worst model."""
+    """The validation loss rose by 1.19, but nothing was printed except a sample of the last, worst model."""
     out = run_with_losses(tiny, monkeypatch, capsys, [4.7, 4.54, 4.56, 4.6, 5.73])
     rise = "the validation loss has risen by 1.1900 since step 2, from 4.5400 to 5.7300: the model overfits"
     before_the_end, at_the_end = out.split("finished: 5 of 5 steps are done")
@@ -31,7 +31,7 @@ def test_overfitting_is_reported(tiny, monkeypatch, capsys):
 
 
 def test_a_run_whose_training_loss_rises_too_does_not_overfit(tiny, monkeypatch, capsys):
-    """A run with a learning rate of 3 was told that it overfits, and that more text would help."""
+    """A run with a learning rate of 3 was reported to overfit, with more text as the remedy."""
     out = run_with_losses(tiny, monkeypatch, capsys, [2.7, 2.54, 2.56, 3.73])
     loss = read_metrics(tiny().out_dir)[-1]["loss"]
     reason = f"from 2.5400 to 3.7300: the training loss is {loss:.4f}, so the learning rate is probably too high"
@@ -45,8 +45,8 @@ def test_a_run_that_ends_at_or_near_its_best_does_not_overfit(tiny, monkeypatch,
     assert f"a sample of the model after step {len(val_losses)}" in out
 
 
-def test_a_rise_after_the_learning_rate_was_raised_is_not_called_overfitting(tiny, monkeypatch, capsys):
-    """An extended run raises its learning rate, and its losses rise at first. It was said to overfit."""
+def test_a_rise_after_the_learning_rate_was_raised_is_not_reported_as_overfitting(tiny, monkeypatch, capsys):
+    """An extended run raises its learning rate, so its losses rise at first. This was reported as overfitting."""
     values = iter([3.0, 2.5, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8])
     monkeypatch.setattr(train_script, "evaluate", lambda *args: {"val_loss": next(values)})
     settings = dict(eval_interval=2, learning_rate=1e-6, warmup_iters=0, min_lr=0.0)
@@ -85,7 +85,7 @@ def test_a_vocabulary_that_is_too_large_for_the_text_is_reported_before_the_run(
 
 
 def test_a_learning_rate_that_affects_only_part_of_the_model_is_reported(tiny, capsys):
-    """--learning_rate changed only the embeddings of a recipe with Muon, and two runs were compared by it."""
+    """In a recipe with Muon, --learning_rate affects only embeddings, norms and biases."""
     message = "learning_rate=0.002 is AdamW's, for embeddings, norms and biases"
     for args, is_reported in (
         (["--optimizer=muon"], True),
@@ -114,7 +114,7 @@ def test_a_run_that_ends_before_its_warmup_is_reported(tiny, capsys):
 
 
 def run_command(args: list[str], monkeypatch, capsys) -> str:
-    """What `python train.py ARGS` prints. It runs in this process, which saves the start of another."""
+    """The output of `python train.py ARGS`, which runs in this process to save time."""
     monkeypatch.setattr(sys, "argv", ["train.py", *args])
     train_script.main(settings.load(TrainConfig, args))
     return capsys.readouterr().out
@@ -133,7 +133,7 @@ def run_command(args: list[str], monkeypatch, capsys) -> str:
     ],
 )
 def test_the_printed_command_to_continue_trains_further(tiny, tmp_path, args, config, monkeypatch, capsys):
-    """After --minutes it was refused, or trained no step. After patience it trained no step either."""
+    """After --minutes, it was refused or trained no step. After patience, it trained no step either."""
     SimulatedMachine(monkeypatch, lambda step: 0.1, lambda step: 0.1)
     monkeypatch.chdir(tmp_path)
     Path("x.py").write_text(config)
