@@ -230,8 +230,8 @@ def train(user_cfg: TrainConfig) -> Result:
         )
         if cfg.eval_only:
             losses = evaluate(model, loss_fn, data, runtime, cfg.batch_size)
-            part = f", {cfg.eval_iters} batches of it" if cfg.eval_iters else ""
-            print(f"validation set of {cfg.dataset}, in contexts of {model.config.block_size} tokens{part}")
+            batches = f"{cfg.eval_iters} batches" if cfg.eval_iters else "all"
+            print(f"validation set of {cfg.dataset} ({batches}), in contexts of {model.config.block_size} tokens")
             print(f"validation loss {losses['val_loss']:.4f} nats per token{format_losses(losses)}")
             return Result(losses["val_loss"], start.saved_state.get("step", 0), cfg.max_iters)
 
@@ -250,7 +250,7 @@ def train(user_cfg: TrainConfig) -> Result:
                 add_lost_sample(Path(cfg.out_dir), state.step, lambda: "".join(sample(cfg.sample_tokens)))
             if reason := reason_to_end(cfg, state, schedule):
                 print(f"nothing to train: {reason}")
-                return result_of(cfg, state, schedule)
+                return make_result(cfg, state, schedule)
             print(describe_resumed_schedule(start, schedule))
 
         # --- loop ---
@@ -286,10 +286,10 @@ def train(user_cfg: TrainConfig) -> Result:
                 print(session.watch.describe())
             session.print_sample()
         group.barrier()
-        return result_of(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
+        return make_result(cfg, state, schedule)._replace(stopped_by=session.stopped_by)
 
 
-def result_of(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result:
+def make_result(cfg: TrainConfig, state: TrainState, schedule: Schedule) -> Result:
     return Result(state.best_val_loss, state.step, schedule.max_iters, state.is_out_of(cfg.patience))
 
 
@@ -368,7 +368,7 @@ def main(cfg: TrainConfig) -> None:
     if not cfg.eval_only:
         sample_script = str(Path(sys.argv[0]).with_name("sample.py"))
         print(f"sample:   {shlex.join(['python', sample_script, f'--out_dir={cfg.out_dir}'])}")
-        print(f"continue: {continue_command(cfg, *result[1:4])}")
+        print(f"continue: {continue_command(cfg, result.step, result.max_iters, result.out_of_patience)}")
     if result.stopped_by and not under_torchrun():  # torchrun would treat it as a failure
         raise SystemExit(128 + result.stopped_by)
 

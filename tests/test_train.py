@@ -479,7 +479,7 @@ def test_eval_only_describes_the_evaluated_data(tiny, capsys):
     train(tiny(max_iters=1))
     capsys.readouterr()
     train(tiny(init_from="resume", eval_only=True))
-    assert "validation set of verse, in contexts of 32 tokens, 4 batches of it\n" in capsys.readouterr().out
+    assert "validation set of verse (4 batches), in contexts of 32 tokens\n" in capsys.readouterr().out
 
 
 def test_with_sample_tokens_0_no_sample_is_printed(tiny, capsys):
