@@ -44,8 +44,8 @@ class StepCounts:
     def scaling_with_max_iters(self, origins: Mapping[str, str]) -> list[str]:
         """The counts that scale with max_iters, by where each setting was set (`origins`).
 
-        If the command line sets max_iters, all do. Otherwise, those of the command line do not; nor does any if
-        max_iters is not set.
+        If the command line sets max_iters, all counts scale. Otherwise, counts set on the command line do not, and
+        none does if max_iters is not set.
         """
         origin = origins.get("max_iters")
         if origin is None and origins:

@@ -82,7 +82,8 @@ class Session:
         self.pacer = Pacer(budget, schedule, self.group, self.metrics)
         self.watch = OverfittingWatch(state, schedule, start.last_learning_rate)
         self.stopped_by = 0  # the signal that ends the run
-        self.best_saved = self.best_saving = state.best_val_loss, state.best_step  # in the last save, and in this one
+        # The best loss and its step, in the last checkpoint and in the one that is being written.
+        self.saved_best = self.pending_best = state.best_val_loss, state.best_step
         self.last_save = time.perf_counter()
 
     @property
@@ -304,7 +305,7 @@ class Session:
     def save(self) -> None:
         """Write a checkpoint, in the background unless it is the last one."""
         self._wait_for_checkpoint()
-        self.best_saving = self.state.best_val_loss, self.state.best_step
+        self.pending_best = self.state.best_val_loss, self.state.best_step
         reason = signal.Signals(self.stopped_by).name if self.stopped_by else "its end" if self.finished else None
         *old_parts, part = self.record["parts"]
         state = {
@@ -330,9 +331,9 @@ class Session:
         self._wait_for_snapshot()
         failure = self.group.broadcast(self.saver.wait())
         if not failure:
-            self.best_saved = self.best_saving
+            self.saved_best = self.pending_best
             return
-        self.state.best_val_loss, self.state.best_step = self.best_saving = self.best_saved
+        self.state.best_val_loss, self.state.best_step = self.pending_best = self.saved_best
         if self.group.broadcast(not self.saver.folder_is_in_place()):
             raise self._moved_error()
         if last:

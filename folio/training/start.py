@@ -104,7 +104,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Start(Generic[Config]):
-    """The starting point of a run: its settings, after what the checkpoint overrides, and the checkpoint."""
+    """The starting point of a run: a checkpoint, and the settings adapted to it."""
 
     cfg: Config
     checkpoint: Checkpoint | None  # None: from scratch
