@@ -94,7 +94,7 @@ class TrainConfig(Settings):
     n_embd: PositiveInt = 768  # C, channels
     bias: bool = False  # biases in linear layers and norms, as in GPT-2
     position: Literal[tuple(POSITIONS)] = "learned"  # or sinusoidal, rotary, relative, alibi, none; docs/positions.md
-    activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's GELU approximation; gelu: exact, as in nanoGPT
+    activation: Literal[tuple(ACTIVATIONS)] = "gelu_new"  # GPT-2's approximation of GELU; gelu: exact, as in nanoGPT
     dropout: Probability = 0.0  # probability, for small data; 0: off
     embd_pdrop: Probability | None = None  # dropout after the embeddings; None: same as dropout
     attn_pdrop: Probability | None = None  # dropout on attention weights; None: same as dropout
@@ -102,7 +102,7 @@ class TrainConfig(Settings):
     # --- optimizer ---
     max_iters: PositiveInt = 600_000  # total number of optimizer steps
     minutes: PositiveFloat | None = None  # time budget of the run; sets max_iters to the steps that fit; None: off
-    optimizer: Literal[OPTIMIZERS] = "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
+    optimizer: Literal[OPTIMIZERS] = "adamw"  # adamw, or muon: Muon for matrices of blocks, AdamW for the rest
     learning_rate: NonNegativeFloat = 6e-4  # AdamW's peak
     muon_learning_rate: NonNegativeFloat = 0.02  # Muon's peak; same schedule
     lr_schedule: Literal[LR_SCHEDULES] = "cosine"  # or linear, wsd, constant; from learning_rate down to min_lr
@@ -110,7 +110,7 @@ class TrainConfig(Settings):
     warmup_iters: NonNegativeInt | None = None  # steps of linear warmup; 0: off; None: 2,000, or 1/20 of a shorter run
     lr_decay_iters: PositiveInt | None = None  # step at which min_lr is reached; None: max_iters
     wsd_decay_iters: PositiveInt | None = None  # decay steps at the end of "wsd"; None: a fifth of lr_decay_iters
-    min_lr: NonNegativeFloat | None = None  # None: a tenth of learning_rate
+    min_lr: NonNegativeFloat | None = None  # final learning rate; None: a tenth of learning_rate
     weight_decay: NonNegativeFloat = 0.1  # of matrices and embeddings; 0: off
     beta1: Probability = 0.9  # AdamW's decay rate of the mean gradient
     beta2: Probability = 0.95  # AdamW's decay rate of the mean squared gradient
@@ -135,11 +135,11 @@ class TrainConfig(Settings):
     # --- machine ---
     seed: NonNegativeInt = 1337  # for initialization, data order and dropout
     device: str = "auto"  # "cpu", "cuda", "cuda:1", "mps"; auto: the first available of cuda, mps, cpu
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # of matmuls; auto: a fast one for the device
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: long runs on CUDA; the last: with CUDA graphs
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # for matmuls; auto: a fast one on the device
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"  # auto: long CUDA runs; reduce-overhead: CUDA graphs
     deterministic: bool = False  # True: only deterministic kernels on a GPU (those of a CPU always are)
     # --- several processes, started by torchrun ---
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model in each process, or sharded parameters (FSDP2)
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # ddp: the whole model in each process; fsdp: sharded parameters (FSDP2)
     backend: str = "nccl"  # of torch.distributed; without GPUs always gloo
     recompute: bool = False  # True: activation checkpointing, which trades time for memory; also in one process
 

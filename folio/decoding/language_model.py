@@ -48,8 +48,8 @@ class GenerationConfig(Settings):
     num_samples: Count = 1  # texts to generate for each prompt
     max_new_tokens: Count | None = 500  # maximum per text, after its prompt; None: until its context is full
     stop: str | None = None  # end a sample before this text; in sample.py, \n is a line break; None: off
-    on_unknown: OnUnknown = "error"  # for characters of a prompt that the tokenizer lacks
-    context_stride: Count | None = None  # tokens to drop from a full context; None: see docs/sampling.md
+    on_unknown: OnUnknown = "error"  # unknown characters of a prompt: error, skip or replace
+    context_stride: Count | None = None  # tokens to drop when the context is full; None: see docs/sampling.md
     batch_size: Count = 32  # texts to generate at once; fewer if they do not fit in memory
     # --- sampling ---
     temperature: NonNegativeFloat = 0.8  # below 1: more deterministic, above 1: more random; 0: the most likely token
