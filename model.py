@@ -369,7 +369,7 @@ class GPT(nn.Module):
     def num_params(self) -> dict[str, int]:
         """Number of parameters by part, and the "total". The tied output matrix is counted once, as "embeddings".
 
-        "attention" and "MLP" are matrices only; "biases" are those of both.
+        "attention" and "MLP" count matrices only; their biases are counted as "biases".
         """
         parts = dict.fromkeys(("embeddings", "positions", "attention", "MLP", "biases", "norms"), 0)
         for name, p in self.named_parameters():

@@ -71,7 +71,7 @@ class GenerationConfig(Settings):
         return problems
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> "GenerationConfig":
+    def from_dict(cls, values: dict[str, Any]) -> "GenerationConfig":
         """Create settings from keyword arguments, with the command line's rules. Raises ConfigError."""
         names = cls.__dataclass_fields__
         if unknown := values.keys() - names:
@@ -206,7 +206,7 @@ class LanguageModel:
         """
         if num_samples is None:
             return "".join(self.stream(prompt, **settings))
-        config = GenerationConfig.of({**settings, "num_samples": num_samples})
+        config = GenerationConfig.from_dict({**settings, "num_samples": num_samples})
         ids = self.encode_prompt(prompt, config.on_unknown).ids
         requests = ((ids, sample) for sample in range(config.num_samples))
         return list(self.complete(requests, config.num_samples, config))
@@ -215,7 +215,7 @@ class LanguageModel:
         """Yield the text of `generate` in pieces of whole characters, as they are generated."""
         if "num_samples" in settings:
             raise UserError("num_samples: a stream is one text; use generate for several")
-        config = GenerationConfig.of(settings)
+        config = GenerationConfig.from_dict(settings)
         ids = self.encode_prompt(prompt, config.on_unknown).ids
         return (piece for (piece,) in self.texts([ids], [0], config) if piece)
 

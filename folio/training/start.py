@@ -201,8 +201,8 @@ class Start(Generic[Config]):
             "changes": changes,
             "exact": same_machine and keeps_its_length and not changes.keys() & INEXACT,
         }
-        shown = "".join(f", {name} {new} (was {old})" for name, (old, new) in changes.items())
-        print(f"resuming from {self.checkpoint.path}{shown}{'' if part['exact'] else '; not bitwise identical'}")
+        listed = "".join(f", {name} {new} (was {old})" for name, (old, new) in changes.items())
+        print(f"resuming from {self.checkpoint.path}{listed}{'' if part['exact'] else '; not bitwise identical'}")
         return [*run_folder.parts_of(Path(self.cfg.out_dir), self.saved_state), part]
 
 

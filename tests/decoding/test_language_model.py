@@ -79,7 +79,7 @@ def test_the_stream_consists_of_whole_characters():
 def test_the_default_settings_are_those_of_sample_py(gpt):
     sample_config = SampleConfig()
     for name in GenerationConfig.__dataclass_fields__:
-        assert getattr(GenerationConfig.of({}), name) == getattr(sample_config, name)
+        assert getattr(GenerationConfig.from_dict({}), name) == getattr(sample_config, name)
     assert len(gpt.generate("")) == 500
 
 
